@@ -1,0 +1,46 @@
+# Compiler flags of every target of ours.
+
+function(libddp_compile_options target)
+    target_compile_options(${target} PRIVATE -Wall -Wextra -fvisibility-inlines-hidden)
+    # Relative paths in messages and debug information: the same object from any checkout.
+    target_compile_options(${target} PRIVATE "-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=")
+    if(LIBDDP_WERROR)
+        target_compile_options(${target} PRIVATE -Werror)
+    endif()
+    if(LIBDDP_SANITIZE)
+        set(flags "-fsanitize=${LIBDDP_SANITIZE}" -fno-omit-frame-pointer -g)
+        if(LIBDDP_SANITIZE STREQUAL "undefined")
+            list(APPEND flags -fno-sanitize-recover=all)
+        endif()
+        target_compile_options(${target} PUBLIC ${flags})
+        target_link_options(${target} PUBLIC ${flags})
+    endif()
+endfunction()
+
+# Kernels of one instruction set stand in a file named after it and are chosen at run time.
+function(libddp_kernel_options)
+    if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+        return()
+    endif()
+    set(avx2 "-mavx2;-mfma;-mf16c")
+    set(avx512 "${avx2};-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq")
+    file(GLOB avx2_sources CONFIGURE_DEPENDS libddp/collectives/*_avx2.cpp)
+    file(GLOB avx512_sources CONFIGURE_DEPENDS libddp/collectives/*_avx512.cpp)
+    # No contraction: a multiply and an add stay two roundings on every path.
+    set_source_files_properties(${avx2_sources} PROPERTIES COMPILE_OPTIONS "${avx2};-ffp-contract=off")
+    set_source_files_properties(
+        ${avx512_sources}
+        PROPERTIES COMPILE_OPTIONS "${avx512};-ffp-contract=off"
+    )
+endfunction()
+
+# Puts libddp_core's objects inside the shared library, so that users link one file.
+function(libddp_embed_core target)
+    target_link_libraries(
+        ${target}
+        PRIVATE
+            "$<BUILD_INTERFACE:-Wl,--whole-archive>"
+            "$<BUILD_INTERFACE:libddp_core>"
+            "$<BUILD_INTERFACE:-Wl,--no-whole-archive>"
+    )
+endfunction()

@@ -1,0 +1,47 @@
+# Third-party packages other than torch. fmt and nlohmann_json stay private to the library.
+
+find_package(Threads REQUIRED)
+find_package(Python 3.10 COMPONENTS Interpreter REQUIRED)
+
+# Folder of an installed Python package, found without importing it.
+function(libddp_python_package name result)
+    execute_process(
+        COMMAND
+            "${Python_EXECUTABLE}" -c
+            "import importlib.util, os; s = importlib.util.find_spec('${name}'); print(os.path.dirname(s.origin) if s and s.origin else (list(s.submodule_search_locations)[0] if s else ''))"
+        OUTPUT_VARIABLE folder
+        OUTPUT_STRIP_TRAILING_WHITESPACE
+        ERROR_QUIET
+    )
+    set(${result} "${folder}" PARENT_SCOPE)
+endfunction()
+
+if(NOT LIBDDP_TORCH_DIR)
+    libddp_python_package(torch LIBDDP_TORCH_DIR)
+endif()
+
+# fmt: torch's bundled headers, copied so that the core cannot include torch by accident; else the
+# system's.
+add_library(libddp_fmt INTERFACE)
+target_compile_definitions(libddp_fmt INTERFACE FMT_HEADER_ONLY=1)
+if(EXISTS "${LIBDDP_TORCH_DIR}/include/fmt/format.h")
+    file(
+        COPY "${LIBDDP_TORCH_DIR}/include/fmt"
+        DESTINATION "${CMAKE_BINARY_DIR}/third_party"
+    )
+    target_include_directories(libddp_fmt SYSTEM INTERFACE "${CMAKE_BINARY_DIR}/third_party")
+else()
+    find_package(fmt REQUIRED)
+    target_link_libraries(libddp_fmt INTERFACE fmt::fmt-header-only)
+endif()
+
+# nlohmann_json: the header of PyPI's nlohmann-json package or the system's.
+add_library(libddp_json INTERFACE)
+find_path(
+    LIBDDP_JSON_INCLUDE
+    nlohmann/json.hpp
+    HINTS "${LIBDDP_TORCH_DIR}/../nlohmann_json/include" "${LIBDDP_TORCH_DIR}/include"
+)
+if(LIBDDP_JSON_INCLUDE)
+    target_include_directories(libddp_json SYSTEM INTERFACE "${LIBDDP_JSON_INCLUDE}")
+endif()

@@ -1,0 +1,144 @@
+#pragma once
+
+// A group of ranks that communicate: validates, numbers, names and routes operations to a Backend.
+//
+// Collectives must be called by all ranks of the group in the same order. A synchronous call on an
+// idle host group runs inline in the caller; `async = true` returns at once and the Work says when.
+// The first failure poisons the group: every later call throws the same cause.
+// Thread rule: any thread may call; calls of one group are serialised in the order they arrive.
+//
+//   libddp::Group group = libddp::init_process_group({});   // RANK, WORLD_SIZE, MASTER_* as torchrun
+//   at::Tensor t = group->allocate({1024}, at::kFloat);
+//   group->all_reduce(t, {.op = libddp::ReduceOp::Avg});
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "libddp/base/error.h"
+#include "libddp/collectives/reduce_op.h"
+#include "libddp/group/backend.h"
+#include "libddp/group/work.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace libddp {
+
+struct ReduceOptions {
+  ReduceOp op = ReduceOp::Sum;
+  /// Multiplies the result (floating point dtypes only).
+  double scale = 1.0;
+};
+
+struct CallOptions {
+  bool async = false;
+  /// nullopt = the group's.
+  std::optional<std::chrono::milliseconds> timeout;
+  /// What the bytes serve; appears in errors.
+  std::string_view label;
+};
+
+class ProcessGroup;
+using Group = std::shared_ptr<ProcessGroup>;
+
+class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
+ public:
+  struct Options {
+    int rank = 0;
+    int world_size = 1;
+    std::string name = "world";
+    std::chrono::milliseconds timeout = std::chrono::minutes(30);
+    /// Rank in the first group of each member, ordered by rank here; empty = 0 .. world_size - 1.
+    std::vector<int> global_ranks;
+  };
+
+  /// Joins: every rank calls it with the same world_size and name and a store that all of them
+  /// share (keys are prefixed with the name). Blocks until all have come.
+  static Group create(c10::intrusive_ptr<c10d::Store> store, Options options);
+  ~ProcessGroup();
+
+  int rank() const;
+  int size() const;
+  const std::string& name() const;
+  const std::vector<int>& global_ranks() const;
+  std::string backend_name() const;
+  std::chrono::milliseconds timeout() const;
+  void set_timeout(std::chrono::milliseconds timeout);
+  /// Number of collectives issued so far.
+  std::uint64_t sequence_number() const;
+
+  // Tensors: CPU, strided; non-contiguous ones are handled by a copy where torch accepts them and
+  // are refused where it would be ambiguous. Shapes and dtypes must be equal on all ranks unless
+  // said otherwise. Every call returns a Work (already done unless options.async).
+  // Raises: ArgumentError (before any byte moves), PeerError, TimeoutError, StateError.
+
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOptions reduce = {}, CallOptions options = {});
+  /// One collective over several tensors of one dtype.
+  WorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors, ReduceOptions reduce = {},
+                               CallOptions options = {});
+  /// The result is defined on `root` only.
+  WorkPtr reduce(const at::Tensor& tensor, int root, ReduceOptions reduce = {},
+                 CallOptions options = {});
+  WorkPtr broadcast(const at::Tensor& tensor, int root, CallOptions options = {});
+  /// `output`: [world_size * d0, ...] (cat) or [world_size, d0, ...] (stack) for input [d0, ...].
+  WorkPtr all_gather_into(const at::Tensor& output, const at::Tensor& input,
+                          CallOptions options = {});
+  /// One output per rank, which may differ in size (each rank's own input size).
+  WorkPtr all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                     CallOptions options = {});
+  /// `outputs` empty except on `root`.
+  WorkPtr gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int root,
+                 CallOptions options = {});
+  /// `inputs` empty except on `root`.
+  WorkPtr scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root,
+                  CallOptions options = {});
+  /// `input`: [world_size * d0, ...] or [world_size, d0, ...] for output [d0, ...].
+  WorkPtr reduce_scatter_into(const at::Tensor& output, const at::Tensor& input,
+                              ReduceOptions reduce = {}, CallOptions options = {});
+  /// One input per rank (sizes may differ between ranks' blocks).
+  WorkPtr reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                         ReduceOptions reduce = {}, CallOptions options = {});
+  WorkPtr all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                     CallOptions options = {});
+  /// Splits are rows of dim 0 per rank; empty = even.
+  WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                            const std::vector<std::int64_t>& output_splits,
+                            const std::vector<std::int64_t>& input_splits,
+                            CallOptions options = {});
+  WorkPtr send(const at::Tensor& tensor, int target, int tag = 0, CallOptions options = {});
+  /// `source` nullopt = any; Work::source_rank tells.
+  WorkPtr recv(const at::Tensor& tensor, std::optional<int> source, int tag = 0,
+               CallOptions options = {});
+  /// A batch of sends and receives that runs as a whole.
+  WorkPtr exchange(std::vector<Exchange> parts, CallOptions options = {});
+  WorkPtr barrier(CallOptions options = {});
+
+  /// Uninitialised tensor in the group's arena: its collectives copy nothing.
+  at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat);
+
+  /// A group of some of this group's ranks (in `ranks` order). Collective over those ranks only;
+  /// null on a rank that is not among them.
+  Group split(const std::vector<int>& ranks, const std::string& name);
+
+  /// Ends every operation in flight on this rank and, at once, on the others.
+  void abort(const std::string& reason);
+  /// Null while the group is healthy.
+  std::exception_ptr failure() const;
+  /// Leaves in order. Later calls throw StateError. The destructor does the same without waiting.
+  void shutdown();
+
+ private:
+  struct State;
+  explicit ProcessGroup(std::unique_ptr<State> state);
+
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace libddp
