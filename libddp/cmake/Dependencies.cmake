@@ -1,4 +1,4 @@
-# Third-party packages other than torch. fmt and nlohmann_json stay private to the library.
+# Third-party packages other than torch. fmt stays private to the library.
 
 find_package(Threads REQUIRED)
 find_package(Python 3.10 COMPONENTS Interpreter REQUIRED)
@@ -33,15 +33,4 @@ if(EXISTS "${LIBDDP_TORCH_DIR}/include/fmt/format.h")
 else()
     find_package(fmt REQUIRED)
     target_link_libraries(libddp_fmt INTERFACE fmt::fmt-header-only)
-endif()
-
-# nlohmann_json: the header of PyPI's nlohmann-json package or the system's.
-add_library(libddp_json INTERFACE)
-find_path(
-    LIBDDP_JSON_INCLUDE
-    nlohmann/json.hpp
-    HINTS "${LIBDDP_TORCH_DIR}/../nlohmann_json/include" "${LIBDDP_TORCH_DIR}/include"
-)
-if(LIBDDP_JSON_INCLUDE)
-    target_include_directories(libddp_json SYSTEM INTERFACE "${LIBDDP_JSON_INCLUDE}")
 endif()

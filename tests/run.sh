@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Sets everything up and runs every test; the last line is 'N passed, N failed, N skipped'.
+#
+#   bash tests/run.sh              # everything
+#   LIBDDP_VENV=~/venv bash tests/run.sh   # in an environment that has torch already
+#
+# What runs: house rules, Python tests, C++ tests of every room against the installed library, the
+# core under address, undefined-behaviour and thread sanitizers, a C++ program that consumes the
+# installed package.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# shellcheck source=../examples/setup.sh
+LIBDDP_EXTRAS=test
+LIBDDP_SYSTEM_PACKAGES="catch2"
+source examples/setup.sh || exit 1
+
+build="${LIBDDP_TEST_BUILD:-build/tests}"
+results="$PWD/$build/results"
+rm -rf "$results"
+mkdir -p "$results"
+export PATH="$LIBDDP_VENV/bin:$PATH"
+export OMP_NUM_THREADS=1
+python="$LIBDDP_VENV/bin/python"
+package="$("$python" -m libddp --cmake-dir)" || exit 1
+failed_steps=()
+
+# step NAME COMMAND...: runs it, and remembers a failure so that the tally cannot miss it.
+step() {
+    local name="$1" start=$SECONDS
+    shift
+    printf '\n== %s\n' "$name"
+    if "$@"; then
+        printf -- '-- %s: %d s\n' "$name" $((SECONDS - start))
+    else
+        printf -- '-- %s: FAILED after %d s\n' "$name" $((SECONDS - start))
+        failed_steps+=("$name")
+    fi
+}
+
+# build_and_test DIRECTORY PREFIX CMAKE_ARGUMENTS...: configure, build, ctest.
+build_and_test() {
+    local directory="$1" prefix="$2"
+    shift 2
+    cmake -S . -B "$directory" -G Ninja -DPython_EXECUTABLE="$python" -DLIBDDP_BUILD_TESTS=ON \
+        -DLIBDDP_WERROR=ON -DLIBDDP_TEST_RESULTS="$results/$prefix" "$@" >"$results/$prefix-cmake.log" ||
+        { cat "$results/$prefix-cmake.log"; return 1; }
+    ninja -C "$directory" --quiet || return 1
+    ctest --test-dir "$directory" --output-on-failure --timeout 900
+}
+
+run_pytest() {
+    local name="$1"
+    shift
+    "$python" -m pytest -p no:cacheprovider --junit-xml="$results/$name.xml" "$@"
+}
+
+step "house rules" run_pytest house tests/house
+step "C++ tests" build_and_test "$build/cpp" cpp -DLIBDDP_PREBUILT="$package"
+step "Python tests" run_pytest python tests/python
+for sanitizer in address undefined thread; do
+    step "core under the $sanitizer sanitizer" build_and_test "$build/$sanitizer" "$sanitizer" \
+        -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE="$sanitizer"
+done
+consume() {
+    cmake -S tests/consume -B "$build/consume" -G Ninja -DCMAKE_PREFIX_PATH="$package" \
+        -DPython_EXECUTABLE="$python" >"$results/consume-cmake.log" &&
+        ninja -C "$build/consume" --quiet &&
+        ctest --test-dir "$build/consume" --output-on-failure --output-junit "$results/consume.xml"
+}
+step "a C++ program that consumes the package" consume
+
+exec "$python" tests/tally.py "$results" "${failed_steps[@]+"${failed_steps[@]}"}"
