@@ -20,15 +20,13 @@ def tally(results: Path) -> tuple[Counter, list[str]]:
     for file in sorted(results.rglob("*.xml")):
         for case in ElementTree.parse(file).iter("testcase"):
             name = f"{file.stem}: {case.get('classname', '')} {case.get('name', '')}"
-            broken = (
-                case.find("failure") if case.find("failure") is not None else case.find("error")
+            broken = next(
+                (case.find(t) for t in ("failure", "error") if case.find(t) is not None), None
             )
             if broken is not None or case.get("status") == "fail":
                 counts["failed"] += 1
-                text = (
-                    "" if broken is None else (broken.text or broken.get("message") or "").strip()
-                )
-                lines.append(f"FAILED {name}\n    " + "\n    ".join(text.splitlines()[:30]))
+                text = "" if broken is None else broken.text or broken.get("message") or ""
+                lines.append(f"FAILED {name}\n    " + "\n    ".join(text.strip().splitlines()[:30]))
             elif case.find("skipped") is not None:
                 counts["skipped"] += 1
                 lines.append(f"SKIPPED {name}")

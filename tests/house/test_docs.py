@@ -7,7 +7,8 @@ import pytest
 import tree
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
-NAMED_FILE = re.compile(
+ROOTS = "libddp|bindings|python|examples|tests|docs"
+NAMED_FILE = re.compile(rf"`((?:{ROOTS})/[A-Za-z0-9_./-]+\.[a-z]+)`")
     r"`((?:libddp|bindings|python|examples|tests|docs)/[A-Za-z0-9_./-]+\.[a-z]+)`"
 )
 

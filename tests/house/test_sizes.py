@@ -22,9 +22,9 @@ def cpp_functions(path: str) -> list[tuple[str, int]]:
     found = []
     start = None
     for number, line in enumerate(tree.read(path).splitlines()):
-        opens = re.match(r"^[A-Za-z].*\{$", line) or (
-            start is None and re.match(r"^ {4}.*\) .*\{$", line)
-        )
+        starts = re.match(r"^[A-Za-z].*\{$", line)
+        ends_arguments = start is None and re.match(r"^ {4}.*\) .*\{$", line)
+        opens = starts or ends_arguments
         if opens and not re.match(r"^(namespace|class|struct|enum|extern|union)\b", line):
             start = (line, number)
         elif line.startswith("}") and start:
