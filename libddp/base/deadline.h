@@ -18,10 +18,8 @@ class Deadline {
 
   /// A wait without an end (only for services that live as long as the process).
   static Deadline never() { return Deadline(std::nullopt); }
-  /// `timeout` from now.
-  static Deadline after(std::chrono::milliseconds timeout) {
-    return Deadline(Clock::now() + timeout);
-  }
+  /// `timeout` from now; one past the clock's range (about 290 years) is never.
+  static Deadline after(std::chrono::milliseconds timeout);
 
   bool expired() const { return end_ && Clock::now() >= *end_; }
   bool is_never() const { return !end_; }

@@ -9,8 +9,6 @@ import tree
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
 ROOTS = "libddp|bindings|python|examples|tests|docs"
 NAMED_FILE = re.compile(rf"`((?:{ROOTS})/[A-Za-z0-9_./-]+\.[a-z]+)`")
-    r"`((?:libddp|bindings|python|examples|tests|docs)/[A-Za-z0-9_./-]+\.[a-z]+)`"
-)
 
 
 @pytest.mark.parametrize("path", tree.files(".md"))
