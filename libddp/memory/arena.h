@@ -35,12 +35,14 @@ class Arena : public std::enable_shared_from_this<Arena> {
   ~Arena();
 
   /// A block of at least `size_bytes` (0 gives a valid unique pointer). Contents are undefined.
-  /// Throws Error naming the sizes when the reservation is used up.
+  /// Throws Error naming the sizes when the reservation is used up, StateError in a child of
+  /// fork(): the memory is the parent's. Freeing a block there does nothing to the memory.
   /// Pages of large blocks are faulted in by a background thread.
   std::shared_ptr<std::byte> allocate(std::size_t size_bytes);
 
   /// Offset in the segment if all of [pointer, pointer + size_bytes) lies in it. No lock.
-  std::optional<std::uint64_t> offset_of(const void* pointer, std::size_t size_bytes) const noexcept;
+  std::optional<std::uint64_t> offset_of(const void* pointer,
+                                         std::size_t size_bytes) const noexcept;
 
   /// Bytes handed out and not yet freed.
   std::size_t used_bytes() const;
@@ -49,9 +51,9 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
  private:
   struct State;
-  explicit Arena(std::unique_ptr<State> state);
+  explicit Arena(std::shared_ptr<State> state);
 
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;  // also held by every block
 };
 
 }  // namespace libddp

@@ -1,0 +1,45 @@
+#include "libddp/base/process.h"
+
+#include <pthread.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+
+namespace libddp {
+namespace {
+
+std::atomic<std::uint64_t> generation{0};
+
+void count_fork() { generation.fetch_add(1, std::memory_order_relaxed); }
+
+}  // namespace
+
+std::string host_name() {
+  utsname names{};
+  if (::uname(&names) != 0) return "unknown";
+  return names.nodename;
+}
+
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+std::string network_namespace() {
+  char target[64];
+  const ssize_t size = ::readlink("/proc/self/ns/net", target, sizeof(target));
+  return size > 0 ? std::string(target, static_cast<std::size_t>(size)) : std::string();
+}
+
+std::uint64_t fork_generation() {
+  // Registered on first use: whoever wants to notice a fork has called this before it.
+  static const int registered = ::pthread_atfork(nullptr, nullptr, count_fork);
+  static_cast<void>(registered);
+  return generation.load(std::memory_order_relaxed);
+}
+
+}  // namespace libddp

@@ -1,0 +1,43 @@
+#pragma once
+
+// Who and where this process is, and whether it was forked since something was made.
+// Thread rule: any thread.
+//
+//   ProcessStamp made;                        // member of an object that owns threads or locks
+//   if (!made.is_current()) throw StateError("made before fork");
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+
+namespace libddp {
+
+/// Name of this machine (inside a container, the container's).
+std::string host_name();
+
+/// Random id that the kernel draws at boot: equal for all processes and containers of one machine.
+/// Empty where the system does not show one.
+std::string boot_id();
+
+/// Identity of the network namespace, in which abstract socket names are valid. Empty where the
+/// system does not show one.
+std::string network_namespace();
+
+/// Number of fork() calls between the first call of this function and this process.
+/// A counter, not getpid(): no system call, and cheap enough for hot paths.
+std::uint64_t fork_generation();
+
+/// Remembers the process in which it was made. A child of fork() shares none of its parent's
+/// threads and must not touch locks that a thread may have held at the fork.
+class ProcessStamp {
+ public:
+  ProcessStamp() : generation_(fork_generation()) {}
+
+  bool is_current() const { return generation_ == fork_generation(); }
+
+ private:
+  std::uint64_t generation_;
+};
+
+}  // namespace libddp

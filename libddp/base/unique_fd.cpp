@@ -1,0 +1,14 @@
+#include "libddp/base/unique_fd.h"
+
+#include <unistd.h>
+
+namespace libddp {
+
+void UniqueFd::reset(int fd) {
+  // Linux closes the descriptor also when close() reports EINTR: calling it again could close a
+  // descriptor that another thread has just opened.
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = fd;
+}
+
+}  // namespace libddp
