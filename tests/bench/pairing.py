@@ -1,0 +1,73 @@
+"""Compares callables fairly: they alternate in one run, so load and frequency hit all alike.
+
+    for line in pairing.compare({"gloo": f, "libddp": g}, rounds=20, case="25 MiB"):
+        pairing.emit(line)
+
+Each round calls every candidate `repeat` times; the order turns by one each round. One JSON line
+per candidate: min and median wall seconds per call, CPU seconds per call (all threads of this
+process), and `ratio` = wall of the first candidate / wall of this one (min and median).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+
+def measure(function: Callable[[], object], repeat: int) -> tuple[float, float]:
+    """Wall and CPU seconds per call."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(repeat):
+        function()
+    return (time.perf_counter() - wall) / repeat, (time.process_time() - cpu) / repeat
+
+
+def sample(candidates: dict[str, Callable], rounds: int, repeat: int, warmup: int):
+    """Per candidate the list of (wall, cpu) of each round."""
+    names = list(candidates)
+    for name in names:
+        for _ in range(warmup):
+            candidates[name]()
+    samples = {name: [] for name in names}
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            samples[name].append(measure(candidates[name], repeat))
+    return samples
+
+
+def compare(
+    candidates: dict[str, Callable], *, rounds: int = 20, repeat: int = 1, warmup: int = 2, **case
+) -> list[dict]:
+    """One dict per candidate; `case` is copied into each of them."""
+    started = time.perf_counter()
+    samples = sample(candidates, rounds, repeat, warmup)
+    elapsed = time.perf_counter() - started
+    walls = {name: [wall for wall, _ in values] for name, values in samples.items()}
+    first = walls[next(iter(walls))]
+    return [
+        {
+            **case,
+            "candidate": name,
+            "min": min(walls[name]),
+            "median": statistics.median(walls[name]),
+            "cpu_s": statistics.median(cpu for _, cpu in samples[name]),
+            "ratio_min": min(first) / min(walls[name]),
+            "ratio_median": statistics.median(first) / statistics.median(walls[name]),
+            "rounds": rounds,
+            "wall": round(elapsed, 3),
+            "load": round(os.getloadavg()[0], 2),
+            "cores": os.cpu_count(),
+        }
+        for name in candidates
+    ]
+
+
+def emit(line: dict) -> None:
+    """Prints one JSON line; times keep four digits."""
+    rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in line.items()}
+    print(json.dumps(rounded), file=sys.stdout, flush=True)
