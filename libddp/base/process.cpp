@@ -14,6 +14,12 @@ std::atomic<std::uint64_t> generation{0};
 
 void count_fork() { generation.fetch_add(1, std::memory_order_relaxed); }
 
+std::string link_target(const char* path) {
+  char target[64];
+  const ssize_t size = ::readlink(path, target, sizeof(target));
+  return size > 0 ? std::string(target, static_cast<std::size_t>(size)) : std::string();
+}
+
 }  // namespace
 
 std::string host_name() {
@@ -29,11 +35,9 @@ std::string boot_id() {
   return id;
 }
 
-std::string network_namespace() {
-  char target[64];
-  const ssize_t size = ::readlink("/proc/self/ns/net", target, sizeof(target));
-  return size > 0 ? std::string(target, static_cast<std::size_t>(size)) : std::string();
-}
+std::string network_namespace() { return link_target("/proc/self/ns/net"); }
+
+std::string pid_namespace() { return link_target("/proc/self/ns/pid"); }
 
 std::uint64_t fork_generation() {
   // Registered on first use: whoever wants to notice a fork has called this before it.

@@ -24,6 +24,9 @@ std::string boot_id();
 /// system does not show one.
 std::string network_namespace();
 
+/// Identity of the namespace in which process ids are valid; empty as above.
+std::string pid_namespace();
+
 /// Number of fork() calls between the first call of this function and this process.
 /// A counter, not getpid(): no system call, and cheap enough for hot paths.
 std::uint64_t fork_generation();

@@ -1,0 +1,125 @@
+#include "libddp/transport/meeting_context.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <exception>
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/base/interrupt.h"
+#include "libddp/base/log.h"
+#include "libddp/transport/unix_socket.h"
+
+namespace libddp {
+
+using Kind = MeetingFailure::Kind;
+
+std::string MeetingContext::where() const {
+  return fmt::format("libddp[group {}, rank {}/{}] meeting", options_.group_name, options_.rank,
+                     options_.world_size);
+}
+
+void MeetingContext::open() {
+  if (options_.world_size < 1 || options_.rank < 0 || options_.rank >= options_.world_size) {
+    throw ArgumentError(
+        fmt::format("{}: rank {} is not in [0, {}). Hint: check RANK and WORLD_SIZE.", where(),
+                    options_.rank, options_.world_size));
+  }
+  places_.resize(static_cast<std::size_t>(options_.world_size));
+}
+
+void MeetingContext::learn(MeetingCard card) {
+  Place& its_place = place(card.rank);
+  its_place.card = std::move(card);
+  its_place.is_known = true;
+  // Until the rank is reached its process is watched; a pid of another namespace means nothing
+  // here.
+  const MeetingCard& mine = place(options_.rank).card;
+  if (its_place.card.rank == options_.rank || mine.pid_namespace.empty() ||
+      its_place.card.pid_namespace != mine.pid_namespace) {
+    return;
+  }
+  its_place.pidfd = open_pidfd(its_place.card.pid);
+  if (!its_place.pidfd && errno == ESRCH) fail_gone(its_place.card, "no such process");
+}
+
+bool MeetingContext::expects(int first, int last) const {
+  for (int rank = first; rank < last; ++rank) {
+    if (rank != options_.rank && !is_linked(rank)) return true;
+  }
+  return false;
+}
+
+void MeetingContext::look_around() {
+  check_interrupt();
+  throw_published();
+  for (const Place& other : places_) {
+    if (!other.pidfd) continue;
+    // A pidfd is readable once the process has ended.
+    pollfd polled{other.pidfd.get(), POLLIN, 0};
+    if (::poll(&polled, 1, 0) > 0) fail_gone(other.card, "its process ended");
+  }
+  if (deadline_.expired()) fail_timeout();
+}
+
+void MeetingContext::throw_published() {
+  if (const std::optional<MeetingFailure> failure = find_failure(store_)) {
+    failure_is_published_ = true;
+    throw_failure(where(), *failure);
+  }
+}
+
+void MeetingContext::fail(const MeetingFailure& failure) {
+  const MeetingFailure agreed = publish_failure(store_, failure);
+  failure_is_published_ = true;
+  throw_failure(where(), agreed);
+}
+
+void MeetingContext::fail_timeout() {
+  std::vector<std::string> missing;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    if (rank == options_.rank || is_linked(rank)) continue;
+    // Cards are read in order: one behind the first missing one may be there.
+    if (!place(rank).is_known && !store_.try_get(fmt::format("card/{}", rank))) {
+      missing.push_back(fmt::format("rank {} (never came)", rank));
+    } else if (place(rank).is_known) {
+      missing.push_back(card(rank).who());
+    }
+  }
+  const std::chrono::duration<double> waited = Deadline::Clock::now() - start_;
+  fail({Kind::Timeout, -1, 0,
+        fmt::format(
+            "timed out after {:.1f} s waiting for {}. Hint: look at the output of the missing "
+            "ranks; give more time (timeout) if they only start late.",
+            waited.count(), fmt::join(missing, ", "))});
+}
+
+void MeetingContext::fail_gone(const MeetingCard& gone, const std::string& reason) {
+  throw_published();
+  // In one network namespace only a process that ended does not answer.
+  const Kind kind = gone.network_namespace.empty() ? Kind::Network : Kind::Peer;
+  fail({kind, gone.rank, gone.pid,
+        fmt::format(
+            "{} on {} left before all ranks had met: {}. Hint: look at the output of rank {} "
+            "for the first error.",
+            gone.who(), gone.host, reason, gone.rank)});
+}
+
+void MeetingContext::announce(const std::string& reason) noexcept {
+  if (failure_is_published_) return;
+  try {
+    const pid_t pid = ::getpid();
+    publish_failure(store_, {Kind::Peer, options_.rank, pid,
+                             fmt::format("rank {} (pid {}) could not take part: {}", options_.rank,
+                                         pid, reason)});
+  } catch (const std::exception& error) {
+    // The caller throws the first error; the others will time out.
+    log(LogLevel::Warn, "meeting_failure_not_published",
+        {{"group", options_.group_name}, {"reason", error.what()}});
+  }
+}
+
+}  // namespace libddp

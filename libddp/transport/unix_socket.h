@@ -1,0 +1,87 @@
+#pragma once
+
+// Stream sockets between processes of one host, in the abstract namespace (no file to clean up),
+// and small frames that can carry descriptors.
+//
+// Sockets are non-blocking and close-on-exec; every wait has a deadline, lets interrupts through
+// and survives signals. A lost or misbehaving peer is a NetworkError, a passed deadline a
+// TimeoutError; messages are clauses ("the connection was closed") that callers complete with who
+// and where. Thread rule: one thread at a time per socket and direction.
+//
+//   UnixListener listener = UnixListener::open();
+//   UniqueFd theirs = connect_unix(listener.name(), deadline);
+//   UniqueFd mine = listener.accept(std::chrono::milliseconds(100));
+//   send_frame(theirs.get(), "hello", {fd}, deadline);
+//   Frame frame = receive_frame(mine.get(), FrameLimits{}, deadline);
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "libddp/base/deadline.h"
+#include "libddp/base/unique_fd.h"
+
+namespace libddp {
+
+class UnixListener {
+ public:
+  /// Listens under a fresh random name.
+  static UnixListener open();
+
+  /// Name for connect_unix; printable.
+  const std::string& name() const { return name_; }
+  int fd() const { return fd_.get(); }
+
+  /// Next connection; empty if none comes within `limit`.
+  UniqueFd accept(std::chrono::milliseconds limit);
+
+ private:
+  UniqueFd fd_;
+  std::string name_;
+};
+
+/// Connects to a listener of this host and network namespace.
+UniqueFd connect_unix(const std::string& name, Deadline deadline);
+
+/// The process at the other end when the connection was made, as the kernel tells it.
+struct PeerCredentials {
+  pid_t pid = 0;
+  uid_t uid = 0;
+};
+PeerCredentials peer_credentials(int socket);
+
+/// pidfd of the process at the other end; empty where the kernel gives none.
+UniqueFd peer_pidfd(int socket);
+
+/// pidfd of process `pid`; empty, with errno set, where the kernel gives none.
+UniqueFd open_pidfd(pid_t pid);
+
+/// Waits until `socket` has bytes, a connection or its end. False if `limit` passes first.
+bool wait_readable(int socket, std::chrono::milliseconds limit);
+
+/// True if the peer closed its end or is gone and no byte waits to be read.
+bool is_closed(int socket);
+
+/// One message between two ends.
+struct Frame {
+  std::string bytes;
+  std::vector<UniqueFd> descriptors;
+};
+
+/// What a receiver takes; more is a NetworkError before any memory is set aside.
+struct FrameLimits {
+  std::size_t max_bytes = 64u << 10;
+  /// The kernel passes at most 253 at once.
+  std::size_t max_descriptors = 16;
+};
+
+/// Sends `bytes` and duplicates of `descriptors` as one frame.
+void send_frame(int socket, const std::string& bytes, const std::vector<int>& descriptors,
+                Deadline deadline);
+
+Frame receive_frame(int socket, const FrameLimits& limits, Deadline deadline);
+
+}  // namespace libddp
