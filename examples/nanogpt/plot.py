@@ -1,0 +1,49 @@
+"""Draws OUT_DIR/loss.png from OUT_DIR/metrics.jsonl: the loss against the unigram baseline.
+
+python plot.py --out_dir=out/quickstart
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import metrics
+from config import UserError, key, parse, run_script
+
+
+@dataclass
+class PlotSettings:
+    out_dir: str = key("out/nanogpt", "folder with metrics.jsonl")
+
+
+def plot(folder: Path) -> Path:
+    """Write and return the picture's path. Raises: UserError if there is nothing to draw."""
+    records = metrics.read(folder / metrics.NAME)
+    if not records:
+        raise UserError(f"{folder / metrics.NAME}: no metrics to draw")
+    # No pyplot: it would look for a display and keep global state.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot(xlabel="iteration", ylabel="loss (nats per character)")
+    axes.plot([r["iter"] for r in records], [r["loss"] for r in records], label="training")
+    evaluated = [r for r in records if "val_loss" in r]
+    if evaluated:
+        steps, values = [r["iter"] for r in evaluated], [r["val_loss"] for r in evaluated]
+        axes.plot(steps, values, "o-", label="validation")
+        baseline = evaluated[-1]["unigram_baseline"]
+        axes.axhline(baseline, linestyle="--", color="gray", label=f"unigram, {baseline:.2f}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path = folder / "loss.png"
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def main(arguments: list[str]) -> int:
+    print(plot(Path(parse(PlotSettings, arguments).out_dir)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(main, "plot.py"))

@@ -1,0 +1,90 @@
+"""Everything rank 0 tells while it trains: log lines, metrics file, checkpoint timing.
+
+with Report(trainer, last) as report:
+    report.before(iteration)           # evaluates and saves when due
+    report.after(iteration, loss)      # logs when due
+"""
+
+import time
+from pathlib import Path
+
+import resume
+from metrics import Metrics
+from progress import Progress, Stopwatch
+from trainer import Trainer
+
+
+class Report:
+    """Thread rule: one thread, of rank 0."""
+
+    def __init__(self, trainer: Trainer, last: int):
+        settings, first = trainer.settings, trainer.iteration
+        self._settings, self._trainer, self._last = settings, trainer, last
+        self._baseline = trainer.corpus.unigram_baseline()
+        self._metrics = Metrics(Path(settings.out_dir), first, settings.tensorboard)
+        self._progress = Progress(first, last)
+        self._watch = Stopwatch()
+        self._saved_at = time.monotonic()
+        self._evaluated: dict = {}
+
+    def __enter__(self) -> "Report":
+        size, ranks = self._trainer.core.num_params(), self._trainer.ranks
+        tokens = self._trainer.tokens_per_iteration
+        self.say(f"corpus: {self._trainer.corpus.source}")
+        self.say(
+            f"model: {size / 1e6:.2f} M parameters on {ranks.device.type}, ranks: {ranks.world}"
+        )
+        self.say(f"each iteration: {tokens} characters; unigram baseline: {self._baseline:.4f}")
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._progress.close()
+        self._metrics.close()
+
+    def say(self, text: str) -> None:
+        self._progress.say(text)
+
+    def before(self, iteration: int) -> None:
+        """Evaluate and save, each if its time has come. The others wait in their reduction."""
+        with self._watch.paused():
+            at_end = iteration == self._last
+            if at_end or iteration % self._settings.eval_interval == 0:
+                self._evaluate(iteration)
+            age = time.monotonic() - self._saved_at
+            if at_end or age >= self._settings.checkpoint_seconds:
+                self.save()
+            if at_end:
+                self._write(iteration, self._evaluated["train_loss"])
+                self.say(f"done: {self.summary()}")
+
+    def after(self, iteration: int, loss) -> None:
+        """Count the iteration, and log it if due. `loss` is a tensor: reading it may wait."""
+        self._watch.lap()
+        self._progress.advance()
+        if iteration % self._settings.log_interval and not self._evaluated:
+            return
+        value = loss.item()
+        seconds = self._watch.mean()
+        mfu = self._trainer.mfu(seconds)
+        self._progress.log(iteration, value, seconds, mfu)
+        timing = {"lr": self._trainer.rate, "ms": round(1000 * seconds, 3), "mfu": mfu}
+        self._write(iteration, value, **timing)
+
+    def save(self) -> None:
+        resume.store(self._trainer)
+        self._saved_at = time.monotonic()
+
+    def summary(self) -> str:
+        value = self._trainer.val_loss
+        return f"val loss {value:.4f} (unigram baseline {self._baseline:.4f})"
+
+    def _evaluate(self, iteration: int) -> None:
+        self._evaluated = self._trainer.evaluate() | {"unigram_baseline": self._baseline}
+        train_loss = self._evaluated["train_loss"]
+        self.say(f"iter {iteration}: {self.summary()}, train loss {train_loss:.4f}")
+
+    def _write(self, iteration: int, loss: float, **more) -> None:
+        done = self._trainer.iteration * self._trainer.tokens_per_iteration
+        record = {"iter": iteration, "loss": loss, **more, "tokens": done}
+        self._metrics.write(record | self._evaluated)
+        self._evaluated = {}

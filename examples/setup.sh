@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Makes a virtual environment with libddp in it; does nothing, quietly, when nothing has changed.
+#
+#   . examples/setup.sh        # sets LIBDDP_BIN to the environment's bin folder
+#   bash examples/setup.sh     # the same without setting anything
+#
+# LIBDDP_VENV    the environment; made if it is not there       (default: .venv in the checkout)
+# PYTHON         the interpreter to make it with, 3.10 or newer  (default: python3)
+# LIBDDP_EXTRAS  extras of pyproject.toml to install             (default: examples)
+
+libddp_say() { printf 'setup: %s\n' "$*" >&2; }
+
+# Installs Debian packages where we may, else says what is missing.
+libddp_need() {
+    local become=()
+    libddp_say "missing system packages: $*"
+    if [ "$(id -u)" != 0 ]; then become=(sudo -n); fi
+    if ! command -v apt-get >/dev/null || ! ${become[@]+"${become[@]}"} true 2>/dev/null; then
+        libddp_say "please install them (apt-get install $*) and start again"
+        return 1
+    fi
+    libddp_say "installing them with apt-get"
+    ${become[@]+"${become[@]}"} apt-get update -qq >&2 || libddp_say "apt-get update failed"
+    ${become[@]+"${become[@]}"} env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq "$@" >/dev/null || {
+        libddp_say "apt-get could not install $*"
+        return 1
+    }
+}
+
+# What a build needs besides Python packages: a compiler, and Python's own headers and venv.
+libddp_system() {
+    local python=$1 missing=()
+    command -v c++ >/dev/null || command -v g++ >/dev/null || missing+=(g++)
+    if ! command -v "$python" >/dev/null; then
+        missing+=(python3 python3-dev python3-venv)
+    else
+        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
+            libddp_say "$python is older than 3.10: set PYTHON to a newer interpreter"
+            return 1
+        }
+        "$python" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+        "$python" -c 'import os, sys, sysconfig as s
+sys.exit(not os.path.exists(os.path.join(s.get_path("include"), "Python.h")))' ||
+            missing+=(python3-dev)
+    fi
+    [ ${#missing[@]} = 0 ] || libddp_need "${missing[@]}"
+}
+
+# A container that comes with a torch we support keeps it: no second download, the same CUDA.
+libddp_has_torch() {
+    "$1" - "$2/python/_build" <<'PYTHON' 2>/dev/null
+import importlib.metadata
+import pathlib
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import target_torch
+
+torch = target_torch.Torch(pathlib.Path(), importlib.metadata.version("torch"))
+oldest, newest = target_torch.SUPPORTED
+sys.exit(sys.prefix != sys.base_prefix or not oldest <= torch.major_minor <= newest)
+PYTHON
+}
+
+# Changes whenever an installation made earlier would not be what an installation now would give.
+libddp_state() {
+    local root=$1 venv=$2 extras=$3
+    {
+        cd "$root" && find CMakeLists.txt pyproject.toml libddp bindings python -type f \
+            ! -name '*.pyc' ! -name '*.so' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+        "$venv/bin/python" -c 'import sys
+from importlib.metadata import distribution, PackageNotFoundError
+print(sys.version)
+for name in ("libddp", "torch"):
+    try:
+        print(distribution(name).version)
+    except PackageNotFoundError:
+        print("no", name)'
+        echo "$extras"
+    } | sha256sum
+}
+
+libddp_setup() {
+    local root venv python extras options=()
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || return 1
+    venv=${LIBDDP_VENV:-$root/.venv} python=${PYTHON:-python3} extras=${LIBDDP_EXTRAS:-examples}
+    if [ ! -x "$venv/bin/python" ]; then
+        libddp_system "$python" || return 1
+        if libddp_has_torch "$python" "$root"; then options=(--system-site-packages); fi
+        libddp_say "making the virtual environment $venv"
+        "$python" -m venv ${options[@]+"${options[@]}"} "$venv" || return 1
+    fi
+    venv=$(cd "$venv" && pwd) || return 1
+    export LIBDDP_BIN=$venv/bin
+    local stamp=$venv/.libddp-installed
+    if [ "$(libddp_state "$root" "$venv" "$extras")" = "$(cat "$stamp" 2>/dev/null)" ]; then
+        return 0
+    fi
+    libddp_system "$venv/bin/python" || return 1
+    libddp_say "installing libddp[$extras] into $venv (a few minutes; torch too if it is not there)"
+    rm -f "$stamp"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${root}[$extras]" || {
+        libddp_say "pip install of $root failed, see above"
+        return 1
+    }
+    libddp_state "$root" "$venv" "$extras" >"$stamp"
+    libddp_say "done"
+}
+
+libddp_setup

@@ -1,0 +1,193 @@
+"""train.py and sample.py: whole runs, alone and on two ranks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import metrics
+import pytest
+import torch
+from config import UserError
+
+pytest.importorskip("libddp.distributed", reason="libddp is not installed")
+import sample
+import train
+from trainer import Ranks, Trainer
+
+SCRIPT = Path(train.__file__)
+TINY = [
+    "--n_layer=2",
+    "--n_head=2",
+    "--n_embd=32",
+    "--block_size=32",
+    "--batch_size=4",
+    "--learning_rate=1e-2",
+    "--warmup_iters=2",
+    "--lr_decay_iters=20",
+    "--eval_interval=10",
+    "--eval_iters=2",
+    "--log_interval=1",
+    "--device=cpu",
+    "--sample_tokens=20",
+]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No launcher's variables, and a random state like a fresh interpreter's."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the network is so small that threads would only wait
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(out, text_file, *more) -> int:
+    return train.main([*TINY, f"--out_dir={out}", f"--data={text_file}", *more])
+
+
+def lines(out) -> list[dict]:
+    """The metrics without what depends on the clock."""
+    records = metrics.read(out / "metrics.jsonl")
+    return [{k: v for k, v in r.items() if k not in ("ms", "mfu")} for r in records]
+
+
+def stop_in_iteration(monkeypatch, number: int) -> None:
+    original = Trainer.step
+
+    def step(self):
+        if self.iteration == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "step", step)
+
+
+def assert_same(one, other) -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert_same(one[name], other[name])
+    else:
+        assert one == other
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, text_file, monkeypatch, capsys):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run(whole, text_file, "--max_iters=20", "--dropout=0.1") == 0
+    with monkeypatch.context() as patch:
+        stop_in_iteration(patch, 6)
+        assert run(parts, text_file, "--max_iters=20", "--dropout=0.1") == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM at iteration 7 of 20; saved" in capsys.readouterr().out
+    assert run(parts, text_file, "--max_iters=20", "--dropout=0.1") == 0
+    assert f"resuming {parts} at iteration 7, training to 20" in capsys.readouterr().out
+
+    assert lines(parts) == lines(whole)
+    assert [r["iter"] for r in lines(whole)] == list(range(21))
+    first, last = lines(whole)[0], lines(whole)[-1]
+    assert last["val_loss"] < last["unigram_baseline"] < first["val_loss"]
+    one, other = (torch.load(out / "ckpt.pt") for out in (whole, parts))
+    for name in ("iter", "model", "optimizer", "best_val_loss"):
+        assert_same(one[name], other[name])
+    texts = [(out / "sample.txt").read_text() for out in (whole, parts)]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 21
+
+
+def test_a_complete_run_stays_or_is_extended(tmp_path, text_file, capsys):
+    out = tmp_path / "out"
+    assert run(out, text_file, "--max_iters=4") == 0
+    assert run(out, text_file, "--max_iters=4") == 0
+    assert "is complete at iteration 4; --extend=True trains on" in capsys.readouterr().out
+    assert lines(out)[-1]["iter"] == 4
+    assert run(out, text_file, "--max_iters=4", "--extend=True") == 0
+    assert "was complete at iteration 4: training on to 8" in capsys.readouterr().out
+    assert [r["iter"] for r in lines(out)] == list(range(9))
+
+
+def test_mistakes_about_checkpoints(tmp_path, text_file):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="--init_from=resume: there is no checkpoint in"):
+        run(out, text_file, "--init_from=resume")
+    assert run(out, text_file, "--max_iters=1") == 0
+    with pytest.raises(UserError, match="has n_layer=2, not 3; use --init_from=scratch"):
+        run(out, text_file, "--n_layer=3")
+    text_file.write_text("0123456789" * 200)
+    with pytest.raises(UserError, match="was trained on a text with other characters"):
+        run(out, text_file, "--max_iters=2")
+    assert run(out, text_file, "--max_iters=1", "--init_from=scratch") == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_learns(tmp_path, text_file, dtype):
+    assert run(tmp_path / "out", text_file, "--max_iters=15", f"--dtype={dtype}") == 0
+    records = lines(tmp_path / "out")
+    assert records[-1]["val_loss"] < 0.9 * records[0]["val_loss"]
+
+
+def test_micro_steps_must_divide(tmp_path, text_file):
+    class Corpus:
+        chars = "ab"
+
+    settings = train.TrainSettings(gradient_accumulation_steps=4)
+    with pytest.raises(UserError, match="=4 cannot be shared by 3 ranks: it must be a multiple"):
+        Trainer(settings, Corpus, Ranks(0, 3, torch.device("cpu"), True))
+
+
+def test_sample_script(tmp_path, text_file, capsys):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="no checkpoint in"):
+        sample.main([f"--out_dir={out}"])
+    run(out, text_file, "--max_iters=1", "--sample_tokens=0")
+    assert not (out / "sample.txt").exists()
+    capsys.readouterr()
+    arguments = [f"--out_dir={out}", "--start=the q", "--max_new_tokens=40"]
+    assert sample.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("the q")
+    assert len(text) == len("the q") + 40 + len("\n---------------\n")
+    sample.main(arguments)
+    assert capsys.readouterr().out == text
+    with pytest.raises(UserError, match="the model has never seen 'Z'"):
+        sample.main([f"--out_dir={out}", "--start=Zoo"])
+    (tmp_path / "start.txt").write_text("the lazy")
+    sample.main([f"--out_dir={out}", f"--start=FILE:{tmp_path / 'start.txt'}"])
+    assert capsys.readouterr().out.startswith("the lazy")
+
+
+def test_two_ranks_train_on_the_same_global_batch(tmp_path, text_file):
+    two, one = tmp_path / "two", tmp_path / "one"
+    arguments = [*TINY, f"--data={text_file}", "--max_iters=20", f"--out_dir={two}"]
+    command = [sys.executable, "-m", "libddp.run", "--standalone", "--nproc-per-node=2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, str(SCRIPT), *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, output
+    assert output.count("done: val loss") == 1
+    assert (two / "sample.txt").exists()
+    run(one, text_file, "--max_iters=20")
+    assert [r["iter"] for r in lines(two)] == list(range(21))
+    # Rank 0's own loss is over half of the batch; the evaluation is over the same text.
+    for a, b in zip(lines(two), lines(one), strict=True):
+        assert json.dumps(a.get("lr")) == json.dumps(b.get("lr"))
+        assert a["tokens"] == b["tokens"]
+        if "val_loss" in a:
+            assert a["val_loss"] == pytest.approx(b["val_loss"], rel=1e-3)

@@ -1,0 +1,93 @@
+"""examples/setup.sh: installs once, again only after a change, and says what went wrong."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SETUP = Path(__file__).parents[3] / "examples" / "setup.sh"
+
+# Stands in for the environment's interpreter: notes each call of pip, answers the questions about
+# versions, and finds nothing missing on the system.
+FAKE_PYTHON = """#!/bin/sh
+if [ "$1 $2" = "-m pip" ]; then
+    shift 2
+    echo "pip $*" >> "$CALLS"
+    exit "${PIP_STATUS:-0}"
+fi
+exit 0
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    for name in ("examples", "libddp", "bindings", "python/_build", "venv/bin"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("CMakeLists.txt", "pyproject.toml", "libddp/a.cpp", "bindings/b.cpp"):
+        (tmp_path / name).write_text(name)
+    shutil.copy(SETUP, tmp_path / "examples" / "setup.sh")
+    python = tmp_path / "venv" / "bin" / "python"
+    python.write_text(FAKE_PYTHON)
+    python.chmod(0o755)
+    return tmp_path
+
+
+def setup(checkout, **more):
+    environment = os.environ | {
+        "LIBDDP_VENV": "venv",
+        "CALLS": str(checkout / "calls"),
+        "LIBDDP_EXTRAS": "examples",
+    }
+    return subprocess.run(
+        ["bash", "-euc", '. examples/setup.sh; echo "$LIBDDP_BIN"'],
+        cwd=checkout,
+        env=environment | more,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def calls(checkout) -> list[str]:
+    path = checkout / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_installs_once_and_again_after_a_change(checkout):
+    first = setup(checkout)
+    assert first.stdout == f"{checkout}/venv/bin\n"
+    assert "installing libddp[examples]" in first.stderr
+    assert calls(checkout) == [
+        f"pip install --quiet --disable-pip-version-check {checkout}[examples]"
+    ]
+    again = setup(checkout)
+    assert (again.returncode, again.stdout, again.stderr) == (0, first.stdout, "")
+    assert len(calls(checkout)) == 1
+
+    (checkout / "libddp" / "a.cpp").write_text("changed")
+    setup(checkout)
+    assert len(calls(checkout)) == 2
+    setup(checkout, LIBDDP_EXTRAS="test")
+    assert calls(checkout)[2:] == [calls(checkout)[0].replace("[examples]", "[test]")]
+
+
+def test_a_failed_installation_is_tried_again(checkout):
+    failed = setup(checkout, PIP_STATUS="1")
+    assert failed.returncode != 0
+    assert failed.stdout == ""
+    assert f"setup: pip install of {checkout} failed" in failed.stderr
+    assert setup(checkout).returncode == 0
+    assert len(calls(checkout)) == 2
+
+
+def test_missing_packages_are_named_where_they_cannot_be_installed(checkout):
+    tools = checkout / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "id"):  # and neither a compiler nor apt-get
+        (tools / name).symlink_to(shutil.which(name))
+    result = setup(checkout, PATH=str(tools), LIBDDP_VENV="other", PYTHON="no-such-python")
+    assert result.returncode != 0
+    assert "missing system packages: g++ python3 python3-dev python3-venv" in result.stderr
+    assert "apt-get install g++ python3" in result.stderr
