@@ -1,0 +1,18 @@
+#pragma once
+
+// The parts of libddp._C. Each binds one room's classes and functions; module.cpp calls them all.
+// Rule: cast, release the interpreter lock, call. No logic lives here.
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace libddp {
+
+void bind_errors(pybind11::module_& module);
+void bind_build_info(pybind11::module_& module);
+void bind_process_group(pybind11::module_& module);
+void bind_backend(pybind11::module_& module);
+/// Ctrl-C ends waits, and the callback thread ends before the interpreter does.
+void bind_interpreter(pybind11::module_& module);
+void bind_ddp(pybind11::module_& module);
+
+}  // namespace libddp

@@ -1,0 +1,16 @@
+// libddp._C: the extension module.
+
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "C++ core of libddp. Use libddp.distributed and libddp.nn.parallel.";
+  pybind11::module_::import("torch.distributed");  // registers c10d's types
+  libddp::bind_errors(module);
+  libddp::bind_build_info(module);
+  libddp::bind_interpreter(module);
+  libddp::bind_process_group(module);
+  libddp::bind_backend(module);
+#ifdef LIBDDP_WITH_DDP
+  libddp::bind_ddp(module);
+#endif
+}

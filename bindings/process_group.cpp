@@ -1,0 +1,86 @@
+// libddp._C.ProcessGroup: who and where, memory, life and death. Its collectives: collectives.cpp.
+
+#include "libddp/group/process_group.h"
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "bindings/collectives.h"
+#include "bindings/groups.h"
+
+namespace py = pybind11;
+
+namespace libddp {
+namespace {
+
+void bind_identity(GroupClass& group) {
+  group.def("rank", &ProcessGroup::rank, "This process's rank in the group.")
+      .def("size", &ProcessGroup::size, "Number of ranks.")
+      .def("name", &ProcessGroup::name, "Name in messages.")
+      .def("global_ranks", &ProcessGroup::global_ranks,
+           "Rank in the default group of each member, ordered by rank here.")
+      .def("backend_name", &ProcessGroup::backend_name, "What moves the bytes.")
+      .def("sequence_number", &ProcessGroup::sequence_number, "Collectives issued so far.")
+      .def_property("timeout", &ProcessGroup::timeout, &ProcessGroup::set_timeout,
+                    "Deadline of operations that name none (timedelta).")
+      .def("__repr__", [](const ProcessGroup& self) {
+        return "<libddp.ProcessGroup " + self.name() + ", rank " + std::to_string(self.rank()) +
+               "/" + std::to_string(self.size()) + ">";
+      });
+}
+
+void bind_memory(GroupClass& group) {
+  group.def(
+      "allocate",
+      [](ProcessGroup& self, const std::vector<std::int64_t>& sizes, at::ScalarType dtype) {
+        py::gil_scoped_release release;
+        return self.allocate(sizes, dtype);
+      },
+      py::arg("sizes"), py::arg("dtype") = at::kFloat,
+      "Uninitialised tensor in the group's arena: its collectives copy nothing.");
+}
+
+void bind_life(GroupClass& group) {
+  group
+      .def(
+          "split",
+          [](ProcessGroup& self, const std::vector<int>& ranks, const std::string& name) {
+            Group part;
+            {
+              py::gil_scoped_release release;
+              part = self.split(ranks, name);
+            }
+            return hold(std::move(part));
+          },
+          py::arg("ranks"), py::arg("name"),
+          "A group of some of the ranks; None on a rank that is not among them.")
+      .def("abort", &ProcessGroup::abort, py::arg("reason"),
+           py::call_guard<py::gil_scoped_release>(),
+           "Ends every operation in flight here and, at once, on the other ranks.")
+      .def(
+          "check",
+          [](const ProcessGroup& self) {
+            if (const auto failure = self.failure()) std::rethrow_exception(failure);
+          },
+          "Raises what the group failed with; does nothing while it is healthy.")
+      .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>(),
+           "Leaves in order, after the operations in flight.");
+}
+
+}  // namespace
+
+void bind_process_group(py::module_& module) {
+  GroupClass group(module, "ProcessGroup",
+                   "Ranks that communicate. Collectives must be called by all ranks in the same "
+                   "order; the first failure is thrown again by every later call.");
+  bind_identity(group);
+  bind_memory(group);
+  bind_life(group);
+  bind_reductions(group);
+  bind_gathers(group);
+  bind_messages(group);
+}
+
+}  // namespace libddp

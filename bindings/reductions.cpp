@@ -1,0 +1,107 @@
+// Reductions of libddp._C.ProcessGroup.
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
+#include "bindings/collective_call.h"
+#include "bindings/collectives.h"
+#include "libddp/interop/sparse.h"
+
+namespace py = pybind11;
+
+namespace libddp {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// The input of a reduction that must not change: a multiplied copy for PREMUL_SUM, else itself.
+at::Tensor unchanged_input(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  if (!is_premultiplied(op)) return reducible(tensor, op);
+  at::Tensor copy = reducible(tensor, op).clone();
+  premultiply(op, copy);
+  return copy;
+}
+
+py::object all_reduce(ProcessGroup& self, const at::Tensor& tensor, py::handle op, bool async,
+                      Timeout timeout, const std::string& label) {
+  const c10d::ReduceOp reduce = cast_reduce_op(op);
+  const CallOptions options = options_of(async, timeout, label);
+  return issue(self, {c10d::OpType::ALLREDUCE, "libddp:all_reduce"}, {tensor}, async, [&] {
+    if (is_premultiplied(reduce)) premultiply(reduce, tensor);
+    return self.all_reduce(reducible(tensor, reduce), {.op = reduce_op(reduce)}, options);
+  });
+}
+
+py::object all_reduce_coalesced(ProcessGroup& self, const Tensors& tensors, py::handle op,
+                                bool async, Timeout timeout) {
+  const c10d::ReduceOp reduce = cast_reduce_op(op);
+  return issue(self, {c10d::OpType::ALLREDUCE_COALESCED, "libddp:all_reduce"}, tensors, async, [&] {
+    Tensors views;
+    for (const at::Tensor& tensor : tensors) {
+      if (is_premultiplied(reduce)) premultiply(reduce, tensor);
+      views.push_back(reducible(tensor, reduce));
+    }
+    return self.all_reduce_coalesced(views, {.op = reduce_op(reduce)}, options_of(async, timeout));
+  });
+}
+
+py::object reduce(ProcessGroup& self, const at::Tensor& tensor, int root, py::handle op, bool async,
+                  Timeout timeout) {
+  const c10d::ReduceOp reduce = cast_reduce_op(op);
+  return issue(self, {c10d::OpType::REDUCE, "libddp:reduce"}, {tensor}, async, [&] {
+    const bool is_root = self.rank() == root;
+    if (is_root && is_premultiplied(reduce)) premultiply(reduce, tensor);
+    const at::Tensor input = is_root ? reducible(tensor, reduce) : unchanged_input(tensor, reduce);
+    return self.reduce(input, root, {.op = reduce_op(reduce)}, options_of(async, timeout));
+  });
+}
+
+py::object reduce_scatter(ProcessGroup& self, const at::Tensor& output, const Tensors& inputs,
+                          py::handle op, bool async, Timeout timeout) {
+  const c10d::ReduceOp reduce = cast_reduce_op(op);
+  return issue(self, {c10d::OpType::REDUCE_SCATTER, "libddp:reduce_scatter"}, {output}, async, [&] {
+    Tensors parts;
+    for (const at::Tensor& input : inputs) parts.push_back(unchanged_input(input, reduce));
+    return self.reduce_scatter(reducible(output, reduce), parts, {.op = reduce_op(reduce)},
+                               options_of(async, timeout));
+  });
+}
+
+py::object reduce_scatter_into(ProcessGroup& self, const at::Tensor& output,
+                               const at::Tensor& input, py::handle op, bool async,
+                               Timeout timeout) {
+  const c10d::ReduceOp reduce = cast_reduce_op(op);
+  return issue(
+      self, {c10d::OpType::_REDUCE_SCATTER_BASE, "libddp:reduce_scatter"}, {output}, async, [&] {
+        return self.reduce_scatter_into(reducible(output, reduce), unchanged_input(input, reduce),
+                                        {.op = reduce_op(reduce)}, options_of(async, timeout));
+      });
+}
+
+void sparse(ProcessGroup& self, const at::Tensor& tensor) { sparse_all_reduce(self, {tensor}, {}); }
+
+}  // namespace
+
+void bind_reductions(GroupClass& group) {
+  const auto sum = py::cast(c10d::ReduceOp::SUM);
+  group
+      .def("all_reduce", &all_reduce, py::arg("tensor"), py::arg("op") = sum,
+           py::arg("async_op") = false, py::arg("timeout") = py::none(), py::arg("label") = "",
+           "Reduces over all ranks, in place. `label` appears in errors.")
+      .def("all_reduce_coalesced", &all_reduce_coalesced, py::arg("tensors"), py::arg("op") = sum,
+           py::arg("async_op") = false, py::arg("timeout") = py::none(),
+           "One collective over several tensors of one dtype.")
+      .def("all_reduce_sparse", &sparse, py::arg("tensor"),
+           py::call_guard<py::gil_scoped_release>(), "SUM of sparse COO tensors, in place.")
+      .def("reduce", &reduce, py::arg("tensor"), py::arg("root"), py::arg("op") = sum,
+           py::arg("async_op") = false, py::arg("timeout") = py::none(),
+           "As all_reduce; the result is defined on `root` (a rank of this group) only.")
+      .def("reduce_scatter", &reduce_scatter, py::arg("output"), py::arg("inputs"),
+           py::arg("op") = sum, py::arg("async_op") = false, py::arg("timeout") = py::none(),
+           "Reduces one input per rank; each rank gets its own.")
+      .def("reduce_scatter_into", &reduce_scatter_into, py::arg("output"), py::arg("input"),
+           py::arg("op") = sum, py::arg("async_op") = false, py::arg("timeout") = py::none(),
+           "As reduce_scatter, with the inputs as blocks of one tensor.");
+}
+
+}  // namespace libddp

@@ -1,0 +1,118 @@
+#pragma once
+
+// libddp as a backend of torch.distributed: DDP, FSDP, DCP, DTensor, Accelerate and everything else
+// written against c10d runs on a libddp::ProcessGroup.
+//
+// Lists of several tensors mean what they mean on Gloo: an all-reduce reduces over them too, a
+// gather gathers from each. Works are asynchronous unless the options say otherwise. Between
+// startCoalescing and endCoalescing sends and receives are collected and run as one batch, in which
+// no order can deadlock.
+// Thread rule: as ProcessGroup; coalescing belongs to one thread at a time.
+//
+//   auto backend = C10dBackend::create(store, {.rank = 0, .world_size = 2});
+//   backend->allreduce(tensors)->wait();
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "libddp/group/process_group.h"
+#include "libddp/interop/c10d_checks.h"
+#include "libddp/interop/monitored_barrier.h"
+
+namespace libddp {
+
+class C10dBackend final : public c10d::Backend {
+ public:
+  static constexpr const char* kName = "libddp";
+
+  /// Joins over `store`, whose keys belong to this group alone. Blocks until all ranks have come.
+  static c10::intrusive_ptr<C10dBackend> create(c10::intrusive_ptr<c10d::Store> store,
+                                                ProcessGroup::Options options);
+  C10dBackend(c10::intrusive_ptr<c10d::Store> store, Group group);
+  ~C10dBackend() override;
+
+  const Group& group() const { return group_; }
+  /// The group behind a backend of this class; null for others.
+  static Group group_of(const c10::intrusive_ptr<c10d::Backend>& backend);
+
+  const std::string getBackendName() const override { return kName; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}  // the group counts from 0 on every rank
+  std::uint64_t getSequenceNumberForGroup() override { return group_->sequence_number(); }
+  c10d::ErrorType getError() override;
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  void abort() override;
+  void shutdown() override;
+
+  using WorkHandle = c10::intrusive_ptr<c10d::Work>;
+
+  WorkHandle allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkHandle allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkHandle allreduce_coalesced(Tensors& tensors,
+                                 const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkHandle reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkHandle broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+
+  WorkHandle allgather(TensorLists& outputs, Tensors& inputs,
+                       const c10d::AllgatherOptions& opts) override;
+  WorkHandle _allgather_base(at::Tensor& output, at::Tensor& input,
+                             const c10d::AllgatherOptions& opts) override;
+  WorkHandle allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                 const c10d::AllgatherOptions& opts) override;
+  WorkHandle allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                             const c10d::AllgatherOptions& opts) override;
+  WorkHandle gather(TensorLists& outputs, Tensors& inputs,
+                    const c10d::GatherOptions& opts) override;
+  WorkHandle scatter(Tensors& outputs, TensorLists& inputs,
+                     const c10d::ScatterOptions& opts) override;
+
+  WorkHandle reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                            const c10d::ReduceScatterOptions& opts) override;
+  WorkHandle _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                  const c10d::ReduceScatterOptions& opts) override;
+  WorkHandle reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                             const c10d::ReduceScatterOptions& opts) override;
+  WorkHandle alltoall_base(at::Tensor& output, at::Tensor& input,
+                           std::vector<std::int64_t>& output_splits,
+                           std::vector<std::int64_t>& input_splits,
+                           const c10d::AllToAllOptions& opts) override;
+  WorkHandle alltoall(Tensors& outputs, Tensors& inputs,
+                      const c10d::AllToAllOptions& opts) override;
+
+  WorkHandle send(Tensors& tensors, int target, int tag) override;
+  WorkHandle recv(Tensors& tensors, int source, int tag) override;
+  WorkHandle recvAnysource(Tensors& tensors, int tag) override;
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkHandle endCoalescing() override;
+
+  WorkHandle barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+ private:
+  struct Operation;
+
+  /// Issues an operation between the profiler's begin and end and wraps its work.
+  template <class Issue>
+  WorkHandle run(Operation operation, TensorLists results, Issue&& issue);
+  WorkHandle exchange_one(Tensors& tensors, Exchange::Direction direction, int peer, int tag);
+
+  /// What startCoalescing opened.
+  struct Batch {
+    std::vector<Exchange> parts;
+    std::vector<WorkPtr> works;
+  };
+
+  const Group group_;
+  MonitoredBarrier monitored_barrier_;
+  std::mutex batch_mutex_;
+  std::optional<Batch> batch_;
+};
+
+}  // namespace libddp

@@ -1,0 +1,107 @@
+// C10dBackend: all_reduce, reduce, broadcast.
+
+#include <ATen/core/Tensor.h>
+
+#include "libddp/interop/c10d_run.h"
+#include "libddp/interop/convert.h"
+#include "libddp/interop/local_reduce.h"
+#include "libddp/interop/sparse.h"
+#include "libddp/interop/work_chain.h"
+
+namespace libddp {
+namespace {
+
+Tensors reducible_all(const Tensors& tensors, const c10d::ReduceOp& op) {
+  Tensors views;
+  views.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) views.push_back(reducible(tensor, op));
+  return views;
+}
+
+}  // namespace
+
+C10dBackend::WorkHandle C10dBackend::allreduce(Tensors& tensors,
+                                               const c10d::AllreduceOptions& opts) {
+  if (!tensors.empty() && tensors[0].layout() == at::kSparse)
+    return allreduce_sparse(tensors, opts);
+  return run({c10d::OpType::ALLREDUCE, "libddp:all_reduce", tensors}, {tensors}, [&]() -> WorkPtr {
+    C10dChecks checks(*group_, "all_reduce");
+    checks.alike(tensors);
+    checks.layout(tensors);
+    const Tensors views = reducible_all(tensors, opts.reduceOp);
+    const ReduceOptions reduce{.op = reduce_op(opts.reduceOp)};
+    reduce_into_first(views, opts.reduceOp);
+    const CallOptions call = call_options(opts.timeout, opts.asyncOp);
+    WorkPtr work = group_->all_reduce(views[0], reduce, call);
+    if (views.size() == 1) return work;
+    return after(work, tensors, [views] { copy_first_to_rest(views); });
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::allreduce_sparse(Tensors& tensors,
+                                                      const c10d::AllreduceOptions& opts) {
+  return run({c10d::OpType::_ALLREDUCE_SPARSE, "libddp:all_reduce", {}}, {tensors}, [&] {
+    C10dChecks checks(*group_, "all_reduce");
+    checks.alike(tensors);
+    checks.layout(tensors, /*allow_sparse=*/true);
+    if (reduce_op(opts.reduceOp) != ReduceOp::Sum || is_premultiplied(opts.reduceOp)) {
+      checks.fail("unsupported reduction operation: sparse tensors know SUM only");
+    }
+    sparse_all_reduce(*group_, tensors, call_options(opts.timeout, false));
+    return done("all_reduce sparse", tensors);
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  return run({c10d::OpType::ALLREDUCE_COALESCED, "libddp:all_reduce", tensors}, {tensors}, [&] {
+    C10dChecks checks(*group_, "all_reduce_coalesced");
+    checks.one_type(tensors);
+    checks.layout(tensors);
+    const Tensors views = reducible_all(tensors, opts.reduceOp);
+    if (is_premultiplied(opts.reduceOp)) {
+      for (const at::Tensor& view : views) premultiply(opts.reduceOp, view);
+    }
+    return group_->all_reduce_coalesced(views, {.op = reduce_op(opts.reduceOp)},
+                                        call_options(opts.timeout, opts.asyncOp));
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  return run({c10d::OpType::REDUCE, "libddp:reduce", tensors}, {tensors}, [&] {
+    C10dChecks checks(*group_, "reduce");
+    checks.root(opts.rootRank);
+    checks.root_tensor(opts.rootTensor, tensors);
+    checks.single(tensors);
+    checks.layout(tensors);
+    at::Tensor view = reducible(tensors[0], opts.reduceOp);
+    if (is_premultiplied(opts.reduceOp)) {
+      if (group_->rank() != opts.rootRank) view = view.clone();  // only the root's may change
+      premultiply(opts.reduceOp, view);
+    }
+    return group_->reduce(view, static_cast<int>(opts.rootRank), {.op = reduce_op(opts.reduceOp)},
+                          call_options(opts.timeout, opts.asyncOp));
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::broadcast(Tensors& tensors,
+                                               const c10d::BroadcastOptions& opts) {
+  return run({c10d::OpType::BROADCAST, "libddp:broadcast", tensors}, {tensors}, [&]() -> WorkPtr {
+    C10dChecks checks(*group_, "broadcast");
+    checks.root(opts.rootRank);
+    checks.root_tensor(opts.rootTensor, tensors);
+    checks.alike(tensors);
+    checks.layout(tensors);
+    const at::Tensor source = tensors[static_cast<std::size_t>(opts.rootTensor)];
+    WorkPtr work = group_->broadcast(movable(source), static_cast<int>(opts.rootRank),
+                                     call_options(opts.timeout, opts.asyncOp));
+    if (tensors.size() == 1) return work;
+    return after(work, tensors, [source, tensors] {
+      for (at::Tensor tensor : tensors) {
+        if (!tensor.is_same(source)) tensor.copy_(source);
+      }
+    });
+  });
+}
+
+}  // namespace libddp

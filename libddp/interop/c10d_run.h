@@ -1,0 +1,39 @@
+#pragma once
+
+// How every method of C10dBackend issues an operation; for its sources only.
+// Thread rule: as C10dBackend.
+//
+//   return run({c10d::OpType::BROADCAST, "libddp:broadcast", tensors}, {tensors},
+//              [&] { return group_->broadcast(tensors[0], root, options); });
+
+#include <utility>
+
+#include "libddp/interop/c10d_backend.h"
+#include "libddp/interop/c10d_work.h"
+#include "libddp/interop/torch_errors.h"
+
+namespace libddp {
+
+struct C10dBackend::Operation {
+  c10d::OpType type;
+  const char* title;
+  Tensors inputs;
+};
+
+template <class Issue>
+C10dBackend::WorkHandle C10dBackend::run(Operation operation, TensorLists results, Issue&& issue) {
+  return for_torch([&]() -> WorkHandle {
+    auto handle = c10::make_intrusive<C10dWork>(
+        C10dOperation{operation.type, operation.title, group_->rank(), group_->sequence_number(),
+                      std::move(operation.inputs)});
+    WorkPtr work = issue();
+    {
+      std::lock_guard lock(batch_mutex_);
+      if (batch_ && work) batch_->works.push_back(work);
+    }
+    handle->attach(std::move(work), std::move(results));
+    return handle;
+  });
+}
+
+}  // namespace libddp

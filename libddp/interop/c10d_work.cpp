@@ -1,0 +1,91 @@
+#include "libddp/interop/c10d_work.h"
+
+#include <ATen/core/ivalue.h>
+
+#include "libddp/interop/callback_thread.h"
+#include "libddp/interop/torch_errors.h"
+
+namespace libddp {
+namespace {
+
+using Lists = std::vector<std::vector<at::Tensor>>;
+using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+
+/// torch's convention: a list of tensors, or a list of such lists where there are several.
+c10::TypePtr type_of(const Lists& results) {
+  auto tensors = c10::ListType::create(c10::TensorType::get());
+  return results.size() > 1 ? c10::ListType::create(tensors) : tensors;
+}
+
+c10::IValue value_of(const Lists& results) {
+  if (results.size() > 1) return c10::IValue(results);
+  return c10::IValue(results.empty() ? std::vector<at::Tensor>() : results[0]);
+}
+
+void complete(const FuturePtr& future, const Lists& results, const std::exception_ptr& error) {
+  if (error) {
+    future->setError(error_for_torch(error));
+  } else {
+    future->markCompleted(value_of(results));
+  }
+}
+
+}  // namespace
+
+C10dWork::C10dWork(const C10dOperation& operation)
+    : c10d::Work(operation.rank, operation.type, operation.title,
+                 operation.inputs.empty()
+                     ? std::nullopt
+                     : std::optional<std::vector<at::Tensor>>(operation.inputs)),
+      sequence_(operation.sequence) {}
+
+void C10dWork::attach(WorkPtr work, Lists results) {
+  work_ = std::move(work);
+  results_ = std::move(results);
+  if (recordFunctionEndCallback_) {
+    work_->on_complete([end = std::move(recordFunctionEndCallback_)](libddp::Work&) { end(); });
+    recordFunctionEndCallback_ = nullptr;
+  }
+}
+
+bool C10dWork::isCompleted() { return work_->is_completed(); }
+
+bool C10dWork::isSuccess() const { return work_->is_completed() && !work_->exception(); }
+
+std::exception_ptr C10dWork::exception() const { return error_for_torch(work_->exception()); }
+
+int C10dWork::sourceRank() const { return work_->source_rank(); }
+
+std::vector<at::Tensor> C10dWork::result() {
+  TORCH_CHECK(results_.size() <= 1,
+              "libddp: result() knows no list of lists. Hint: use get_future().value().");
+  return results_.empty() ? std::vector<at::Tensor>() : results_[0];
+}
+
+bool C10dWork::wait(std::chrono::milliseconds timeout) {
+  for_torch([&] {
+    if (timeout == kNoTimeout) {
+      work_->wait();
+    } else {
+      work_->wait(timeout);
+    }
+  });
+  return true;
+}
+
+FuturePtr C10dWork::getFuture() {
+  std::lock_guard lock(future_mutex_);
+  if (future_) return future_;
+  future_ = c10::make_intrusive<c10::ivalue::Future>(type_of(results_));
+  if (work_->is_completed()) {
+    complete(future_, results_, work_->exception());  // nobody has added a callback yet
+    return future_;
+  }
+  work_->on_complete([future = future_, results = results_](libddp::Work& work) {
+    CallbackThread::instance().post(
+        [future, results, error = work.exception()] { complete(future, results, error); });
+  });
+  return future_;
+}
+
+}  // namespace libddp

@@ -1,0 +1,58 @@
+#pragma once
+
+// libddp's Work behind c10d's: what torch's users wait for, poll and chain.
+//
+// Futures complete in the callback thread, so that a callback may use the group again. With a
+// profiler on, each work is one asynchronous event (`libddp:all_reduce`) that ends with it.
+// Thread rule: as libddp::Work; any thread.
+//
+//   auto work = c10::make_intrusive<C10dWork>(C10dOperation{c10d::OpType::ALLREDUCE,
+//   "libddp:all_reduce"}); work->attach(group->all_reduce(t, {}, {.async = true}), {{t}});
+
+#include <cstdint>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "libddp/group/work.h"
+
+namespace libddp {
+
+/// What a c10d work says about itself.
+struct C10dOperation {
+  c10d::OpType type = c10d::OpType::UNKNOWN;
+  /// Profiler title with static lifetime.
+  const char* title = nullptr;
+  int rank = -1;
+  std::uint64_t sequence = 0;
+  /// Shapes of these are recorded with the event.
+  std::vector<at::Tensor> inputs;
+};
+
+class C10dWork final : public c10d::Work {
+ public:
+  /// Begins the profiler's event; call before the operation is issued, then `attach`.
+  explicit C10dWork(const C10dOperation& operation);
+
+  /// `results`: one list for most operations, several for a gather of several tensors.
+  void attach(WorkPtr work, std::vector<std::vector<at::Tensor>> results);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override {}
+  bool wait(std::chrono::milliseconds timeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  std::uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  const std::uint64_t sequence_;
+  WorkPtr work_;
+  std::vector<std::vector<at::Tensor>> results_;
+  std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace libddp

@@ -1,0 +1,90 @@
+"""libddp's process group behind a torch process group.
+
+`native(group)` answers the C++ group (`libddp._C.ProcessGroup`) that moves the bytes of a
+`torch.distributed.ProcessGroup`; `None` means the default group, whether it was initialised through
+`libddp.distributed.init_process_group` or through `torch.distributed.init_process_group("libddp")`.
+Everything of ours that takes a `process_group` argument goes through it:
+
+    group = native(process_group)     # torch group, our own group, or None
+    group.rank(), group.size(), group.all_reduce(tensor)
+
+`find(group)` is the same for hot paths: None instead of an error where the group is not ours.
+Answers are kept as long as the torch group lives, and no longer.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from libddp._load import load
+from libddp.errors import ArgumentError, StateError
+
+_C = load()
+_CPU = torch.device("cpu")
+_natives: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def find(group=None):
+    """The C++ group behind `group`, or None where it is not one of libddp's.
+
+    Raises:
+        StateError: `group` is None and there is no default group.
+    """
+    if group is None:
+        group = c10d._world.default_pg
+        if group is None:
+            raise StateError(
+                "libddp: the default process group is not initialised. "
+                "Hint: call libddp.distributed.init_process_group() first."
+            )
+    try:
+        return _natives[group]
+    except KeyError:
+        return _look_up(group)
+    except TypeError:  # torch's NON_GROUP_MEMBER is a plain object, to which no weak reference goes
+        return None
+
+
+def native(group=None) -> _C.ProcessGroup:
+    """The C++ group behind `group`; the default group where it is None.
+
+    Args:
+        group: a `torch.distributed.ProcessGroup`, a `libddp._C.ProcessGroup`, or None.
+
+    Raises:
+        StateError: there is no default group.
+        ArgumentError: the group runs on another backend, or this rank is not in it.
+
+    Example:
+        >>> from libddp.distributed._groups import native
+        >>> native().size()  # after init_process_group()  # doctest: +SKIP
+        2
+    """
+    found = find(group)
+    if found is not None:
+        return found
+    if group is c10d.GroupMember.NON_GROUP_MEMBER:
+        raise ArgumentError("libddp: this rank is not a member of the process group it was given.")
+    name = group.name() if isinstance(group, c10d.ProcessGroup) else repr(group)
+    raise ArgumentError(
+        f"libddp: the process group runs on backend {name!r}, not on libddp. Hint: create it with "
+        'libddp.distributed.new_group(), or initialise torch.distributed with backend "libddp".'
+    )
+
+
+def _look_up(group):
+    """Asks torch for the backend of CPU tensors, and the backend for our group."""
+    if isinstance(group, _C.ProcessGroup):
+        return group
+    if not isinstance(group, c10d.ProcessGroup):
+        return None
+    found = None
+    if _CPU in group._device_types:
+        backend = group._get_backend(_CPU)
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps backends once
+        found = _C.group_of_backend(getattr(backend, "wrapped_pg", backend))
+    _natives[group] = found
+    return found
