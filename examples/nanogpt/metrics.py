@@ -12,6 +12,8 @@ import json
 import os
 from pathlib import Path
 
+from config import UserError
+
 NAME = "metrics.jsonl"
 
 
@@ -19,10 +21,14 @@ class Metrics:
     """Thread rule: one thread. Used by rank 0 only."""
 
     def __init__(self, folder: Path, first: int, tensorboard: bool = False):
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / NAME
-        keep_before(path, first)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (close() closes it)
+        self._path = folder / NAME
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            keep_before(self._path, first)
+            # No buffer: what could not be written must not come up again in close().
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise UserError(f"cannot write {self._path}: {error.strerror}") from error
         self._board = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -35,9 +41,13 @@ class Metrics:
             self._board.close()
 
     def write(self, record: dict) -> None:
-        """Append one line. It is flushed at once: a crash loses no line that was reported."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        """Append one line, at once: a crash loses no line that was reported. Raises: UserError."""
+        rest = json.dumps(record).encode() + b"\n"
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise UserError(f"cannot write {self._path}: {error.strerror}") from error
         if self._board:
             for name, value in record.items():
                 if name != "iter":

@@ -156,14 +156,25 @@ def finish(trainer: Trainer, stop: StopSignal, first: int, last: int) -> None:
             f"same command goes on from there"
         )
         return
-    if settings.plot:
-        print(f"loss curve: {plot(out)}")
-    if settings.sample_tokens:
-        start = "\n" if "\n" in trainer.corpus.chars else trainer.corpus.chars[0]
-        request = SampleSettings(start=start, max_new_tokens=settings.sample_tokens)
-        text = continue_text(trainer.core, trainer.corpus.chars, request)
-        (out / "sample.txt").write_text(text, encoding="utf-8")
-        print(f"sample ({out / 'sample.txt'}):\n{text}\n")
+    try:
+        if settings.plot:
+            print(f"loss curve: {plot(out)}")
+        if settings.sample_tokens:
+            text = write_sample(trainer, out / "sample.txt")
+            print(f"sample ({out / 'sample.txt'}):\n{text}\n")
+    except OSError as error:
+        raise UserError(f"cannot write into {out}: {error.strerror}") from error
+
+
+def write_sample(trainer: Trainer, path: Path) -> str:
+    chars = trainer.corpus.chars
+    request = SampleSettings(
+        start="\n" if "\n" in chars else chars[0],
+        max_new_tokens=trainer.settings.sample_tokens,
+    )
+    text = continue_text(trainer.core, chars, request)
+    path.write_text(text, encoding="utf-8")
+    return text
 
 
 if __name__ == "__main__":

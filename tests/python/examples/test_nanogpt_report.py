@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import resource
 import signal
 
 import metrics
@@ -37,6 +38,21 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     assert [record["iter"] for record in metrics.read(tmp_path / "metrics.jsonl")] == [0, 1]
     write(tmp_path, 2, [2])
     assert [record["iter"] for record in metrics.read(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+
+
+def test_a_full_disk_is_named(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    target = Metrics(tmp_path, 0)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+        with pytest.raises(UserError, match=r"cannot write .*metrics.jsonl: File too large"):
+            target.write({"iter": 0, "loss": 1.0, "more": "x" * 100})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    target.close()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write .*file/metrics.jsonl: "):
+        Metrics(tmp_path / "file", 0)
 
 
 def test_a_new_run_starts_a_new_file(tmp_path):
