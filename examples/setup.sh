@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Makes a virtual environment with libddp in it; does nothing, quietly, when nothing has changed.
 #
-#   . examples/setup.sh        # sets LIBDDP_BIN to the environment's bin folder
+#   . examples/setup.sh        # sets LIBDDP_VENV to the environment's full path
 #   bash examples/setup.sh     # the same without setting anything
 #
-# LIBDDP_VENV    the environment; made if it is not there       (default: .venv in the checkout)
-# PYTHON         the interpreter to make it with, 3.10 or newer  (default: python3)
-# LIBDDP_EXTRAS  extras of pyproject.toml to install             (default: examples)
+# LIBDDP_VENV             the environment; made if it is not there       (default: .venv in the checkout)
+# PYTHON                  the interpreter to make it with, 3.10 or newer (default: python3)
+# LIBDDP_EXTRAS           extras of pyproject.toml to install            (default: examples)
+# LIBDDP_SYSTEM_PACKAGES  Debian packages that the caller needs besides  (default: none)
 
 libddp_say() { printf 'setup: %s\n' "$*" >&2; }
 
@@ -47,6 +48,17 @@ sys.exit(not os.path.exists(os.path.join(s.get_path("include"), "Python.h")))' |
     [ ${#missing[@]} = 0 ] || libddp_need "${missing[@]}"
 }
 
+# What the caller asked for, where there is a dpkg to tell what is there.
+libddp_system_packages() {
+    local name missing=()
+    command -v dpkg-query >/dev/null || return 0
+    for name in ${LIBDDP_SYSTEM_PACKAGES:-}; do
+        dpkg-query --show --showformat='${Status}' "$name" 2>/dev/null | grep -q ' installed$' ||
+            missing+=("$name")
+    done
+    [ ${#missing[@]} = 0 ] || libddp_need "${missing[@]}"
+}
+
 # A container that comes with a torch we support keeps it: no second download, the same CUDA.
 libddp_has_torch() {
     "$1" - "$2/python/_build" <<'PYTHON' 2>/dev/null
@@ -65,47 +77,58 @@ PYTHON
 
 # Changes whenever an installation made earlier would not be what an installation now would give.
 libddp_state() {
-    local root=$1 venv=$2 extras=$3
+    local root=$1 venv=$2
     {
         cd "$root" && find CMakeLists.txt pyproject.toml libddp bindings python -type f \
             ! -name '*.pyc' ! -name '*.so' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
         "$venv/bin/python" -c 'import sys
-from importlib.metadata import distribution, PackageNotFoundError
+from importlib.metadata import PackageNotFoundError, version
 print(sys.version)
 for name in ("libddp", "torch"):
     try:
-        print(distribution(name).version)
+        print(version(name))
     except PackageNotFoundError:
         print("no", name)'
-        echo "$extras"
     } | sha256sum
 }
 
+libddp_install() {
+    local root=$1 venv=$2 extras=$3 what
+    local stamp=$venv/.libddp-state has=$venv/.libddp-extras
+    if [ "$(libddp_state "$root" "$venv")" != "$(cat "$stamp" 2>/dev/null)" ]; then
+        libddp_system "$venv/bin/python" || return 1
+        libddp_say "installing libddp[$extras] into $venv (a few minutes; torch too if missing)"
+        rm -f "$stamp" "$has"
+        what="${root}[$extras]"
+    elif ! grep -qxF "$extras" "$has"; then
+        libddp_say "adding packages for libddp[$extras] to $venv"
+        what="libddp[$extras]" # by name: the library itself is there and need not be built again
+    else
+        return 0
+    fi
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$what" || {
+        libddp_say "pip install $what failed, see above"
+        return 1
+    }
+    echo "$extras" >>"$has"
+    libddp_state "$root" "$venv" >"$stamp"
+    libddp_say "done"
+}
+
 libddp_setup() {
-    local root venv python extras options=()
+    local root venv=${LIBDDP_VENV:-} python=${PYTHON:-python3} options=()
     root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || return 1
-    venv=${LIBDDP_VENV:-$root/.venv} python=${PYTHON:-python3} extras=${LIBDDP_EXTRAS:-examples}
+    : "${venv:=$root/.venv}"
+    libddp_system_packages || return 1
     if [ ! -x "$venv/bin/python" ]; then
         libddp_system "$python" || return 1
         if libddp_has_torch "$python" "$root"; then options=(--system-site-packages); fi
         libddp_say "making the virtual environment $venv"
         "$python" -m venv ${options[@]+"${options[@]}"} "$venv" || return 1
     fi
-    venv=$(cd "$venv" && pwd) || return 1
-    export LIBDDP_BIN=$venv/bin
-    local stamp=$venv/.libddp-installed
-    if [ "$(libddp_state "$root" "$venv" "$extras")" = "$(cat "$stamp" 2>/dev/null)" ]; then
-        return 0
-    fi
-    libddp_system "$venv/bin/python" || return 1
-    libddp_say "installing libddp[$extras] into $venv (a few minutes; torch too if it is not there)"
-    rm -f "$stamp"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${root}[$extras]" || {
-        libddp_say "pip install of $root failed, see above"
-        return 1
-    }
-    libddp_state "$root" "$venv" "$extras" >"$stamp"
-    libddp_say "done"
+    LIBDDP_VENV=$(cd "$venv" && pwd) || return 1
+    export LIBDDP_VENV
+    libddp_install "$root" "$LIBDDP_VENV" "${LIBDDP_EXTRAS:-examples}"
 }
 
 libddp_setup

@@ -41,7 +41,7 @@ def setup(checkout, **more):
         "LIBDDP_EXTRAS": "examples",
     }
     return subprocess.run(
-        ["bash", "-euc", '. examples/setup.sh; echo "$LIBDDP_BIN"'],
+        ["bash", "-euc", '. examples/setup.sh; echo "$LIBDDP_VENV"'],
         cwd=checkout,
         env=environment | more,
         capture_output=True,
@@ -57,7 +57,7 @@ def calls(checkout) -> list[str]:
 
 def test_installs_once_and_again_after_a_change(checkout):
     first = setup(checkout)
-    assert first.stdout == f"{checkout}/venv/bin\n"
+    assert first.stdout == f"{checkout}/venv\n"
     assert "installing libddp[examples]" in first.stderr
     assert calls(checkout) == [
         f"pip install --quiet --disable-pip-version-check {checkout}[examples]"
@@ -69,15 +69,24 @@ def test_installs_once_and_again_after_a_change(checkout):
     (checkout / "libddp" / "a.cpp").write_text("changed")
     setup(checkout)
     assert len(calls(checkout)) == 2
-    setup(checkout, LIBDDP_EXTRAS="test")
-    assert calls(checkout)[2:] == [calls(checkout)[0].replace("[examples]", "[test]")]
+
+
+def test_more_extras_are_added_without_building_again(checkout):
+    setup(checkout)
+    for _ in range(2):
+        assert setup(checkout, LIBDDP_EXTRAS="test").returncode == 0
+        assert setup(checkout).returncode == 0
+    assert [call.split()[-1] for call in calls(checkout)] == [
+        f"{checkout}[examples]",
+        "libddp[test]",
+    ]
 
 
 def test_a_failed_installation_is_tried_again(checkout):
     failed = setup(checkout, PIP_STATUS="1")
     assert failed.returncode != 0
     assert failed.stdout == ""
-    assert f"setup: pip install of {checkout} failed" in failed.stderr
+    assert f"setup: pip install {checkout}[examples] failed" in failed.stderr
     assert setup(checkout).returncode == 0
     assert len(calls(checkout)) == 2
 
