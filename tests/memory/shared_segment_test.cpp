@@ -1,0 +1,101 @@
+#include "libddp/memory/shared_segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "libddp/base/error.h"
+#include "tests/support/catch.h"
+#include "tests/support/expect.h"
+#include "tests/support/fork_ranks.h"
+
+using namespace libddp;
+using libddp::test::contains;
+using libddp::test::message_of;
+
+namespace {
+
+UniqueFd duplicate(int fd) { return UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
+
+}  // namespace
+
+TEST_CASE("SharedSegment starts with zeros and is seen through a second mapping") {
+  SharedSegment mine = SharedSegment::create("libddp-test", 100'000);
+  REQUIRE(mine.size_bytes() == 100'000);
+  REQUIRE(mine.data()[99'999] == std::byte{0});
+  SharedSegment theirs = SharedSegment::map(duplicate(mine.fd()));
+  REQUIRE(theirs.size_bytes() == 100'000);
+  REQUIRE(theirs.data() != mine.data());
+  mine.data()[5] = std::byte{42};
+  REQUIRE(theirs.data()[5] == std::byte{42});
+}
+
+TEST_CASE("SharedSegment is closed on exec, sealed, and named in the maps") {
+  SharedSegment segment = SharedSegment::create("libddp-test-name", 4096);
+  REQUIRE((::fcntl(segment.fd(), F_GETFD) & FD_CLOEXEC) != 0);
+  REQUIRE(::ftruncate(segment.fd(), 100) == -1);
+  REQUIRE(::ftruncate(segment.fd(), 1 << 20) == -1);
+  std::ifstream maps("/proc/self/maps");
+  const std::string text((std::istreambuf_iterator<char>(maps)), {});
+  REQUIRE(contains(text, "libddp-test-name"));
+}
+
+TEST_CASE("Large SharedSegments stand on huge-page boundaries") {
+  for (std::size_t size : {std::size_t{2} << 20, (std::size_t{5} << 20) + 12345}) {
+    SharedSegment segment = SharedSegment::create("libddp-test", size);
+    REQUIRE(reinterpret_cast<std::uintptr_t>(segment.data()) % (2 << 20) == 0);
+    std::memset(segment.data(), 1, size);
+  }
+}
+
+TEST_CASE("Reserving costs no memory") {
+  SharedSegment segment = SharedSegment::create("libddp-test", std::size_t{64} << 30);
+  segment.data()[std::size_t{40} << 30] = std::byte{1};
+  REQUIRE(segment.data()[std::size_t{40} << 30] == std::byte{1});
+}
+
+TEST_CASE("Moving a SharedSegment moves the mapping") {
+  SharedSegment first = SharedSegment::create("libddp-test", 4096);
+  first.data()[0] = std::byte{7};
+  SharedSegment second = std::move(first);
+  REQUIRE(first.data() == nullptr);
+  first = SharedSegment::create("libddp-test", 8192);
+  first = std::move(second);
+  REQUIRE(first.size_bytes() == 4096);
+  REQUIRE(first.data()[0] == std::byte{7});
+}
+
+TEST_CASE("SharedSegment errors") {
+  REQUIRE(contains(message_of<ArgumentError>([] { SharedSegment::create("none", 0); }),
+                   "'none' of 0 bytes"));
+  SECTION("a descriptor that is no sealed memory is refused") {
+    UniqueFd plain(::memfd_create("plain", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    REQUIRE(::ftruncate(plain.get(), 4096) == 0);
+    REQUIRE(contains(message_of<NetworkError>([&] { SharedSegment::map(std::move(plain)); }),
+                     "not shared memory of fixed size"));
+    UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+    REQUIRE_THROWS_AS(SharedSegment::map(std::move(null)), NetworkError);
+    REQUIRE_THROWS_AS(SharedSegment::map(UniqueFd()), NetworkError);
+  }
+  SECTION("no address space") {
+    REQUIRE(contains(message_of<Error>([] { SharedSegment::create("huge", std::size_t{1} << 62); }),
+                     "bytes"));
+  }
+}
+
+TEST_CASE("SharedSegment is shared with another process") {
+  SharedSegment segment = SharedSegment::create("libddp-test", 4096);
+  const auto results = libddp::test::fork_ranks(2, [&](int rank) -> std::string {
+    segment.data()[rank] = static_cast<std::byte>(rank + 10);
+    return "";
+  });
+  REQUIRE(results[0].ok());
+  REQUIRE(results[1].ok());
+  REQUIRE(segment.data()[0] == std::byte{10});
+  REQUIRE(segment.data()[1] == std::byte{11});
+}

@@ -1,0 +1,34 @@
+#pragma once
+
+// Checks for code that runs in a rank's thread or process, where Catch2's assertions may not be
+// used (they are neither thread-safe nor seen by the parent process).
+//
+//   run_ranks(3, [&](int rank) { expect(data[rank] == 6.0f, "sum"); });
+
+#include <stdexcept>
+#include <string>
+
+namespace libddp::test {
+
+/// Throws std::runtime_error with `what` where `condition` is false.
+inline void expect(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error("expected: " + what);
+}
+
+/// Runs `call`, which must throw `Expected` (or a class derived from it); returns the message.
+template <typename Expected, typename Call>
+std::string message_of(Call&& call) {
+  try {
+    call();
+  } catch (const Expected& error) {
+    return error.what();
+  }
+  throw std::runtime_error("expected an exception, none was thrown");
+}
+
+/// True if `text` contains `part`; for messages in expect and REQUIRE.
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace libddp::test
