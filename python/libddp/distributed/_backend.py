@@ -1,0 +1,106 @@
+"""Backend names: torch's words for libddp's host backend, and the creator that torch calls.
+
+| name | means |
+|---|---|
+| None, "auto" | host backend for CPU tensors; NCCL for CUDA tensors where there is CUDA |
+| "libddp", "gloo", "shm" | host backend |
+| "nccl" | as "auto", but an error where there is no CUDA |
+| "cpu:gloo,cuda:nccl" | both; the CUDA half is left out where there is no CUDA |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from libddp import _autoload
+from libddp._load import load
+from libddp.distributed import _exit
+from libddp.errors import ArgumentError
+
+_C = load()
+HOST = _autoload.BACKEND
+_HOST_NAMES = frozenset({HOST, "gloo", "shm"})
+_ACCEPTED = 'None, "auto", "libddp", "gloo", "shm", "nccl", "cpu:gloo", "cpu:gloo,cuda:nccl"'
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A user's backend argument, understood."""
+
+    #: What torch.distributed is given.
+    torch_name: str
+    #: What get_backend() answers: the name that scripts compare with.
+    reported: str
+
+
+def choose(backend: str | None) -> Choice:
+    """Understands a `backend` argument.
+
+    Raises:
+        ArgumentError: unknown, or it needs CUDA where there is none.
+
+    Example:
+        >>> from libddp.distributed._backend import choose
+        >>> choose("gloo")
+        Choice(torch_name='libddp', reported='gloo')
+    """
+    if backend is not None and not isinstance(backend, str):
+        raise _refusal(backend, f"is a {type(backend).__name__}, not a name")
+    name = None if backend is None else str(backend).strip().lower()
+    if name in (None, "auto", "undefined"):
+        return Choice(*(_both("nccl") if torch.cuda.is_available() else (HOST, "gloo")))
+    if ":" in name:
+        return _choose_per_device(name)
+    if name in _HOST_NAMES:
+        return Choice(HOST, name)
+    if name == "nccl":
+        _require_cuda(name)
+        return Choice(*_both("nccl"))
+    raise _refusal(backend, "is not known")
+
+
+def create(options, pg_options):
+    """The c10d backend of one group; torch calls it on each of the group's ranks."""
+    _exit.install()
+    return _C.create_backend(options, pg_options)
+
+
+def _both(reported: str) -> tuple[str, str]:
+    return f"cpu:{HOST},cuda:nccl", reported
+
+
+def _choose_per_device(name: str) -> Choice:
+    """ "cpu:gloo,cuda:nccl" and the like."""
+    parts = {}
+    for pair in name.split(","):
+        device, _, backend = pair.strip().partition(":")
+        if device in parts:
+            raise _refusal(name, f"names device {device!r} twice")
+        if device == "cpu" and backend in _HOST_NAMES:
+            parts[device] = HOST
+        elif device == "cuda" and backend == "nccl":
+            parts[device] = backend
+        else:
+            raise _refusal(name, f"has the part {pair.strip()!r}, which libddp does not offer")
+    if not torch.cuda.is_available():
+        if "cpu" not in parts:
+            _require_cuda(name)
+        return Choice(HOST, name)
+    return Choice(",".join(f"{device}:{part}" for device, part in parts.items()), name)
+
+
+def _require_cuda(name: str) -> None:
+    if not torch.cuda.is_available():
+        raise ArgumentError(
+            f"libddp: backend {name!r} needs CUDA, and torch.cuda.is_available() is False here. "
+            'Hint: pass backend="gloo", or None to take what the machine has.'
+        )
+
+
+def _refusal(backend, why: str) -> ArgumentError:
+    return ArgumentError(f"libddp: backend {backend!r} {why}. Hint: pass one of {_ACCEPTED}.")
+
+
+_autoload.register()

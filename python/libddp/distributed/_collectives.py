@@ -1,0 +1,217 @@
+"""The hot calls: torch's functions with a straight way to C++.
+
+Signatures are torch's. A call on dense CPU tensors of one of libddp's groups goes to the C++ group
+directly; everything else (CUDA tensors, tensor subclasses, sparse tensors, foreign groups, ranks
+outside the group, open coalescing) is handed to torch's function of the same name, which reaches
+the same group through our c10d backend where it is ours. Results and errors are the same.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed import ReduceOp
+
+from libddp.distributed._groups import find
+from libddp.errors import ArgumentError
+
+#: Types without a __torch_function__ of their own.
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def _straight(group, tensor):
+    """The C++ group that takes the call, or None where torch has to."""
+    native = find(group)
+    if (
+        native is None
+        or type(tensor) not in _PLAIN
+        or not tensor.is_cpu
+        or c10d._world.pg_coalesce_state
+    ):
+        return None
+    return native
+
+
+def _rank_in(native, group, rank: int | None, group_rank: int | None, what: str) -> int:
+    """A rank of the group from torch's two ways to name it."""
+    if (rank is None) == (group_rank is None):
+        raise ArgumentError(f"libddp: pass exactly one of {what} and group_{what}.")
+    if group_rank is not None:
+        return group_rank
+    if group is None:
+        return rank
+    try:
+        return native.global_ranks().index(rank)
+    except ValueError:
+        raise ArgumentError(
+            f"libddp: {what}={rank} is not among the global ranks {native.global_ranks()} of the "
+            f"group. Hint: {what} is a global rank; group_{what} is one of the group."
+        ) from None
+
+
+def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op: bool = False):
+    """Reduces `tensor` over all ranks, in place; bit-identical everywhere.
+
+    Args:
+        tensor: dense; any dtype that torch reduces.
+        op: ReduceOp.SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR.
+        group: None = the default group.
+        async_op: return a Work at once instead of waiting.
+
+    Returns:
+        A Work with wait(), is_completed() and get_future() if async_op, else None.
+
+    Raises:
+        PeerError: another rank died or called something else. TimeoutError: it did not come.
+
+    Example:
+        >>> from libddp.distributed import all_reduce, destroy_process_group, init_process_group
+        >>> import torch
+        >>> init_process_group("gloo", rank=0, world_size=1)
+        >>> all_reduce(torch.ones(3))
+        >>> destroy_process_group()
+    """
+    native = _straight(group, tensor)
+    if native is None or tensor.is_sparse:
+        return dist.all_reduce(tensor, op, group, async_op)
+    return native.all_reduce(tensor, op, async_op)
+
+
+def reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op: bool = False, group_dst=None):
+    """As all_reduce; the result is defined on `dst` (a global rank) only."""
+    native = _straight(group, tensor)
+    if native is None:
+        return dist.reduce(tensor, dst, op, group, async_op, group_dst)
+    return native.reduce(tensor, _rank_in(native, group, dst, group_dst, "dst"), op, async_op)
+
+
+def broadcast(tensor, src=None, group=None, async_op: bool = False, group_src=None):
+    """Copies the tensor of rank `src` (a global rank) to all ranks, in place."""
+    native = _straight(group, tensor)
+    if native is None:
+        return dist.broadcast(tensor, src, group, async_op, group_src)
+    return native.broadcast(tensor, _rank_in(native, group, src, group_src, "src"), async_op)
+
+
+def all_gather(tensor_list, tensor, group=None, async_op=False):
+    """Gathers every rank's `tensor` into `tensor_list`; sizes may differ between ranks."""
+    native = _straight(group, tensor)
+    if native is None:
+        return dist.all_gather(tensor_list, tensor, group, async_op)
+    return native.all_gather(tensor_list, tensor, async_op)
+
+
+def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
+    """As all_gather, into one tensor: concatenated along dim 0, or stacked."""
+    native = _straight(group, input_tensor)
+    if native is None:
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+    return native.all_gather_into(output_tensor, input_tensor, async_op)
+
+
+def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op: bool = False):
+    """Reduces one input per rank; each rank gets its own in `output`."""
+    native = _straight(group, output)
+    if native is None:
+        return dist.reduce_scatter(output, input_list, op, group, async_op)
+    return native.reduce_scatter(output, input_list, op, async_op)
+
+
+def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False):
+    """As reduce_scatter, with the inputs as equal blocks of one tensor."""
+    native = _straight(group, output)
+    if native is None:
+        return dist.reduce_scatter_tensor(output, input, op, group, async_op)
+    return native.reduce_scatter_into(output, input, op, async_op)
+
+
+def all_to_all_single(
+    output,
+    input,
+    output_split_sizes=None,
+    input_split_sizes=None,
+    group=None,
+    async_op: bool = False,
+):
+    """Sends rows of `input` to each rank and receives rows of `output` from each."""
+    native = _straight(group, input)
+    if native is None:
+        return dist.all_to_all_single(
+            output, input, output_split_sizes, input_split_sizes, group, async_op
+        )
+    return native.all_to_all_single(
+        output, input, output_split_sizes or [], input_split_sizes or [], async_op
+    )
+
+
+def all_to_all(output_tensor_list, input_tensor_list, group=None, async_op: bool = False):
+    """Input i goes to rank i of the group; output i comes from it."""
+    native = _straight(group, input_tensor_list[0]) if input_tensor_list else None
+    if native is None:
+        return dist.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
+    return native.all_to_all(output_tensor_list, input_tensor_list, async_op)
+
+
+def send(tensor, dst=None, group=None, tag: int = 0, group_dst=None) -> None:
+    """Sends to rank `dst` (a global rank); ends when the receiver has taken it."""
+    native = _straight(group, tensor)
+    if native is None:
+        dist.send(tensor, dst, group, tag, group_dst)
+    else:
+        native.send(tensor, _rank_in(native, group, dst, group_dst, "dst"), tag)
+
+
+def recv(tensor, src=None, group=None, tag: int = 0, group_src=None) -> int:
+    """Receives from rank `src`, from any where it is None; returns the global rank it came from."""
+    native = _straight(group, tensor)
+    if native is None:
+        return dist.recv(tensor, src, group, tag, group_src)
+    source = None
+    if src is not None or group_src is not None:
+        source = _rank_in(native, group, src, group_src, "src")
+    return native.global_ranks()[native.recv(tensor, source, tag)]
+
+
+def barrier(group=None, async_op: bool = False, device_ids=None):
+    """Ends when all ranks of the group have come."""
+    native = find(group)
+    on_host = native is not None and len((group or c10d._world.default_pg)._device_types) == 1
+    if not on_host:
+        return dist.barrier(group, async_op, device_ids)
+    return native.barrier(async_op)
+
+
+def monitored_barrier(group=None, timeout=None, wait_all_ranks: bool = False):
+    """A barrier that names the ranks that did not come within `timeout`; the group stays usable.
+
+    Raises:
+        TimeoutError: on rank 0 "Rank N failed to pass monitoredBarrier" (with wait_all_ranks all of
+            them), on the others that rank 0 says so.
+    """
+    native = find(group)
+    if native is None:
+        return dist.monitored_barrier(group, timeout, wait_all_ranks)
+    pg = group or c10d._world.default_pg
+    return pg.monitored_barrier(timeout or native.timeout, wait_all_ranks=wait_all_ranks)
+
+
+def allocate(*size, dtype=None, device=None, group=None) -> torch.Tensor:
+    """An uninitialised tensor in the group's arena: its collectives copy nothing.
+
+    Args:
+        size: as in torch.empty: integers, or one sequence of them.
+        dtype: None = torch's default dtype.
+        device: None or CPU; on another device an ordinary tensor comes back.
+        group: None = the default group.
+
+    Raises:
+        ArgumentError: the group is not one of libddp's.
+    """
+    from libddp.distributed._groups import native
+
+    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if device is not None and torch.device(device).type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return native(group).allocate(list(shape), dtype)

@@ -1,0 +1,199 @@
+"""Beginning and end of the default process group, and sub-groups.
+
+One process group serves two libraries: `init_process_group` also becomes torch's default group, so
+torch's DistributedSampler, DCP, DTensor, Accelerate and others see the ranks.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from libddp._load import load
+from libddp.distributed import _backend, _groups
+from libddp.errors import ArgumentError
+
+_C = load()
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+_OUR_SCHEMES = ("env", "tcp", "file")
+#: group -> the backend name that its creator passed
+_reported: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: dist.Store | None = None,
+    group_name: str = "",
+    pg_options=None,
+    device_id: torch.device | int | None = None,
+) -> None:
+    """Joins the default process group; blocks until all ranks have come.
+
+    Args:
+        backend: "gloo" (libddp's host backend), "nccl", "cpu:gloo,cuda:nccl", "libddp", "shm",
+            "auto" or None (what the machine has).
+        init_method: "env://" (default: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
+            "tcp://host:port" or "file:///path".
+        timeout: deadline of every operation and of joining; None = 30 minutes.
+        world_size: number of ranks; -1 = from the environment or the URL.
+        rank: this process's rank; -1 = from the environment or the URL.
+        store: used instead of `init_method`; `rank` and `world_size` are then required.
+        group_name: without effect, as in torch.
+        pg_options: handed to the NCCL backend.
+        device_id: the CUDA device of this process; a CPU device is accepted and has no effect.
+
+    Raises:
+        ArgumentError: a missing, contradictory or impossible argument or variable; it is named.
+        NetworkError: the store cannot be reached, or its port is in use.
+        TimeoutError: a rank never came; it is named.
+        PeerError: ranks disagree, or two have one number.
+
+    Example:
+        >>> import os
+        >>> from libddp.distributed import destroy_process_group, init_process_group
+        >>> init_process_group("gloo", rank=0, world_size=1)
+        >>> destroy_process_group()
+    """
+    if c10d.GroupMember.WORLD is not None:
+        raise ArgumentError(
+            "libddp: trying to initialize the default process group twice! "
+            "Hint: call destroy_process_group() before the second init_process_group()."
+        )
+    choice = _backend.choose(backend)
+    timeout = _checked_timeout(timeout)
+    if store is None:
+        store, rank, world_size = _rendezvous(init_method, rank, world_size, timeout)
+    else:
+        _check_store_arguments(init_method, rank, world_size)
+    dist.init_process_group(
+        choice.torch_name,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        pg_options=pg_options,
+        device_id=_accelerator(device_id),
+    )
+    _reported[c10d.GroupMember.WORLD] = choice.reported
+
+
+def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
+    """Leaves a group in order; None = the default group and every other one with it.
+
+    Raises:
+        StateError: there is no default group.
+    """
+    if group is None:
+        _groups.find(None)  # raises our error where there is none
+    dist.destroy_process_group(group)
+
+
+def new_group(
+    ranks=None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options=None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: torch.device | None = None,
+):
+    """A group of some of the default group's ranks. All ranks must call it, members or not.
+
+    Arguments as in torch.distributed.new_group; `backend` as in init_process_group, None = as the
+    default group.
+    """
+    choice = None if backend is None else _backend.choose(backend)
+    group = dist.new_group(
+        ranks,
+        timeout=None if timeout is None else _checked_timeout(timeout),
+        backend=choice and choice.torch_name,
+        pg_options=pg_options,
+        use_local_synchronization=use_local_synchronization,
+        group_desc=group_desc,
+        device_id=_accelerator(device_id),
+    )
+    if choice and isinstance(group, dist.ProcessGroup):
+        _reported[group] = choice.reported
+    return group
+
+
+def get_backend(group: dist.ProcessGroup | None = None) -> str:
+    """The backend's name as the group's creator passed it: "gloo", "nccl", ...
+
+    A sub-group that was created without one answers as the default group does.
+    """
+    _groups.find(group)
+    known = _reported.get(group or c10d.GroupMember.WORLD)
+    if known is not None:
+        return known
+    name = str(dist.get_backend(group))
+    default = c10d.GroupMember.WORLD
+    return _reported.get(default, name) if name == str(dist.get_backend(default)) else name
+
+
+def _checked_timeout(timeout: timedelta | None) -> timedelta:
+    if timeout is None:
+        return DEFAULT_TIMEOUT
+    if not isinstance(timeout, timedelta):
+        raise ArgumentError(
+            f"libddp: timeout={timeout!r} is a {type(timeout).__name__}. "
+            "Hint: pass a datetime.timedelta."
+        )
+    if timeout <= timedelta(0):
+        raise ArgumentError(
+            f"libddp: timeout={timeout} is not positive. Hint: pass None for 30 min."
+        )
+    return timeout
+
+
+def _check_store_arguments(init_method, rank: int, world_size: int) -> None:
+    if init_method is not None:
+        raise ArgumentError("libddp: both store and init_method are given. Hint: pass one of them.")
+    if world_size < 1:
+        raise ArgumentError(
+            f"libddp: store is given, but world_size={world_size}. Hint: pass the number of ranks."
+        )
+    if not 0 <= rank < world_size:
+        raise ArgumentError(
+            f"libddp: store is given, but rank={rank} with world_size={world_size}. "
+            f"Hint: pass a rank from 0 to {world_size - 1}."
+        )
+
+
+def _rendezvous(init_method: str | None, rank: int, world_size: int, timeout: timedelta):
+    """(store, rank, world_size); schemes that a user registered with torch are torch's."""
+    init_method = init_method or "env://"
+    scheme = init_method.partition("://")[0]
+    if scheme not in _OUR_SCHEMES:
+        try:
+            store, rank, world_size = next(
+                dist.rendezvous(init_method, rank, world_size, timeout=timeout)
+            )
+        except RuntimeError as error:
+            raise ArgumentError(
+                f"libddp: init_method={init_method!r}: {error}. "
+                'Hint: use "env://", "tcp://host:port" or "file:///path".'
+            ) from error
+        store.set_timeout(timeout)
+        return store, rank, world_size
+    return _C.rendezvous(
+        init_method,
+        rank=None if rank == -1 else rank,
+        world_size=None if world_size == -1 else world_size,
+        timeout=timeout,
+    )
+
+
+def _accelerator(device_id):
+    """torch refuses a CPU device; scripts pass one to run on machines without CUDA."""
+    if isinstance(device_id, torch.device) and device_id.type == "cpu":
+        return None
+    return device_id
