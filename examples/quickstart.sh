@@ -22,5 +22,6 @@ fi
 echo "quickstart: two ranks, results in $out"
 # One thread per rank: two ranks with a thread pool each would get into each other's way.
 export OMP_NUM_THREADS=1
-exec "$LIBDDP_VENV/bin/libddp" run --standalone --nproc-per-node=2 "$root/examples/nanogpt/train.py" \
-    --config="$root/examples/nanogpt/quickstart.json" --out_dir="$out" "$@"
+nanogpt=$root/examples/nanogpt
+exec "$LIBDDP_VENV/bin/libddp" run --standalone --nproc-per-node=2 "$nanogpt/train.py" \
+    --config="$nanogpt/quickstart.json" --out_dir="$out" "$@"

@@ -4,10 +4,10 @@
 #   . examples/setup.sh        # sets LIBDDP_VENV to the environment's full path
 #   bash examples/setup.sh     # the same without setting anything
 #
-# LIBDDP_VENV             the environment; made if it is not there       (default: .venv in the checkout)
+# LIBDDP_VENV             the environment; made if it is not there (default: .venv in the checkout)
 # PYTHON                  the interpreter to make it with, 3.10 or newer (default: python3)
-# LIBDDP_EXTRAS           extras of pyproject.toml to install            (default: examples)
-# LIBDDP_SYSTEM_PACKAGES  Debian packages that the caller needs besides  (default: none)
+# LIBDDP_EXTRAS           extras of pyproject.toml to install (default: examples)
+# LIBDDP_SYSTEM_PACKAGES  Debian packages that the caller needs besides (default: none)
 
 libddp_say() { printf 'setup: %s\n' "$*" >&2; }
 

@@ -9,8 +9,13 @@ import time
 from pathlib import Path
 
 import resume
+from config import UserError
 from metrics import Metrics
+from plot import plot
 from progress import Progress, Stopwatch
+from sample import continue_text
+from settings import SampleSettings, TrainSettings
+from stop import StopSignal
 from trainer import Trainer
 
 
@@ -88,3 +93,44 @@ class Report:
         record = {"iter": iteration, "loss": loss, **more, "tokens": done}
         self._metrics.write(record | self._evaluated)
         self._evaluated = {}
+
+
+def opening(settings: TrainSettings, first: int, last: int) -> str:
+    """The line that says where the run begins and why."""
+    if not first:
+        return f"training from scratch to iteration {last}"
+    if first == last:
+        return f"{settings.out_dir} is complete at iteration {last}; --extend=True trains on"
+    if first % settings.max_iters == 0:
+        return f"{settings.out_dir} was complete at iteration {first}: training on to {last}"
+    return f"resuming {settings.out_dir} at iteration {first}, training to {last}"
+
+
+def finish(trainer: Trainer, stop: StopSignal, last: int) -> None:
+    """What rank 0 leaves behind."""
+    settings, out = trainer.settings, Path(trainer.settings.out_dir)
+    if trainer.iteration < last:
+        print(
+            f"stopped by {stop.name()} at iteration {trainer.iteration} of {last}; saved, so the "
+            f"same command goes on from there"
+        )
+        return
+    try:
+        if settings.plot:
+            print(f"loss curve: {plot(out)}")
+        if settings.sample_tokens:
+            text = write_sample(trainer, out / "sample.txt")
+            print(f"sample ({out / 'sample.txt'}):\n{text}\n")
+    except OSError as error:
+        raise UserError(f"cannot write into {out}: {error.strerror}") from error
+
+
+def write_sample(trainer: Trainer, path: Path) -> str:
+    chars = trainer.corpus.chars
+    request = SampleSettings(
+        start="\n" if "\n" in chars else chars[0],
+        max_new_tokens=trainer.settings.sample_tokens,
+    )
+    text = continue_text(trainer.core, chars, request)
+    path.write_text(text, encoding="utf-8")
+    return text

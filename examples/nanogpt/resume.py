@@ -1,16 +1,35 @@
 """Between a trainer and its checkpoint in out_dir.
 
+    with claim(out_dir): ...   # rank 0, for the whole run
 restore(trainer)      # every rank, before the first iteration
 store(trainer)        # rank 0
 """
 
+import fcntl
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 import checkpoint
 from config import UserError
 from settings import MODEL_KEYS
 from trainer import Trainer
+
+
+def claim(folder: Path) -> IO:
+    """Keep a second run out of `folder` until the result is closed or we die. Raises: UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "w")  # noqa: SIM115 (the caller closes it)
+    except OSError as error:
+        raise UserError(f"cannot write into {folder}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        hint = "wait for it, end it, or use another --out_dir"
+        raise UserError(f"another run is training in {folder}; {hint}") from error
+    return lock
 
 
 def store(trainer: Trainer) -> None:

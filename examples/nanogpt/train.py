@@ -25,17 +25,22 @@ from libddp.distributed import (
     init_process_group,
 )
 from libddp.nn.parallel import DistributedDataParallel as DDP
-from plot import plot
 from prepare import prepare
-from report import Report
-from sample import continue_text
-from settings import SampleSettings, TrainSettings, check
+from report import Report, finish, opening
+from settings import TrainSettings, check
 from stop import StopSignal
 from trainer import Ranks, Trainer
 
 
 def main(arguments: list[str]) -> int:
     settings = check(parse(TrainSettings, arguments))
+    if os.environ.get("RANK", "0") != "0":
+        return run(settings)
+    with resume.claim(Path(settings.out_dir)):
+        return run(settings)
+
+
+def run(settings: TrainSettings) -> int:
     # The text comes first: if it is no good, no rank has to wait for another one.
     folder = Path(settings.data_dir or Path(settings.out_dir) / "data")
     corpus = Corpus(prepare(settings.data, folder, settings.corpus_mib), settings.block_size)
@@ -46,17 +51,17 @@ def main(arguments: list[str]) -> int:
         agree_on_start(trainer)
         if ranks.distributed:
             trainer.wrap(DDP)
-        first, last = trainer.iteration, last_iteration(trainer)
+        last = last_iteration(trainer)
         if ranks.rank == 0:
             with Report(trainer, last) as report:
-                report.say(opening(settings, first, last))
+                report.say(opening(settings, trainer.iteration, last))
                 train(trainer, stop, last, report)
         else:
             train(trainer, stop, last)
         if ranks.distributed and not stop.alone:
             destroy_process_group()
     if ranks.rank == 0:
-        finish(trainer, stop, first, last)
+        finish(trainer, stop, last)
     return 128 + stop.signum if trainer.iteration < last else 0
 
 
@@ -134,47 +139,6 @@ def asked_to_stop(trainer: Trainer, stop: StopSignal) -> bool:
     signum = largest([stop.signum], ranks)[0]
     stop.signum = signum or stop.signum
     return signum != 0
-
-
-def opening(settings: TrainSettings, first: int, last: int) -> str:
-    """The line that says where the run begins and why."""
-    if not first:
-        return f"training from scratch to iteration {last}"
-    if first == last:
-        return f"{settings.out_dir} is complete at iteration {last}; --extend=True trains on"
-    if first % settings.max_iters == 0:
-        return f"{settings.out_dir} was complete at iteration {first}: training on to {last}"
-    return f"resuming {settings.out_dir} at iteration {first}, training to {last}"
-
-
-def finish(trainer: Trainer, stop: StopSignal, first: int, last: int) -> None:
-    """What rank 0 leaves behind."""
-    settings, out = trainer.settings, Path(trainer.settings.out_dir)
-    if trainer.iteration < last:
-        print(
-            f"stopped by {stop.name()} at iteration {trainer.iteration} of {last}; saved, so the "
-            f"same command goes on from there"
-        )
-        return
-    try:
-        if settings.plot:
-            print(f"loss curve: {plot(out)}")
-        if settings.sample_tokens:
-            text = write_sample(trainer, out / "sample.txt")
-            print(f"sample ({out / 'sample.txt'}):\n{text}\n")
-    except OSError as error:
-        raise UserError(f"cannot write into {out}: {error.strerror}") from error
-
-
-def write_sample(trainer: Trainer, path: Path) -> str:
-    chars = trainer.corpus.chars
-    request = SampleSettings(
-        start="\n" if "\n" in chars else chars[0],
-        max_new_tokens=trainer.settings.sample_tokens,
-    )
-    text = continue_text(trainer.core, chars, request)
-    path.write_text(text, encoding="utf-8")
-    return text
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 from config import UserError
 
 pytest.importorskip("libddp.distributed", reason="libddp is not installed")
+import resume
 import sample
 import train
 from trainer import Ranks, Trainer
@@ -110,6 +111,15 @@ def test_a_complete_run_stays_or_is_extended(tmp_path, text_file, capsys):
     assert run(out, text_file, "--max_iters=4", "--extend=True") == 0
     assert "was complete at iteration 4: training on to 8" in capsys.readouterr().out
     assert [r["iter"] for r in lines(out)] == list(range(9))
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path, text_file):
+    with (
+        resume.claim(tmp_path / "out"),
+        pytest.raises(UserError, match=r"another run is training in .*/out; wait for it"),
+    ):
+        run(tmp_path / "out", text_file)
+    assert run(tmp_path / "out", text_file, "--max_iters=1") == 0
 
 
 def test_mistakes_about_checkpoints(tmp_path, text_file):
