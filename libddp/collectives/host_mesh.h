@@ -24,9 +24,9 @@
 //   HostMesh mesh({.rank = 0, .world_size = 2, .group_name = "world", .arena = arena}, ...);
 //   mesh.all_reduce(call, data);
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,9 +55,9 @@ struct HostMeshOptions {
   int rank = 0;
   int world_size = 1;
   std::string group_name;
-  std::shared_ptr<Arena> arena;
+  std::shared_ptr<Arena> arena = nullptr;
   /// One per rank, ordered by rank.
-  std::vector<MeshMember> members;
+  std::vector<MeshMember> members = {};
 };
 
 /// One collective of this rank.
@@ -65,6 +65,9 @@ struct MeshCall {
   OpDescription description;
   std::uint64_t sequence = 0;
   Deadline deadline = Deadline::never();
+  /// Instead of `deadline`: counts from the moment at which the call first has to wait for long, so
+  /// that a call that finds everyone there never reads the clock.
+  std::optional<std::chrono::milliseconds> timeout = std::nullopt;
 };
 
 /// Why the group cannot go on; thrown again by every later call.
@@ -116,12 +119,38 @@ class HostMesh {
   /// One part of a batch that runs as a whole: no order between the parts can deadlock.
   struct Transfer {
     bool is_send = false;
+    /// -1 on a receive = any source.
     int peer = 0;
     int tag = 0;
     void* data = nullptr;
     std::uint64_t bytes = 0;
+    /// For messages about it.
+    OpDescription description = {};
+
+    // Progress, kept by the mesh.
+    std::uint64_t moved_bytes = 0;
+    bool is_started = false;
+    bool is_done = false;
+    /// Rank that a finished receive came from.
+    int source = -1;
+    /// Number of the message on its channel.
+    std::uint64_t message = 0;
   };
   void exchange(const MeshCall& call, std::vector<Transfer> transfers);
+
+  // The pieces of `exchange`, for the group room's message lane, which keeps many isend/irecv in
+  // flight: one thread at a time moves them, but not always the same one.
+  /// Moves each unfinished transfer as far as it goes without waiting; true if anything moved.
+  /// Transfers of one direction, peer and tag go in the order of `transfers`, which stays the same
+  /// from call to call (finished ones leave, new ones come at the end). A transfer that is missing
+  /// although it was not finished is given up.
+  bool progress(const std::vector<Transfer*>& transfers);
+  /// Read before `progress`; the wait returns at once if mail has moved since.
+  std::uint32_t mail_ticket() const;
+  /// Waits at most `limit` for mail to move, for `wake_mail` or for a failure of the group.
+  void wait_for_mail(std::uint32_t ticket, std::chrono::nanoseconds limit);
+  /// Ends a wait_for_mail of this process; any thread.
+  void wake_mail() noexcept;
 
   /// Poisons the group: wakes every waiter of this process. The first failure is kept.
   void fail(MeshFailure failure) noexcept;

@@ -13,8 +13,17 @@
 namespace libddp {
 
 enum class OpKind : std::uint8_t {
-  AllReduce, ReduceScatter, AllGather, Broadcast, Barrier,
-  Reduce, Gather, Scatter, AllToAll, Send, Recv,
+  AllReduce,
+  ReduceScatter,
+  AllGather,
+  Broadcast,
+  Barrier,
+  Reduce,
+  Gather,
+  Scatter,
+  AllToAll,
+  Send,
+  Recv,
 };
 
 /// Everything that must be equal on all ranks of one collective. Plain data: it is copied into

@@ -1,0 +1,49 @@
+#pragma once
+
+// The collectives as functions over a MeshCore; HostMesh checks the arguments and calls them.
+// world_size is 2 or more in all of them.
+//
+// Thread rule: one at a time per core.
+//
+//   core.begin(call);
+//   all_reduce(core, {call.description.dtype, call.description.op, scale}, data, count);
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "libddp/base/dtype.h"
+#include "libddp/collectives/mesh_core.h"
+#include "libddp/collectives/reduce_op.h"
+
+namespace libddp {
+
+struct Reduction {
+  Dtype dtype = Dtype::Float32;
+  ReduceOp op = ReduceOp::Sum;
+  double scale = 1.0;
+};
+
+/// Elements [begin, end) of a buffer.
+struct Slice {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::size_t count() const { return end - begin; }
+};
+
+/// The part of `count` elements that `rank` owns. Slices end on cache lines, so that no two ranks
+/// write to one; with few elements some ranks own nothing.
+Slice slice_of(std::size_t count, std::size_t element_bytes, int rank, int world_size);
+
+/// memcpy that allows no bytes at all and a copy onto itself.
+inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (to != from && bytes > 0) std::memcpy(to, from, bytes);
+}
+
+void all_reduce(MeshCore& core, const Reduction& reduction, std::byte* data, std::size_t count);
+void reduce_scatter(MeshCore& core, const Reduction& reduction, const std::byte* input,
+                    std::byte* output, std::size_t output_count);
+void all_gather(MeshCore& core, const std::byte* input, std::byte* output, std::size_t input_bytes);
+void broadcast(MeshCore& core, std::byte* data, std::size_t bytes, int root);
+
+}  // namespace libddp

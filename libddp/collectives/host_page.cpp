@@ -1,0 +1,88 @@
+#include "libddp/collectives/host_page.h"
+
+#include <fmt/format.h>
+
+namespace libddp {
+namespace {
+
+constexpr int kLayoutVersion = 1;
+constexpr std::size_t kBlock = 4096;
+
+constexpr std::size_t blocks(std::size_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; }
+
+/// The fixed part at the start of the page. Zeros are its valid first state.
+struct Head {
+  FailureRecord failure;
+  Bell bell;
+  Bell mail_bell;
+  alignas(128) std::atomic<std::uint64_t> num_calls;
+  CallRecord calls[2];
+  Slot slots[2];
+};
+
+constexpr std::size_t kPayloadAt = blocks(sizeof(Head));
+// Staging on huge pages: the segment starts on one.
+constexpr std::size_t kStagingAt = 2u << 20;
+constexpr std::size_t kMailAt = kStagingAt + 4 * HostPage::kStagingBytes;
+constexpr std::size_t kMailBoxes = blocks(sizeof(Outbox)) + blocks(sizeof(Inbox));
+static_assert(kPayloadAt + 2 * HostPage::kInlineBytes <= kStagingAt);
+
+Head& head(std::byte* base) { return *reinterpret_cast<Head*>(base); }
+
+std::byte* mail(std::byte* base, int peer) { return base + kMailAt + peer * kMailBoxes; }
+
+}  // namespace
+
+std::string HostPage::layout() {
+  return fmt::format("page {} slots {} inline {} staging {} mail {}x{} chunk {}", kLayoutVersion,
+                     sizeof(Head), kInlineBytes, kStagingBytes, Outbox::kEnvelopes,
+                     sizeof(Envelope), kMailChunkBytes);
+}
+
+std::size_t HostPage::size_bytes(int world_size) {
+  const std::size_t per_peer = kMailBoxes + 2 * kMailChunkBytes;
+  return kMailAt + static_cast<std::size_t>(world_size) * per_peer;
+}
+
+SharedSegment HostPage::create(const std::string& group_name, int world_size) {
+  return SharedSegment::create("libddp-page-" + group_name, size_bytes(world_size));
+}
+
+FailureRecord& HostPage::failure() const { return head(base_).failure; }
+
+Bell& HostPage::bell() const { return head(base_).bell; }
+
+Bell& HostPage::mail_bell() const { return head(base_).mail_bell; }
+
+std::atomic<std::uint64_t>& HostPage::num_calls() const { return head(base_).num_calls; }
+
+CallRecord& HostPage::call(std::uint64_t parity) const { return head(base_).calls[parity & 1]; }
+
+Slot& HostPage::slot(std::uint64_t parity) const { return head(base_).slots[parity & 1]; }
+
+std::byte* HostPage::inline_payload(std::uint64_t parity) const {
+  return base_ + kPayloadAt + (parity & 1) * kInlineBytes;
+}
+
+std::byte* HostPage::staging_in(std::uint64_t parity) const {
+  return base_ + kStagingAt + (parity & 1) * kStagingBytes;
+}
+
+std::byte* HostPage::staging_out(std::uint64_t parity) const {
+  return base_ + kStagingAt + (2 + (parity & 1)) * kStagingBytes;
+}
+
+Outbox& HostPage::outbox(int target) const {
+  return *reinterpret_cast<Outbox*>(mail(base_, target));
+}
+
+Inbox& HostPage::inbox(int source) const {
+  return *reinterpret_cast<Inbox*>(mail(base_, source) + blocks(sizeof(Outbox)));
+}
+
+std::byte* HostPage::mail_chunk(int target, std::uint64_t parity) const {
+  std::byte* chunks = base_ + kMailAt + static_cast<std::size_t>(world_size_) * kMailBoxes;
+  return chunks + (2 * static_cast<std::size_t>(target) + (parity & 1)) * kMailChunkBytes;
+}
+
+}  // namespace libddp

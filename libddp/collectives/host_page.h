@@ -1,0 +1,146 @@
+#pragma once
+
+// The control page of a rank: what it tells its peers, in memory that all of them map.
+//
+//   failure | bell, mail bell | call records | slots | inline payload | staging in, out |
+//   per peer: mail (mailbox.h)
+//
+// Every word has one writer, its rank (bells excepted); stamps and counters only grow. The segment
+// is sparse: parts that a group never uses cost no memory.
+// Thread rule: a view of shared memory; the atomics order everything, see the members.
+//
+//   SharedSegment segment = HostPage::create("world", 2);
+//   HostPage page(segment.data(), 2);
+//   page.slot(meeting % 2).stamp.store(meeting, std::memory_order_release);
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "libddp/collectives/op_description.h"
+#include "libddp/memory/shared_segment.h"
+
+namespace libddp {
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+inline constexpr int kMaxRanks = 128;
+
+/// A rank sleeps on `rings`; who made it wait rings only if `sleepers` says that someone sleeps.
+struct alignas(128) Bell {
+  std::atomic<std::uint32_t> rings;
+  std::atomic<std::uint32_t> sleepers;
+};
+
+/// First failure of the rank; the text is complete before `is_set` is.
+struct FailureRecord {
+  static constexpr std::size_t kMaxText = 1000;
+  std::atomic<std::uint32_t> is_set;
+  std::uint32_t kind;
+  std::int32_t peer_rank;
+  std::int32_t peer_pid;
+  char text[kMaxText];
+};
+
+/// What the rank called last; for messages only, so that a torn read is harmless.
+struct alignas(128) CallRecord {
+  static constexpr std::size_t kWords = (sizeof(OpDescription) + 7) / 8;
+  std::atomic<std::uint64_t> sequence;
+  std::atomic<std::uint64_t> words[kWords];
+};
+
+/// What a rank shows at one meeting. Two alternate by the parity of the meeting: a rank that
+/// writes one for meeting n+2 has seen everyone at n+1, so nobody reads what it held for n.
+struct alignas(128) Slot {
+  /// Where the rank's bytes are: an offset in its arena, or one of these.
+  static constexpr std::uint64_t kStaged = ~std::uint64_t{0};
+  static constexpr std::uint64_t kInline = ~std::uint64_t{1};
+  static constexpr std::size_t kTinyBytes = 32;
+
+  /// Number of the meeting; stored last, with release.
+  std::atomic<std::uint64_t> stamp;
+  std::uint64_t fingerprint;
+  /// Input and output of the collective.
+  std::uint64_t place[2];
+  /// Payload that travels in the same cache line as the stamp.
+  std::byte tiny[kTinyBytes];
+};
+static_assert(offsetof(Slot, tiny) + Slot::kTinyBytes == 64);
+
+/// A message on its way; see mailbox.h.
+struct alignas(64) Envelope {
+  static constexpr std::size_t kInlineBytes = 480;
+  std::int32_t tag;
+  std::int32_t unused;
+  std::uint64_t bytes;
+  /// Offset in the sender's arena, Slot::kInline or Slot::kStaged.
+  std::uint64_t place;
+  std::uint64_t unused_too;
+  std::byte payload[kInlineBytes];
+};
+static_assert(sizeof(Envelope) == 512);
+
+/// What a rank writes as the source of messages to one peer.
+struct alignas(128) Outbox {
+  static constexpr int kEnvelopes = 16;
+  std::atomic<std::uint64_t> envelopes_posted;
+  std::atomic<std::uint64_t> chunks_posted;
+  std::atomic<std::uint64_t> notices_taken;
+  Envelope envelopes[kEnvelopes];
+};
+
+/// What a rank writes as the target of messages from one peer.
+struct alignas(128) Inbox {
+  static constexpr int kNotices = 16;
+  /// "Send the chunks of message m" or "message m is done".
+  struct Notice {
+    std::uint64_t message;
+    std::uint64_t is_grant;
+  };
+  std::atomic<std::uint64_t> envelopes_taken;
+  std::atomic<std::uint64_t> chunks_taken;
+  std::atomic<std::uint64_t> notices_posted;
+  Notice notices[kNotices];
+};
+
+class HostPage {
+ public:
+  /// Payload of a small collective, per slot.
+  static constexpr std::size_t kInlineBytes = 64u << 10;
+  /// One of the two staging buffers of each direction.
+  static constexpr std::size_t kStagingBytes = 4u << 20;
+  /// One of the two chunk buffers of each mail channel.
+  static constexpr std::size_t kMailChunkBytes = 1u << 20;
+
+  /// Layout version and sizes, for comparison between ranks.
+  static std::string layout();
+  static std::size_t size_bytes(int world_size);
+  static SharedSegment create(const std::string& group_name, int world_size);
+
+  HostPage() = default;
+  HostPage(std::byte* base, int world_size) : base_(base), world_size_(world_size) {}
+
+  FailureRecord& failure() const;
+  /// Of rank 0's page: all ranks sleep on it in collectives.
+  Bell& bell() const;
+  /// The rank itself sleeps on it in send and recv.
+  Bell& mail_bell() const;
+  /// Number of calls recorded so far; the last is record((count - 1) % 2).
+  std::atomic<std::uint64_t>& num_calls() const;
+  CallRecord& call(std::uint64_t parity) const;
+  Slot& slot(std::uint64_t parity) const;
+  std::byte* inline_payload(std::uint64_t parity) const;
+  /// What peers read before the next meeting, and what they read after it.
+  std::byte* staging_in(std::uint64_t parity) const;
+  std::byte* staging_out(std::uint64_t parity) const;
+  Outbox& outbox(int target) const;
+  Inbox& inbox(int source) const;
+  std::byte* mail_chunk(int target, std::uint64_t parity) const;
+
+ private:
+  std::byte* base_ = nullptr;
+  int world_size_ = 0;
+};
+
+}  // namespace libddp

@@ -1,0 +1,91 @@
+// Mailbox, the sender's side.
+
+#include <algorithm>
+#include <cstring>
+
+#include "libddp/collectives/mailbox.h"
+
+namespace libddp {
+
+bool Mailbox::post_envelopes() {
+  bool moved = false;
+  for (Transfer* part : *parts_) {
+    Transfer& transfer = *part;
+    if (!transfer.is_send || transfer.is_started) continue;
+    Channel& channel = channels_[transfer.peer];
+    const Inbox& theirs = inbox(transfer.peer, core_.rank());
+    const std::uint64_t taken = theirs.envelopes_taken.load(std::memory_order_acquire);
+    if (channel.envelopes_posted - taken >= Outbox::kEnvelopes) continue;  // room comes later
+    Outbox& mine = outbox(core_.rank(), transfer.peer);
+    Envelope& envelope = mine.envelopes[channel.envelopes_posted % Outbox::kEnvelopes];
+    envelope.tag = transfer.tag;
+    envelope.bytes = transfer.bytes;
+    if (transfer.bytes <= Envelope::kInlineBytes) {
+      envelope.place = Slot::kInline;
+      if (transfer.bytes > 0) std::memcpy(envelope.payload, transfer.data, transfer.bytes);
+    } else {
+      envelope.place = core_.offset_of(transfer.data, transfer.bytes);
+    }
+    transfer.is_started = true;
+    transfer.message = channel.envelopes_posted;
+    mine.envelopes_posted.store(++channel.envelopes_posted, std::memory_order_seq_cst);
+    wake(transfer.peer);
+    moved = true;
+  }
+  return moved;
+}
+
+bool Mailbox::take_notices(int peer) {
+  Channel& channel = channels_[peer];
+  const Inbox& theirs = inbox(peer, core_.rank());
+  const std::uint64_t posted = theirs.notices_posted.load(std::memory_order_acquire);
+  if (posted == channel.notices_taken) return false;
+  for (; channel.notices_taken < posted; ++channel.notices_taken) {
+    const Inbox::Notice notice = theirs.notices[channel.notices_taken % Inbox::kNotices];
+    const auto part = std::find_if(parts_->begin(), parts_->end(), [&](const Transfer* candidate) {
+      return candidate->is_send && candidate->is_started && candidate->peer == peer &&
+             candidate->message == notice.message;
+    });
+    if (part == parts_->end()) continue;  // its owner has given it up
+    if (notice.is_grant != 0) {
+      channel.streaming = *part;
+    } else {
+      (*part)->is_done = true;
+    }
+  }
+  outbox(core_.rank(), peer).notices_taken.store(posted, std::memory_order_seq_cst);
+  wake(peer);
+  return true;
+}
+
+// Two buffers: one fills while the peer empties the other. The part ends when the peer has taken
+// the last chunk.
+bool Mailbox::send_chunks(int peer) {
+  Channel& channel = channels_[peer];
+  bool moved = false;
+  while (channel.streaming != nullptr) {
+    Transfer& part = *channel.streaming;
+    const std::uint64_t taken =
+        inbox(peer, core_.rank()).chunks_taken.load(std::memory_order_acquire);
+    const std::uint64_t in_flight = channel.chunks_posted - taken;
+    if (part.moved_bytes == part.bytes) {
+      if (in_flight > 0) break;
+      part.is_done = true;
+      channel.streaming = nullptr;
+      return true;
+    }
+    if (in_flight >= 2) break;
+    const std::uint64_t bytes =
+        std::min<std::uint64_t>(HostPage::kMailChunkBytes, part.bytes - part.moved_bytes);
+    std::memcpy(core_.page(core_.rank()).mail_chunk(peer, channel.chunks_posted),
+                static_cast<const std::byte*>(part.data) + part.moved_bytes, bytes);
+    part.moved_bytes += bytes;
+    outbox(core_.rank(), peer)
+        .chunks_posted.store(++channel.chunks_posted, std::memory_order_seq_cst);
+    wake(peer);
+    moved = true;
+  }
+  return moved;
+}
+
+}  // namespace libddp

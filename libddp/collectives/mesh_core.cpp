@@ -1,0 +1,179 @@
+#include "libddp/collectives/mesh_core.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <utility>
+
+#include "libddp/base/error.h"
+
+namespace libddp {
+
+/// Everyone has posted meeting n.
+class MeshCore::Meeting final : public WaitCondition {
+ public:
+  explicit Meeting(MeshCore& core)
+      : core_(core), slots_(core.slots_[core.meeting_ & 1]), number_(core.meeting_) {}
+
+  bool ready() override {
+    while (next_ < slots_.size() && has_come(next_)) ++next_;
+    return next_ == slots_.size();
+  }
+  std::vector<int> missing() const override {
+    std::vector<int> ranks;
+    for (std::size_t r = 0; r < slots_.size(); ++r) {
+      if (!has_come(r)) ranks.push_back(static_cast<int>(r));
+    }
+    return ranks;
+  }
+  /// A mismatch is told as soon as it is seen: the missing ranks may never come.
+  void check() override {
+    for (std::size_t r = 0; r < slots_.size(); ++r) {
+      if (has_come(r) && slots_[r]->fingerprint != core_.fingerprint_) core_.report_mismatch();
+    }
+  }
+
+ private:
+  bool has_come(std::size_t rank) const {
+    return slots_[rank]->stamp.load(std::memory_order_seq_cst) == number_;
+  }
+
+  MeshCore& core_;
+  const std::vector<Slot*>& slots_;
+  const std::uint64_t number_;
+  std::size_t next_ = 0;
+};
+
+MeshCore::MeshCore(HostMeshOptions options)
+    : rank_(options.rank),
+      world_size_(options.world_size),
+      group_name_(std::move(options.group_name)),
+      arena_(std::move(options.arena)) {
+  validate(options);
+  members_ = std::move(options.members);
+  std::vector<std::string> masks;
+  for (const MeshMember& member : members_) {
+    masks.push_back(member.cpu_mask);
+    const HostPage& page = pages_.emplace_back(member.page.data(), world_size_);
+    for (std::size_t parity : {0u, 1u}) {
+      slots_[parity].push_back(&page.slot(parity));
+      payloads_[parity].push_back(page.inline_payload(parity));
+    }
+  }
+  policy_ = WaitPolicy::choose(masks);
+}
+
+void MeshCore::validate(const HostMeshOptions& options) const {
+  if (world_size_ < 1 || world_size_ > kMaxRanks || rank_ < 0 || rank_ >= world_size_ ||
+      options.members.size() != static_cast<std::size_t>(world_size_)) {
+    throw ArgumentError(
+        fmt::format("libddp[group {}]: cannot form a mesh of {} ranks with {} members as rank {}. "
+                    "Hint: 1 to {} "
+                    "ranks per host, one member per rank.",
+                    group_name_, world_size_, options.members.size(), rank_, kMaxRanks));
+  }
+  for (int r = 0; r < world_size_; ++r) {
+    const SharedSegment& page = options.members[r].page;
+    if (page.size_bytes() >= HostPage::size_bytes(world_size_)) continue;
+    throw PeerError(
+        fmt::format(
+            "libddp[group {}, rank {}/{}]: the control page of rank {} has {} bytes, {} are "
+            "needed. Hint: all ranks must run the same version of libddp.",
+            group_name_, rank_, world_size_, r, page.size_bytes(),
+            HostPage::size_bytes(world_size_)),
+        r, options.members[r].pid);
+  }
+}
+
+void MeshCore::begin(const MeshCall& call) {
+  if (latch_.is_set()) throw_kept(&call, true);
+  call_ = &call;
+  fingerprint_ = call.description.fingerprint(call.sequence);
+  record(call);
+}
+
+// Relaxed words: plain stores for the machine, and a reader in another process may look at any
+// time.
+void MeshCore::record(const MeshCall& call) {
+  std::atomic<std::uint64_t>& num_calls = pages_[rank_].num_calls();
+  const std::uint64_t number = num_calls.load(std::memory_order_relaxed);
+  CallRecord& shown = pages_[rank_].call(number);
+  std::uint64_t words[CallRecord::kWords] = {};
+  std::memcpy(words, &call.description, sizeof(OpDescription));
+  for (std::size_t i = 0; i < CallRecord::kWords; ++i) {
+    shown.words[i].store(words[i], std::memory_order_relaxed);
+  }
+  shown.sequence.store(call.sequence, std::memory_order_relaxed);
+  num_calls.store(number + 1, std::memory_order_release);
+}
+
+std::string MeshCore::last_call_of(int rank) const {
+  const std::uint64_t number = pages_[rank].num_calls().load(std::memory_order_acquire);
+  if (number == 0) return "nothing yet";
+  const CallRecord& shown = pages_[rank].call(number - 1);
+  std::uint64_t words[CallRecord::kWords];
+  for (std::size_t i = 0; i < CallRecord::kWords; ++i) {
+    words[i] = shown.words[i].load(std::memory_order_relaxed);
+  }
+  OpDescription description;
+  std::memcpy(static_cast<void*>(&description), words, sizeof(OpDescription));
+  return description.to_string(shown.sequence.load(std::memory_order_relaxed));
+}
+
+void MeshCore::meet(std::uint64_t input_place, std::uint64_t output_place) {
+  const std::uint64_t number = ++meeting_;
+  Slot& mine = *slots_[number & 1][rank_];
+  mine.fingerprint = fingerprint_;
+  mine.place[0] = input_place;
+  mine.place[1] = output_place;
+  // See NOTE [Rings without a fence] in mesh_wait.cpp.
+  mine.stamp.store(number,
+                   policy_.oversubscribed ? std::memory_order_seq_cst : std::memory_order_release);
+  Meeting meeting(*this);
+  if (!meeting.ready()) wait(*call_, pages_[0].bell(), meeting);
+  for (const Slot* slot : slots_[number & 1]) {
+    if (slot->fingerprint != fingerprint_) report_mismatch();
+  }
+  // Whoever finds the meeting complete wakes those who sleep: the last one to come is among them.
+  ring(pages_[0].bell());
+}
+
+std::uint64_t MeshCore::place(int rank, int which) const {
+  return slots_[meeting_ & 1][rank]->place[which];
+}
+
+bool MeshCore::all_in_arena(int which) const {
+  for (int r = 0; r < world_size_; ++r) {
+    if (place(r, which) >= Slot::kInline) return false;
+  }
+  return true;
+}
+
+bool MeshCore::none_in_arena(int which) const {
+  for (int r = 0; r < world_size_; ++r) {
+    if (place(r, which) < Slot::kInline) return false;
+  }
+  return true;
+}
+
+std::uint64_t MeshCore::offset_of(const void* pointer, std::size_t bytes) const {
+  if (!arena_) return Slot::kStaged;
+  return arena_->offset_of(pointer, bytes).value_or(Slot::kStaged);
+}
+
+std::byte* MeshCore::reach(const MeshCall* call, int rank, std::uint64_t offset,
+                           std::uint64_t bytes) {
+  const SharedSegment& segment = rank == rank_ ? arena_->segment() : members_[rank].arena;
+  if (offset > segment.size_bytes() || bytes > segment.size_bytes() - offset) {
+    fail_and_throw(call, {.kind = MeshFailure::Kind::Peer,
+                          .message = fmt::format("rank {} (pid {}) named bytes {} to {} of an "
+                                                 "arena of {} bytes",
+                                                 rank, pid_of(rank), offset, offset + bytes,
+                                                 segment.size_bytes()),
+                          .peer_rank = rank,
+                          .peer_pid = pid_of(rank)});
+  }
+  return segment.data() + offset;
+}
+
+}  // namespace libddp

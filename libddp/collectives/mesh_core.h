@@ -1,0 +1,146 @@
+#pragma once
+
+// What every operation of a mesh stands on: the mapped pages and arenas, meetings, waiting, and the
+// failure that ends it all. The collectives (host_collectives.h) and the mail (mailbox.h) use it.
+//
+// Words: *place* = where a rank's bytes are: an offset in its arena, kInline (in the payload of its
+// slot) or kStaged (in its staging buffer); *buffer* = parity of a staging chunk.
+//
+// NOTE [Reuse of shared buffers]
+// A meeting is passed by a rank once all ranks have posted it. Hence:
+// - a slot and its payload, written before meeting n, may be read until the reader posts n+1 and
+//   written again after n+1 is passed (slots alternate);
+// - staging_in, written before meeting n for chunk c, may be read until the reader posts n+1; the
+//   buffer serves again for chunk c+2, of which the writing starts after n+1 is passed;
+// - staging_out, written between meetings n and n+1, may be read until the reader posts n+2.
+// Chunks are counted through the life of the mesh, so these hold across collectives, and none has
+// to meet at its end only to protect staging.
+//
+// Thread rule: begin, meet and the chunk counter belong to the thread of the collectives; fail and
+// the const members to any thread.
+//
+//   core.begin(call);
+//   std::memcpy(core.own_payload(bytes), data, bytes);
+//   core.meet(Slot::kInline);
+//   read(core.payload(peer, bytes));
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "libddp/collectives/bell.h"
+#include "libddp/collectives/failure_latch.h"
+#include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/host_page.h"
+#include "libddp/collectives/wait_policy.h"
+
+namespace libddp {
+
+/// Something that a rank can wait for.
+class WaitCondition {
+ public:
+  virtual ~WaitCondition() = default;
+  virtual bool ready() = 0;
+  /// Ranks that hold the wait up, for the message of a timeout; empty = any rank.
+  virtual std::vector<int> missing() const = 0;
+  /// Throws if it is already clear that waiting is in vain.
+  virtual void check() {}
+};
+
+class MeshCore {
+ public:
+  explicit MeshCore(HostMeshOptions options);
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  const WaitPolicy& policy() const { return policy_; }
+
+  /// Starts a collective: throws the kept failure, records the call for the peers' messages.
+  void begin(const MeshCall& call);
+  /// Posts the slot and waits for everyone's; throws if somebody called something else.
+  void meet(std::uint64_t input_place = Slot::kStaged, std::uint64_t output_place = Slot::kStaged);
+
+  /// Where the payload of the next meeting goes. REQUIRES bytes <= HostPage::kInlineBytes.
+  std::byte* own_payload(std::size_t bytes) const { return payload_at(rank_, meeting_ + 1, bytes); }
+  /// The payload that `rank` brought to the last meeting.
+  const std::byte* payload(int rank, std::size_t bytes) const {
+    return payload_at(rank, meeting_, bytes);
+  }
+  /// The place that `rank` named at the last meeting; which = 0 input, 1 output.
+  std::uint64_t place(int rank, int which = 0) const;
+  bool all_in_arena(int which = 0) const;
+  bool none_in_arena(int which = 0) const;
+
+  /// Offset of own memory in the own arena; kStaged if it is elsewhere.
+  std::uint64_t offset_of(const void* pointer, std::size_t bytes) const;
+  /// Memory of `rank`'s arena as mapped here. Throws PeerError if the range is not in it; `call` is
+  /// for the message.
+  std::byte* reach(const MeshCall* call, int rank, std::uint64_t offset, std::uint64_t bytes);
+  /// The same for the collective that runs.
+  std::byte* reach(int rank, std::uint64_t offset, std::uint64_t bytes) {
+    return reach(call_, rank, offset, bytes);
+  }
+
+  /// Number of the next staging chunk; its parity chooses the buffer.
+  std::uint64_t next_chunk() { return chunk_++; }
+  std::byte* staging_in(int rank, std::uint64_t chunk) const {
+    return pages_[rank].staging_in(chunk);
+  }
+  std::byte* staging_out(int rank, std::uint64_t chunk) const {
+    return pages_[rank].staging_out(chunk);
+  }
+  HostPage page(int rank) const { return pages_[rank]; }
+
+  /// Sleeps by the policy until `condition` is ready; REQUIRES that it was not just now.
+  /// Errors: as HostMesh. Any exception out of it has poisoned the mesh.
+  void wait(const MeshCall& call, Bell& bell, WaitCondition& condition);
+
+  /// Keeps the first failure, shows it to the peers, wakes everyone.
+  void fail(MeshFailure failure) noexcept;
+  const MeshFailure* failure() const noexcept { return latch_.get(); }
+  /// Throws the kept failure, also one that a peer has shown; `call` is what it interrupts.
+  void throw_if_failed(const MeshCall* call);
+  /// `fail`, then throws it as the error of `call` (null: of no call in particular).
+  [[noreturn]] void fail_and_throw(const MeshCall* call, MeshFailure failure);
+
+  pid_t pid_of(int rank) const { return members_[rank].pid; }
+  std::string last_call_of(int rank) const;
+
+ private:
+  class Meeting;
+
+  std::byte* payload_at(int rank, std::uint64_t meeting, std::size_t bytes) const {
+    const int parity = static_cast<int>(meeting & 1);
+    return bytes <= Slot::kTinyBytes ? slots_[parity][rank]->tiny : payloads_[parity][rank];
+  }
+  void validate(const HostMeshOptions& options) const;
+  void record(const MeshCall& call);
+  void adopt_failure_of_peer();
+  void show_failure(const MeshFailure& failure) noexcept;
+  void settle(const MeshCall& call, Bell& bell, WaitCondition& condition);
+  [[noreturn]] void give_up(const MeshCall& call, const WaitCondition& condition, double seconds);
+  [[noreturn]] void report_mismatch();
+  [[noreturn]] void throw_kept(const MeshCall* call, bool is_earlier) const;
+
+  int rank_;
+  int world_size_;
+  std::string group_name_;
+  std::shared_ptr<Arena> arena_;
+  std::vector<MeshMember> members_;
+  WaitPolicy policy_;
+  std::vector<HostPage> pages_;
+  std::array<std::vector<Slot*>, 2> slots_;
+  std::array<std::vector<std::byte*>, 2> payloads_;
+  FailureLatch latch_;
+
+  // The collective that runs.
+  const MeshCall* call_ = nullptr;
+  std::uint64_t fingerprint_ = 0;
+  std::uint64_t meeting_ = 0;
+  std::uint64_t chunk_ = 0;
+};
+
+}  // namespace libddp

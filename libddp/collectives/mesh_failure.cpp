@@ -1,0 +1,133 @@
+// MeshCore's failures: kept, shown to the peers, taken over from them, put into words.
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "libddp/collectives/mesh_core.h"
+
+namespace libddp {
+namespace {
+
+struct Camp {
+  std::uint64_t fingerprint;
+  std::vector<int> ranks;
+};
+
+// The ranks that have come, by what they called; the largest camp first, then by lowest rank.
+std::vector<Camp> camps_of(const std::vector<Slot*>& slots, std::uint64_t meeting) {
+  std::vector<Camp> camps;
+  for (std::size_t r = 0; r < slots.size(); ++r) {
+    if (slots[r]->stamp.load(std::memory_order_acquire) != meeting) continue;
+    const std::uint64_t fingerprint = slots[r]->fingerprint;
+    auto camp = std::find_if(camps.begin(), camps.end(),
+                             [&](const Camp& c) { return c.fingerprint == fingerprint; });
+    if (camp == camps.end()) camp = camps.insert(camp, Camp{fingerprint, {}});
+    camp->ranks.push_back(static_cast<int>(r));
+  }
+  std::stable_sort(camps.begin(), camps.end(),
+                   [](const Camp& a, const Camp& b) { return a.ranks.size() > b.ranks.size(); });
+  return camps;
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "));
+}
+
+}  // namespace
+
+void MeshCore::fail(MeshFailure failure) noexcept {
+  if (!latch_.set(std::move(failure))) return;
+  show_failure(*latch_.get());
+  ring_always(pages_[0].bell());
+  for (const HostPage& page : pages_) ring_always(page.mail_bell());
+}
+
+void MeshCore::show_failure(const MeshFailure& failure) noexcept {
+  FailureRecord& record = pages_[rank_].failure();
+  const std::size_t length = std::min(failure.message.size(), FailureRecord::kMaxText - 1);
+  std::memcpy(record.text, failure.message.data(), length);
+  record.text[length] = '\0';
+  record.kind = static_cast<std::uint32_t>(failure.kind);
+  record.peer_rank = failure.peer_rank;
+  record.peer_pid = failure.peer_pid;
+  record.is_set.store(1, std::memory_order_seq_cst);
+}
+
+// A failure that names a peer is passed on as it is; an abort or a timeout is its rank's own deed.
+void MeshCore::adopt_failure_of_peer() {
+  for (int r = 0; r < world_size_; ++r) {
+    const FailureRecord& record = pages_[r].failure();
+    if (r == rank_ || record.is_set.load(std::memory_order_seq_cst) == 0) continue;
+    const std::string text(record.text, strnlen(record.text, FailureRecord::kMaxText));
+    MeshFailure failure{
+        .message = text, .peer_rank = record.peer_rank, .peer_pid = record.peer_pid};
+    const auto kind = static_cast<MeshFailure::Kind>(record.kind);
+    if (kind != MeshFailure::Kind::Peer) {
+      const char* deed = kind == MeshFailure::Kind::Aborted ? "aborted" : "gave up";
+      failure.message = fmt::format("rank {} (pid {}) {}: {}", r, pid_of(r), deed, text);
+    }
+    if (failure.peer_rank < 0 || failure.peer_rank == rank_) {
+      failure.peer_rank = r;
+      failure.peer_pid = pid_of(r);
+    }
+    return fail(std::move(failure));
+  }
+}
+
+void MeshCore::throw_if_failed(const MeshCall* call) {
+  if (!latch_.is_set()) adopt_failure_of_peer();
+  if (latch_.is_set()) throw_kept(call, false);
+}
+
+void MeshCore::fail_and_throw(const MeshCall* call, MeshFailure failure) {
+  fail(std::move(failure));
+  throw_kept(call, false);
+}
+
+void MeshCore::throw_kept(const MeshCall* call, bool is_earlier) const {
+  const MeshFailure& failure = *latch_.get();
+  std::string message = failure.message;
+  if (!message.starts_with("libddp[")) {
+    const std::string where =
+        fmt::format("libddp[group {}, rank {}/{}]", group_name_, rank_, world_size_);
+    const std::string what = call ? call->description.to_string(call->sequence) : "";
+    if (!call || message.starts_with(what)) {
+      message = fmt::format("{} {}", where, message);
+    } else {
+      const char* when = is_earlier ? "the group has failed before: " : "";
+      message = fmt::format("{} {}: {}{}", where, what, when, message);
+    }
+  }
+  throw_failure(failure, message);
+}
+
+void MeshCore::report_mismatch() {
+  const std::vector<Camp> camps = camps_of(slots_[meeting_ & 1], meeting_);
+  std::vector<std::string> deeds;
+  std::vector<int> deviating;
+  for (const Camp& camp : camps) {
+    deeds.push_back(
+        fmt::format("{} called {}", ranks_text(camp.ranks), last_call_of(camp.ranks.front())));
+    if (&camp != &camps.front()) {
+      deviating.insert(deviating.end(), camp.ranks.begin(), camp.ranks.end());
+    }
+  }
+  // Of two ranks each blames the other; of more, the one that stands alone against a majority.
+  int culprit = deviating.size() == 1 && world_size_ > 2 ? deviating[0] : -1;
+  if (world_size_ == 2) culprit = 1 - rank_;
+  if (culprit == rank_) culprit = -1;
+  fail_and_throw(call_,
+                 {.kind = MeshFailure::Kind::Peer,
+                  .message = fmt::format(
+                      "the ranks called different collectives: {}. Hint: every rank must make the "
+                      "same calls in the same order, with equal shapes and dtypes",
+                      fmt::join(deeds, ", ")),
+                  .peer_rank = culprit,
+                  .peer_pid = culprit >= 0 ? pid_of(culprit) : 0});
+}
+
+}  // namespace libddp

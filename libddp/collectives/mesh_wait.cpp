@@ -1,0 +1,104 @@
+// MeshCore's waiting, from the first pause to the timeout.
+//
+// NOTE [Rings without a fence]
+// A sleeper registers and then looks at the stamps; a poster stores its stamp and then looks at the
+// sleepers. With a full fence between store and look no ring is lost; the oversubscribed policy has
+// it (sequentially consistent store). With free cores the fence would cost a third of a small
+// all-reduce, so the sleeper pays instead: after registering it keeps looking for much longer than
+// a store stays in a CPU's buffer. If a ring were lost all the same, the sleep ends by itself: the
+// first pieces are short.
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "libddp/base/error.h"
+#include "libddp/base/interrupt.h"
+#include "libddp/collectives/mesh_core.h"
+
+namespace libddp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kFirstSleep{1};
+constexpr int kLooksBeforeSleep = 200;
+constexpr int kSpinsPerLook = 64;
+
+bool spin(WaitCondition& condition, int rounds) {
+  for (int i = 0; i < rounds; ++i) {
+    if (condition.ready()) return true;
+    relax_cpu();
+  }
+  return condition.ready();
+}
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+void MeshCore::wait(const MeshCall& call, Bell& bell, WaitCondition& condition) {
+  for (int done = 0; done < policy_.spins; done += kSpinsPerLook) {
+    if (spin(condition, std::min(kSpinsPerLook, policy_.spins - done))) return;
+    if (latch_.is_set()) break;
+  }
+  for (int i = 0; i < policy_.yields; ++i) {
+    sched_yield();
+    if (condition.ready()) return;
+  }
+  settle(call, bell, condition);
+}
+
+// The long wait: sleeps in growing pieces, between which it looks at everything that can end it.
+void MeshCore::settle(const MeshCall& call, Bell& bell, WaitCondition& condition) {
+  const Clock::time_point start = Clock::now();
+  const Deadline deadline = call.timeout ? Deadline::after(*call.timeout) : call.deadline;
+  InterruptPoll interrupt;
+  std::chrono::milliseconds piece = kFirstSleep;
+  while (true) {
+    Sleeper sleeper(bell);
+    if (spin(condition, policy_.oversubscribed ? 0 : kLooksBeforeSleep)) return;
+    condition.check();
+    throw_if_failed(&call);
+    if (deadline.expired()) give_up(call, condition, seconds_since(start));
+    try {
+      interrupt.poll();
+    } catch (...) {
+      fail({.kind = MeshFailure::Kind::Aborted,
+            .message = fmt::format("{}: interrupted while waiting",
+                                   call.description.to_string(call.sequence))});
+      throw;
+    }
+    sleeper.sleep(deadline.remaining(piece));
+    if (condition.ready()) return;
+    piece = std::min(piece * 2, kInterruptPeriod);
+  }
+}
+
+void MeshCore::give_up(const MeshCall& call, const WaitCondition& condition, double seconds) {
+  constexpr std::size_t kMaxNamed = 8;
+  const std::vector<int> missing = condition.missing();
+  std::string who;
+  for (std::size_t i = 0; i < std::min(missing.size(), kMaxNamed); ++i) {
+    const int r = missing[i];
+    if (i > 0) who += ", ";
+    who += fmt::format("rank {} (pid {}, last call: {})", r, pid_of(r), last_call_of(r));
+  }
+  if (missing.size() > kMaxNamed) who += fmt::format(" and {} more", missing.size() - kMaxNamed);
+  if (missing.empty()) who = "any rank";
+  const int culprit = missing.size() == 1 ? missing[0] : -1;
+  fail_and_throw(
+      &call, {.kind = MeshFailure::Kind::Timeout,
+              .message = fmt::format(
+                  "{}: timed out after {:.1f} s waiting for {}. Hint: look at what that rank does; "
+                  "if it is only slow, raise the timeout",
+                  call.description.to_string(call.sequence), seconds, who),
+              .peer_rank = culprit,
+              .peer_pid = culprit >= 0 ? pid_of(culprit) : 0});
+}
+
+}  // namespace libddp

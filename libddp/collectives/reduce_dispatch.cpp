@@ -1,0 +1,173 @@
+// Chooses the kernels by what the CPU can do, and turns a ReduceJob into a kernel's job.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+
+#include "libddp/base/check.h"
+#include "libddp/collectives/reduce_kernels.h"
+#include "libddp/collectives/reduce_table.h"
+
+namespace libddp {
+namespace {
+
+// Results larger than this that are not read in the same pass go past the caches.
+constexpr std::size_t kStreamBytes = 16u << 20;
+constexpr std::size_t kTileBytes = 16u << 10;
+constexpr std::size_t kLine = 64;
+
+bool cpu_has_avx2() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+#else
+  return false;
+#endif
+}
+
+bool cpu_has_avx512() {
+#if defined(__x86_64__)
+  return cpu_has_avx2() && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq");
+#else
+  return false;
+#endif
+}
+
+struct Paths {
+  Paths() {
+    tables[0] = scalar_kernels();
+    available.push_back(ReducePath::Scalar);
+    add(ReducePath::Avx2, avx2_kernels(), cpu_has_avx2());
+    add(ReducePath::Avx512, avx512_kernels(), cpu_has_avx512());
+  }
+
+  void add(ReducePath path, KernelTable table, bool usable) {
+    if (!usable || !table.find) return;
+    tables[static_cast<std::size_t>(path)] = table;
+    available.push_back(path);
+  }
+
+  std::array<KernelTable, 3> tables;
+  std::vector<ReducePath> available;
+};
+
+const Paths& paths() {
+  static const Paths instance;
+  return instance;
+}
+
+const KernelTable& best_table() {
+  static const KernelTable& table =
+      paths().tables[static_cast<std::size_t>(paths().available.back())];
+  return table;
+}
+
+KernelJob prepare(const ReduceJob& job) {
+  KernelJob kernel_job{.count = job.count,
+                       .sources = job.sources,
+                       .num_sources = job.num_sources,
+                       .destinations = job.destinations,
+                       .num_destinations = job.num_destinations,
+                       .factor = job.scale};
+  if (job.op != ReduceOp::Avg) return kernel_job;
+  // 1/p is exact for powers of two, and a multiplication is cheaper than a division.
+  if (std::has_single_bit(static_cast<unsigned>(job.num_sources))) {
+    kernel_job.factor = job.scale / job.num_sources;
+  } else {
+    kernel_job.divisor = job.num_sources;
+  }
+  return kernel_job;
+}
+
+ReduceKernel kernel_of(const KernelTable& table, Dtype dtype, ReduceOp op) {
+  return table.find(dtype, op == ReduceOp::Avg ? ReduceOp::Sum : op);
+}
+
+bool streams(const KernelTable& table, const ReduceJob& job, std::size_t bytes) {
+  if (bytes < kStreamBytes || !table.stream || job.num_destinations != 1) return false;
+  const auto* end = job.sources + job.num_sources;
+  return std::find(job.sources, end, job.destinations[0]) == end &&
+         reinterpret_cast<std::uintptr_t>(job.destinations[0]) % kLine == 0;
+}
+
+// Reduces tile by tile into a buffer that stays in the first-level cache, and streams it out.
+void reduce_streaming(const KernelTable& table, ReduceKernel kernel, const KernelJob& job,
+                      std::size_t element) {
+  alignas(kLine) std::byte tile[kTileBytes];
+  std::byte* tile_pointer = tile;
+  const std::size_t tile_count = kTileBytes / element;
+  std::vector<const std::byte*> sources(job.sources, job.sources + job.num_sources);
+  KernelJob part = job;
+  part.sources = sources.data();
+  part.destinations = &tile_pointer;
+  std::byte* to = job.destinations[0];
+  std::size_t done = 0;
+  for (; done + tile_count <= job.count; done += tile_count, to += kTileBytes) {
+    part.count = tile_count;
+    kernel(part);
+    table.stream(to, tile, kTileBytes);
+    for (auto& source : sources) source += kTileBytes;
+  }
+  part.count = job.count - done;
+  part.destinations = &to;
+  if (part.count > 0) kernel(part);
+}
+
+void run(const KernelTable& table, const ReduceJob& job) {
+  const ReduceKernel kernel = kernel_of(table, job.dtype, job.op);
+  LIBDDP_CHECK(kernel != nullptr, "operation and dtype were not checked");
+  const KernelJob kernel_job = prepare(job);
+  const std::size_t element = element_bytes(job.dtype);
+  if (streams(table, job, job.count * element)) {
+    reduce_streaming(table, kernel, kernel_job, element);
+  } else {
+    kernel(kernel_job);
+  }
+}
+
+}  // namespace
+
+std::string_view name(ReducePath path) {
+  switch (path) {
+    case ReducePath::Scalar:
+      return "scalar";
+    case ReducePath::Avx2:
+      return "avx2";
+    case ReducePath::Avx512:
+      return "avx512";
+  }
+  return "unknown";
+}
+
+bool scalable(Dtype dtype) {
+  return dtype == Dtype::Float32 || dtype == Dtype::Float64 || dtype == Dtype::BFloat16 ||
+         dtype == Dtype::Float16;
+}
+
+bool reducible(Dtype dtype, ReduceOp op) {
+  const bool floating = scalable(dtype);
+  switch (op) {
+    case ReduceOp::Avg:
+      return floating;
+    case ReduceOp::Band:
+    case ReduceOp::Bor:
+    case ReduceOp::Bxor:
+      return !floating;
+    default:
+      return true;
+  }
+}
+
+const std::vector<ReducePath>& reduce_paths() { return paths().available; }
+
+void reduce(const ReduceJob& job) { run(best_table(), job); }
+
+void reduce_on(ReducePath path, const ReduceJob& job) {
+  const KernelTable& table = paths().tables[static_cast<std::size_t>(path)];
+  LIBDDP_CHECK(table.find != nullptr, "this CPU or build lacks the path");
+  run(table, job);
+}
+
+}  // namespace libddp

@@ -1,0 +1,42 @@
+#pragma once
+
+// What one instruction set offers to the dispatcher: a kernel per dtype and operation.
+// Thread rule: constant after start.
+//
+//   KernelTable table = avx2_kernels();
+//   if (table.find) table.find(Dtype::Float32, ReduceOp::Sum)(job);
+
+#include <cstddef>
+
+#include "libddp/base/dtype.h"
+#include "libddp/collectives/reduce_op.h"
+
+namespace libddp {
+
+/// A ReduceJob whose dtype and op are already part of the function; Avg has become Sum.
+struct KernelJob {
+  std::size_t count = 0;
+  const std::byte* const* sources = nullptr;
+  int num_sources = 0;
+  std::byte* const* destinations = nullptr;
+  int num_destinations = 0;
+  /// The result is divided by `divisor`, then multiplied by `factor`; 1 skips the step.
+  double divisor = 1.0;
+  double factor = 1.0;
+};
+
+using ReduceKernel = void (*)(const KernelJob& job);
+
+struct KernelTable {
+  /// Null where the build has no kernels for the instruction set.
+  ReduceKernel (*find)(Dtype dtype, ReduceOp op) = nullptr;
+  /// Copies past the caches; null where there is no such store. REQUIRES 64-byte aligned `to`
+  /// and `bytes` a multiple of 64.
+  void (*stream)(std::byte* to, const std::byte* from, std::size_t bytes) = nullptr;
+};
+
+KernelTable scalar_kernels();
+KernelTable avx2_kernels();
+KernelTable avx512_kernels();
+
+}  // namespace libddp

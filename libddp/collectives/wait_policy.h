@@ -1,0 +1,41 @@
+#pragma once
+
+// How the ranks of a mesh wait, and where small becomes large: both follow from the question
+// whether every rank can have a core of its own.
+//
+// All ranks compute the policy from the same masks, so they agree on it.
+// Thread rule: immutable value.
+//
+//   WaitPolicy policy = WaitPolicy::choose({"3", "3"});   // two ranks that share CPUs 0 and 1
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace libddp {
+
+struct WaitPolicy {
+  /// More ranks than CPUs: a spinning rank keeps the one it waits for from running.
+  bool oversubscribed = false;
+  /// Rounds of `pause` before anything else.
+  int spins = 0;
+  /// Rounds of sched_yield after that, before the rank sleeps.
+  int yields = 0;
+  /// Up to here every payload travels in the slot.
+  std::size_t inline_bytes = 0;
+  /// The same for memory outside the arena, where the alternative costs two copies.
+  std::size_t ordinary_inline_bytes = 0;
+  /// Staging chunk. Large ones save meetings, small ones stay in the cache.
+  std::size_t chunk_bytes = 0;
+
+  /// From the affinity masks of all ranks. Empty or unreadable text counts as "one CPU".
+  static WaitPolicy choose(const std::vector<std::string>& cpu_masks);
+};
+
+/// CPUs of this process: the affinity mask in hexadecimal, lowest CPU last ("3" = CPUs 0 and 1).
+std::string own_cpu_mask_text();
+
+/// Number of CPUs in the union of masks.
+int count_cpus(const std::vector<std::string>& cpu_masks);
+
+}  // namespace libddp
