@@ -26,7 +26,7 @@ using Kind = MeetingFailure::Kind;
 // A connection that says nothing for so long is no rank. Generous: a stopped process is one.
 constexpr std::chrono::seconds kHelloPatience{30};
 // For the first claimant's card, to name its pid.
-constexpr std::chrono::seconds kClaimantPatience{5};
+constexpr std::chrono::seconds kClaimantPatience{10};
 constexpr FrameLimits kLimits{.max_bytes = 1024, .max_descriptors = 64};
 
 // NOTE [Meeting]

@@ -29,12 +29,12 @@ namespace libddp {
 struct MeetingOptions {
   int rank = 0;
   int world_size = 1;
-  std::string group_name;
+  std::string group_name{};
   /// Free text compared between all ranks; a difference is an error that shows both (library
   /// version, layout of the shared page).
-  std::string agreement;
+  std::string agreement{};
   /// Free text handed to the peers (for example this rank's CPU affinity mask).
-  std::string note;
+  std::string note{};
 };
 
 /// What a rank knows of another after the meeting. For the own rank: no descriptors.
