@@ -101,6 +101,11 @@ class MeshCore {
   /// Keeps the first failure, shows it to the peers, wakes everyone.
   void fail(MeshFailure failure) noexcept;
   const MeshFailure* failure() const noexcept { return latch_.get(); }
+  /// As throw_if_failed, but only tells.
+  bool has_failed() {
+    if (!latch_.is_set()) adopt_failure_of_peer();
+    return latch_.is_set();
+  }
   /// Throws the kept failure, also one that a peer has shown; `call` is what it interrupts.
   void throw_if_failed(const MeshCall* call);
   /// `fail`, then throws it as the error of `call` (null: of no call in particular).
