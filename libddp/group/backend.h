@@ -1,13 +1,21 @@
 #pragma once
 
-// What moves bytes for a ProcessGroup on one kind of device. Arguments arrive validated, contiguous
-// and numbered; a backend adds nothing to their meaning.
+// What moves bytes for a ProcessGroup on one kind of device. Arguments arrive validated and
+// contiguous; a backend adds nothing to their meaning.
 //
-// Thread rule: ProcessGroup serialises calls per group; `abort` may come from any thread.
+// A backend numbers its collectives 1, 2, ... in the order in which it runs them, which is the
+// order of the calls: the number is part of what the ranks compare.
+// Thread rule: any thread may call any member at any time.
+//
+//   BackendCall call{.description = describe(...), .timeout = group_timeout, .async = true};
+//   call.results = {tensor};
+//   WorkPtr work = backend->all_reduce(std::move(call), tensor, 1.0);
 
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,13 +25,17 @@
 
 namespace libddp {
 
-/// One numbered operation on its way to a backend.
+/// One operation on its way to a backend.
 struct BackendCall {
   OpDescription description;
-  std::uint64_t sequence = 0;
   std::chrono::milliseconds timeout{};
   /// false: the operation may run inline and the returned Work is already done.
   bool async = false;
+  /// What Work::result shows; kept alive until the operation is done.
+  std::vector<at::Tensor> results;
+  /// Runs once the bytes have come, before the Work is done: copies into tensors that the backend
+  /// could not write directly. Empty if there are none.
+  std::function<void()> on_success;
 };
 
 /// One part of a batched exchange.
@@ -43,15 +55,22 @@ class Backend {
   virtual std::string name() const = 0;
 
   /// In place; `scale` multiplies the result.
-  virtual WorkPtr all_reduce(const BackendCall& call, const at::Tensor& tensor, double scale) = 0;
-  virtual WorkPtr broadcast(const BackendCall& call, const at::Tensor& tensor, int root) = 0;
+  virtual WorkPtr all_reduce(BackendCall call, const at::Tensor& tensor, double scale) = 0;
+  virtual WorkPtr broadcast(BackendCall call, const at::Tensor& tensor, int root) = 0;
   /// `output` = world_size blocks shaped like `input`, flattened.
-  virtual WorkPtr all_gather(const BackendCall& call, const at::Tensor& output,
+  virtual WorkPtr all_gather(BackendCall call, const at::Tensor& output,
                              const at::Tensor& input) = 0;
-  virtual WorkPtr reduce_scatter(const BackendCall& call, const at::Tensor& output,
+  virtual WorkPtr reduce_scatter(BackendCall call, const at::Tensor& output,
                                  const at::Tensor& input, double scale) = 0;
-  virtual WorkPtr exchange(const BackendCall& call, std::vector<Exchange> parts) = 0;
-  virtual WorkPtr barrier(const BackendCall& call) = 0;
+  /// A batch of sends and receives that runs as a whole; any order of the parts is safe. With the
+  /// kind Send or Recv it is point to point: it concerns only the ranks named in `parts` and is
+  /// not numbered. With any other kind it is a collective of all ranks, which agree on the
+  /// description first. A rank never exchanges with itself.
+  virtual WorkPtr exchange(BackendCall call, std::vector<Exchange> parts) = 0;
+  virtual WorkPtr barrier(BackendCall call) = 0;
+
+  /// Number of the collective issued last; 0 before the first.
+  virtual std::uint64_t sequence_number() const = 0;
 
   /// Uninitialised tensor in memory that the backend communicates fastest.
   virtual at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) = 0;

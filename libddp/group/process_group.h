@@ -7,7 +7,7 @@
 // The first failure poisons the group: every later call throws the same cause.
 // Thread rule: any thread may call; calls of one group are serialised in the order they arrive.
 //
-//   libddp::Group group = libddp::init_process_group({});   // RANK, WORLD_SIZE, MASTER_* as torchrun
+//   libddp::Group group = libddp::init_process_group({});  // reads RANK, WORLD_SIZE, MASTER_*
 //   at::Tensor t = group->allocate({1024}, at::kFloat);
 //   group->all_reduce(t, {.op = libddp::ReduceOp::Avg});
 
@@ -40,9 +40,9 @@ struct ReduceOptions {
 struct CallOptions {
   bool async = false;
   /// nullopt = the group's.
-  std::optional<std::chrono::milliseconds> timeout;
+  std::optional<std::chrono::milliseconds> timeout{};
   /// What the bytes serve; appears in errors.
-  std::string_view label;
+  std::string_view label{};
 };
 
 class ProcessGroup;
@@ -56,7 +56,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
     std::string name = "world";
     std::chrono::milliseconds timeout = std::chrono::minutes(30);
     /// Rank in the first group of each member, ordered by rank here; empty = 0 .. world_size - 1.
-    std::vector<int> global_ranks;
+    std::vector<int> global_ranks{};
   };
 
   /// Joins: every rank calls it with the same world_size and name and a store that all of them

@@ -2,10 +2,13 @@
 
 // From a user's environment and arguments to a group: who am I, where is the store.
 //
-// Sources: explicit store + rank + world_size; "env://" (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-// under torchrun the agent's store); "tcp://host:port"; "file:///path". What is missing or
-// contradictory is an ArgumentError that names the variable and its value.
+// Sources: explicit store + rank + world_size; "env://" (RANK, WORLD_SIZE, MASTER_ADDR,
+// MASTER_PORT, under torchrun the agent's store); "tcp://host:port"; "file:///path". What is
+// missing or contradictory is an ArgumentError that names the variable and its value.
 // Thread rule: blocking; one call at a time.
+//
+//   libddp::Group group = libddp::init_process_group({.init_method = "tcp://10.0.0.7:29500",
+//                                                     .rank = 0, .world_size = 2});
 
 #include <chrono>
 #include <optional>
@@ -18,15 +21,15 @@
 namespace libddp {
 
 struct InitOptions {
-  /// "auto", "libddp", or torch's names: "gloo", "cpu:gloo", "mpi" is refused, "nccl" needs CUDA.
+  /// "auto", "libddp", or torch's "gloo", also as "cpu:gloo,cuda:nccl". Others are refused.
   std::string backend = "auto";
   std::string init_method = "env://";
-  std::optional<int> rank;
-  std::optional<int> world_size;
+  std::optional<int> rank{};
+  std::optional<int> world_size{};
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::string group_name = "world";
   /// Used instead of init_method when set; rank and world_size are then required.
-  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Store> store{};
 };
 
 /// What a rendezvous found.

@@ -9,8 +9,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -19,42 +21,56 @@
 #include <string>
 #include <vector>
 
+#include "libddp/collectives/op_description.h"
+
 namespace libddp {
+
+class Work;
+using WorkPtr = std::shared_ptr<Work>;
 
 class Work {
  public:
   /// `description` = "all_reduce #42 float32 [8]"; `tensors` are kept alive and are the result.
   Work(std::string description, std::vector<at::Tensor> tensors);
+  /// As above; the text is made only when somebody asks for it.
+  Work(const OpDescription& operation, std::uint64_t sequence, std::vector<at::Tensor> tensors);
+  /// One that is already done, successfully.
+  static WorkPtr finished(const OpDescription& operation, std::uint64_t sequence,
+                          std::vector<at::Tensor> tensors);
 
   /// Blocks until the operation is done; throws its error. `timeout` only limits this wait
   /// (TimeoutError; the operation goes on).
   void wait(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
-  bool is_completed() const;
+  bool is_completed() const { return is_completed_.load(std::memory_order_acquire); }
   /// Null while it runs and after success.
   std::exception_ptr exception() const;
   /// The output tensors.
   const std::vector<at::Tensor>& result() const { return tensors_; }
   /// Rank that a receive from any source came from; -1 otherwise.
   int source_rank() const;
-  const std::string& description() const { return description_; }
+  std::string description() const;
 
-  /// Calls `callback` once the operation is done, at once if it is already.
+  /// Calls `callback` once the operation is done, at once if it is already; otherwise in the
+  /// thread that finishes it. What it throws is logged, because nobody is there to catch it.
   void on_complete(std::function<void(Work&)> callback);
 
-  /// For backends: ends the operation; `error` null = success.
+  /// For backends: ends the operation, once; `error` null = success.
   void finish(std::exception_ptr error = nullptr, int source_rank = -1);
 
  private:
-  const std::string description_;
+  void block(std::optional<std::chrono::milliseconds> timeout);
+  void run_callback(const std::function<void(Work&)>& callback) noexcept;
+
+  const std::string text_;
+  const OpDescription operation_;
+  const std::uint64_t sequence_ = 0;
   const std::vector<at::Tensor> tensors_;
   mutable std::mutex mutex_;
   std::condition_variable finished_;
-  bool is_completed_ = false;
+  std::atomic<bool> is_completed_{false};
   int source_rank_ = -1;
   std::exception_ptr error_;
   std::vector<std::function<void(Work&)>> callbacks_;
 };
-
-using WorkPtr = std::shared_ptr<Work>;
 
 }  // namespace libddp

@@ -1,0 +1,146 @@
+#include "libddp/group/control_watcher.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/base/system_error.h"
+#include "libddp/group/service_thread.h"
+
+namespace libddp {
+namespace {
+
+bool is_ended(const UniqueFd& pidfd, int wait_ms) {
+  if (!pidfd) return false;
+  pollfd entry{pidfd.get(), POLLIN, 0};
+  return ::poll(&entry, 1, wait_ms) > 0;
+}
+
+}  // namespace
+
+std::string peer_name(const LocalPeer& peer) {
+  return fmt::format("rank {} (pid {} on {})", peer.rank, peer.pid, peer.host);
+}
+
+ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<LocalPeer> peers, HostMesh& mesh,
+                               OnGoodbye on_goodbye)
+    : identity_(std::move(identity)), mesh_(mesh), on_goodbye_(std::move(on_goodbye)) {
+  for (LocalPeer& peer : peers) {
+    if (peer.rank != identity_.rank) watched_.push_back({std::move(peer), {}, false});
+  }
+  if (watched_.empty()) return;
+  stop_.reset(::eventfd(0, EFD_CLOEXEC));
+  if (!stop_) throw Error(fmt::format("{}: {}", identity_.where(), errno_text("eventfd", errno)));
+  thread_ = start_service_thread("libddp-watch", [this] { run(); });
+}
+
+ControlWatcher::~ControlWatcher() {
+  if (!thread_.joinable()) return;
+  const std::uint64_t one = 1;
+  // Cannot fail: the counter of an eventfd takes 2^64 - 2 of these.
+  static_cast<void>(!::write(stop_.get(), &one, sizeof(one)));
+  thread_.join();
+}
+
+void ControlWatcher::run() {
+  std::vector<pollfd> entries;
+  while (true) {
+    entries.assign(1, {stop_.get(), POLLIN, 0});
+    for (const Watched& watched : watched_) {
+      if (watched.is_over) continue;
+      entries.push_back({watched.peer.control.get(), POLLIN | POLLRDHUP, 0});
+      if (watched.peer.pidfd) entries.push_back({watched.peer.pidfd.get(), POLLIN, 0});
+    }
+    if (::poll(entries.data(), entries.size(), -1) < 0 && errno != EINTR) {
+      fail({MeshFailure::Kind::Aborted,
+            fmt::format("cannot watch the peers: {}", errno_text("poll", errno))});
+      return;
+    }
+    if (entries.front().revents != 0) return;
+    read_all();
+  }
+}
+
+void ControlWatcher::read_all() {
+  // Words before losses: a peer that ended because of another one's failure names the culprit.
+  std::vector<Watched*> lost;
+  for (Watched& watched : watched_) {
+    if (!watched.is_over && is_lost(watched)) lost.push_back(&watched);
+  }
+  for (Watched& watched : watched_) {
+    if (watched.is_over) continue;
+    for (const auto& message : watched.inbox.take(watched.peer.control.get())) {
+      handle(watched, message);
+    }
+    if (watched.inbox.is_closed() || watched.inbox.is_garbled()) lost.push_back(&watched);
+  }
+  for (Watched* watched : lost) report_loss(*watched);
+}
+
+bool ControlWatcher::is_lost(const Watched& watched) const {
+  return is_ended(watched.peer.pidfd, 0);
+}
+
+void ControlWatcher::handle(Watched& watched, const ControlMessage& message) {
+  const int rank = watched.peer.rank;
+  if (message.kind == ControlMessage::Kind::Goodbye) {
+    watched.is_over = true;
+    on_goodbye_(rank, message.sequence);
+    return;
+  }
+  // A failure that names its culprit is passed on; an abort or a timeout is the sender's own deed.
+  MeshFailure failure = message.failure;
+  if (failure.kind != MeshFailure::Kind::Peer) {
+    const char* deed = failure.kind == MeshFailure::Kind::Aborted ? "aborted" : "gave up";
+    failure.message = fmt::format("{} {}: {}", peer_name(watched.peer), deed, failure.message);
+    failure.kind = MeshFailure::Kind::Peer;
+    failure.peer_rank = rank;
+    failure.peer_pid = watched.peer.pid;
+  }
+  fail(std::move(failure));
+}
+
+void ControlWatcher::report_loss(Watched& watched) {
+  if (watched.is_over) return;
+  watched.is_over = true;
+  const LocalPeer& peer = watched.peer;
+  // The kernel closes the sockets of a dying process just before it reports the end.
+  const bool died = peer.pid != ::getpid() && is_ended(peer.pidfd, 50);
+  const char* how = watched.inbox.is_garbled() ? "sent bytes that are no message of this library"
+                    : died ? "died (killed, crashed or exited without destroying the group)"
+                           : "left without destroying the group";
+  fail({MeshFailure::Kind::Peer,
+        fmt::format("{} {}; its last call was {}, that of this rank {}. Hint: look at that "
+                    "process's own output, its exit code and the kernel log (out of memory); a "
+                    "program that ends in order calls destroy_process_group (C++: shutdown)",
+                    peer_name(peer), how, mesh_.last_call_of(peer.rank),
+                    mesh_.last_call_of(identity_.rank)),
+        peer.rank, peer.pid});
+}
+
+void ControlWatcher::fail(MeshFailure failure) {
+  mesh_.fail(failure);
+  // The first one counts, which may be another: tell that.
+  if (const auto kept = mesh_.failure()) announce(*kept);
+}
+
+void ControlWatcher::announce(const MeshFailure& failure) noexcept {
+  if (is_announced_.exchange(true)) return;
+  send_to_all({.kind = ControlMessage::Kind::Failure, .failure = failure});
+}
+
+void ControlWatcher::say_goodbye(std::uint64_t sequence) noexcept {
+  send_to_all({.kind = ControlMessage::Kind::Goodbye, .sequence = sequence});
+}
+
+void ControlWatcher::send_to_all(const ControlMessage& message) noexcept {
+  std::lock_guard lock(send_mutex_);
+  for (const Watched& watched : watched_) send_control(watched.peer.control.get(), message);
+}
+
+}  // namespace libddp

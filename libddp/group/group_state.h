@@ -1,0 +1,63 @@
+#pragma once
+
+// What a ProcessGroup holds, and the steps that its operations share. For process_group*.cpp only.
+// Thread rule: as ProcessGroup.
+//
+//   State& state = *state_;
+//   const CallSite site = state.enter("all_reduce");
+//   BackendCall call = state.call(site, OpKind::AllReduce, operand, options);
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "libddp/base/process.h"
+#include "libddp/group/group_identity.h"
+#include "libddp/group/operand.h"
+#include "libddp/group/process_group.h"
+#include "libddp/group/validation.h"
+
+namespace libddp {
+
+struct ProcessGroup::State {
+  GroupIdentity identity;
+  std::vector<int> global_ranks;
+  c10::intrusive_ptr<c10d::Store> store;
+  std::string store_prefix;
+  std::atomic<std::chrono::milliseconds> timeout{};
+  std::unique_ptr<Backend> backend;
+  const ProcessStamp made;
+  std::mutex life_mutex;
+  std::atomic<bool> is_shut_down{false};
+
+  bool is_alone() const { return identity.world_size == 1; }
+
+  /// Throws StateError in a forked child and after shutdown.
+  CallSite enter(const char* operation) const {
+    if (made.is_current() && !is_shut_down.load(std::memory_order_relaxed)) [[likely]] {
+      return {identity, operation};
+    }
+    refuse_entry(operation);
+  }
+  [[noreturn]] void refuse_entry(const char* operation) const;
+
+  /// A call described by `operand`: its dtype, number of elements and the user's shape.
+  BackendCall call(const CallSite& site, OpKind kind, const Operand& operand,
+                   const CallOptions& options) const;
+  /// The same for several tensors, of which only the number of elements counts.
+  BackendCall call(const CallSite& site, OpKind kind, Dtype dtype, std::int64_t count,
+                   const CallOptions& options) const;
+
+  /// Flat tensor in the arena for `numel` elements as they travel.
+  at::Tensor flat_like(const at::Tensor& wire, std::int64_t numel) const;
+};
+
+/// Lets the call end with copies into the tensors that were not contiguous.
+void copy_back_after(BackendCall& call, const std::vector<Operand>& operands);
+
+}  // namespace libddp

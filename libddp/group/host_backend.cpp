@@ -1,0 +1,235 @@
+#include "libddp/group/host_backend.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/util/accumulate.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "libddp/base/error.h"
+
+namespace libddp {
+namespace {
+
+std::vector<std::string> names_of(const std::vector<LocalPeer>& peers) {
+  std::vector<std::string> names;
+  for (const LocalPeer& peer : peers) names.push_back(peer_name(peer));
+  return names;
+}
+
+std::vector<pid_t> pids_of(const std::vector<LocalPeer>& peers) {
+  std::vector<pid_t> pids;
+  for (const LocalPeer& peer : peers) pids.push_back(peer.pid);
+  return pids;
+}
+
+}  // namespace
+
+HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
+                         std::unique_ptr<HostMesh> mesh, std::vector<LocalPeer> peers)
+    : identity_(std::move(identity)),
+      peer_names_(names_of(peers)),
+      peer_pids_(pids_of(peers)),
+      arena_(std::move(arena)),
+      mesh_(std::move(mesh)),
+      messages_(
+          std::make_unique<MessageLane>(identity_, *mesh_, peer_names_, [this] { tell_peers(); })),
+      lane_(std::make_unique<Lane>("libddp-lane")) {
+  std::lock_guard lock(watcher_mutex_);
+  watcher_ = std::make_unique<ControlWatcher>(
+      identity_, std::move(peers), *mesh_,
+      [this](int rank, std::uint64_t sequence) { on_goodbye(rank, sequence); });
+}
+
+HostBackend::~HostBackend() {
+  // Wakes what is in flight, so that the lanes end without waiting for a peer.
+  if (!lane_->is_idle() || !messages_->is_idle()) {
+    mesh_->fail({MeshFailure::Kind::Aborted,
+                 "the group was destroyed without shutdown (destroy_process_group)"});
+  }
+  // In this order: collectives use messages, both tell the peers of failures.
+  lane_.reset();
+  messages_.reset();
+  close_watcher();
+}
+
+template <typename Operation>
+WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
+  if (!call.async) {
+    if (const auto sequence = lane_->try_begin()) {
+      Lane::Turn turn(*lane_);
+      perform(call, *sequence, operation);
+      return Work::finished(call.description, *sequence, std::move(call.results));
+    }
+  } else {
+    mesh_->throw_if_failed();
+  }
+  const bool async = call.async;
+  WorkPtr work;
+  lane_->enqueue([&](std::uint64_t sequence) -> Lane::Job {
+    work = std::make_shared<Work>(call.description, sequence, std::move(call.results));
+    return [this, sequence, work, call = std::move(call), operation = std::move(operation)] {
+      std::exception_ptr error;
+      try {
+        perform(call, sequence, operation);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      work->finish(error);
+    };
+  });
+  if (!async) work->wait();
+  return work;
+}
+
+template <typename Operation>
+void HostBackend::perform(const BackendCall& call, std::uint64_t sequence,
+                          const Operation& operation) {
+  MeshCall mesh_call{call.description, sequence};
+  mesh_call.timeout = call.timeout;
+  // Before looking who has left: on_goodbye does the two in the other order.
+  running_.store(sequence);
+  try {
+    if (sequence > last_common_.load()) throw_if_left(mesh_call);
+    operation(mesh_call);
+    running_.store(0, std::memory_order_relaxed);
+    if (call.on_success) call.on_success();
+  } catch (...) {
+    running_.store(0, std::memory_order_relaxed);
+    fail_after_exception(mesh_call);
+    throw;
+  }
+}
+
+void HostBackend::throw_if_left(const MeshCall& call) {
+  mesh_->throw_if_failed();
+  mesh_->fail(left_failure(first_to_leave_.load(), call.description.to_string(call.sequence)));
+  mesh_->throw_if_failed();
+}
+
+void HostBackend::on_goodbye(int rank, std::uint64_t sequence) {
+  if (sequence < last_common_.load()) {
+    first_to_leave_.store(rank);
+    last_common_.store(sequence);
+  }
+  if (running_.load() > sequence) {
+    mesh_->fail(left_failure(rank, mesh_->last_call_of(identity_.rank)));
+    tell_peers();
+  }
+  messages_->on_goodbye(rank);
+}
+
+MeshFailure HostBackend::left_failure(int rank, const std::string& what) const {
+  const auto index = static_cast<std::size_t>(rank);
+  return {
+      MeshFailure::Kind::Peer,
+      fmt::format("{}: {} has left the group (destroy_process_group) after {}. Hint: every rank "
+                  "must issue the same collectives before it leaves",
+                  what, peer_names_[index], mesh_->last_call_of(rank)),
+      rank, peer_pids_[index]};
+}
+
+void HostBackend::fail_after_exception(const MeshCall& call) noexcept {
+  // Half a collective cannot be taken back, so a foreign exception (Ctrl-C) ends the group too.
+  if (!mesh_->failure()) {
+    mesh_->fail({MeshFailure::Kind::Aborted,
+                 fmt::format("{}: was interrupted. Hint: make a new group to go on",
+                             call.description.to_string(call.sequence))});
+  }
+  tell_peers();
+}
+
+void HostBackend::tell_peers() noexcept {
+  const auto failure = mesh_->failure();
+  std::lock_guard lock(watcher_mutex_);
+  if (failure && watcher_) watcher_->announce(*failure);
+}
+
+void HostBackend::close_watcher() {
+  std::unique_ptr<ControlWatcher> watcher;
+  {
+    std::lock_guard lock(watcher_mutex_);
+    watcher = std::move(watcher_);
+  }
+  // Outside the lock: its thread may be about to tell the peers.
+}
+
+WorkPtr HostBackend::all_reduce(BackendCall call, const at::Tensor& tensor, double scale) {
+  return launch(std::move(call), [this, tensor, scale](const MeshCall& mesh_call) {
+    mesh_->all_reduce(mesh_call, tensor.data_ptr(), scale);
+  });
+}
+
+WorkPtr HostBackend::broadcast(BackendCall call, const at::Tensor& tensor, int root) {
+  return launch(std::move(call), [this, tensor, root](const MeshCall& mesh_call) {
+    mesh_->broadcast(mesh_call, tensor.data_ptr(), tensor.nbytes(), root);
+  });
+}
+
+WorkPtr HostBackend::all_gather(BackendCall call, const at::Tensor& output,
+                                const at::Tensor& input) {
+  return launch(std::move(call), [this, output, input](const MeshCall& mesh_call) {
+    mesh_->all_gather(mesh_call, input.const_data_ptr(), output.data_ptr(), input.nbytes());
+  });
+}
+
+WorkPtr HostBackend::reduce_scatter(BackendCall call, const at::Tensor& output,
+                                    const at::Tensor& input, double scale) {
+  return launch(std::move(call), [this, output, input, scale](const MeshCall& mesh_call) {
+    mesh_->reduce_scatter(mesh_call, input.const_data_ptr(), output.data_ptr(),
+                          static_cast<std::uint64_t>(output.numel()), scale);
+  });
+}
+
+WorkPtr HostBackend::exchange(BackendCall call, std::vector<Exchange> parts) {
+  const OpKind kind = call.description.kind;
+  if (kind == OpKind::Send || kind == OpKind::Recv) return messages_->post(std::move(call), parts);
+  BackendCall messages;
+  messages.timeout = call.timeout;
+  return launch(std::move(call), [this, parts = std::move(parts),
+                                  messages = std::move(messages)](const MeshCall& mesh_call) {
+    mesh_->barrier(mesh_call);  // all ranks agree on the description
+    BackendCall own = messages;
+    own.description = mesh_call.description;
+    messages_->run(own, mesh_call.sequence, parts);
+  });
+}
+
+WorkPtr HostBackend::barrier(BackendCall call) {
+  return launch(std::move(call), [this](const MeshCall& mesh_call) { mesh_->barrier(mesh_call); });
+}
+
+at::Tensor HostBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
+  const auto numel = static_cast<std::size_t>(c10::multiply_integers(sizes));
+  std::shared_ptr<std::byte> block = arena_->allocate(numel * c10::elementSize(dtype));
+  void* data = block.get();
+  return at::from_blob(
+      data, sizes, [block = std::move(block)](void*) mutable { block.reset(); },
+      at::TensorOptions().dtype(dtype));
+}
+
+void HostBackend::abort(const std::string& reason) noexcept {
+  mesh_->fail({MeshFailure::Kind::Aborted, fmt::format("the group was aborted: {}", reason)});
+  tell_peers();
+}
+
+std::exception_ptr HostBackend::failure() const {
+  try {
+    mesh_->throw_if_failed();
+  } catch (const Error&) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+void HostBackend::shutdown() {
+  lane_->drain();
+  messages_->drain();
+  {
+    std::lock_guard lock(watcher_mutex_);
+    if (watcher_) watcher_->say_goodbye(lane_->sequence());
+  }
+  close_watcher();
+}
+
+}  // namespace libddp

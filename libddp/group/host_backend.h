@@ -1,0 +1,83 @@
+#pragma once
+
+// The backend of one host: tensors in CPU memory, a HostMesh, a lane for collectives, one for
+// messages, and a watcher over the peers.
+//
+// NOTE [Failure]
+// Whatever goes wrong (a peer's death, a mismatch, a timeout, an interrupt in the middle of a
+// collective, abort) ends up in HostMesh::fail, which keeps the first cause and wakes every waiter
+// here, and in ControlWatcher::announce, which tells the peers. Every later call throws that cause.
+// A peer that leaves in order is no failure, unless a collective starts that it took no part in.
+// Thread rule: any thread.
+//
+//   HostBackend backend(identity, arena, std::move(mesh), std::move(peers));
+//   backend.all_reduce(std::move(call), tensor, 1.0);
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "libddp/collectives/host_mesh.h"
+#include "libddp/group/backend.h"
+#include "libddp/group/control_watcher.h"
+#include "libddp/group/group_identity.h"
+#include "libddp/group/lane.h"
+#include "libddp/group/message_lane.h"
+#include "libddp/memory/arena.h"
+
+namespace libddp {
+
+class HostBackend : public Backend {
+ public:
+  HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena, std::unique_ptr<HostMesh> mesh,
+              std::vector<LocalPeer> peers);
+  /// Does not wait for peers; without a shutdown before, they take it for a failure.
+  ~HostBackend() override;
+
+  std::string name() const override { return "host"; }
+  WorkPtr all_reduce(BackendCall call, const at::Tensor& tensor, double scale) override;
+  WorkPtr broadcast(BackendCall call, const at::Tensor& tensor, int root) override;
+  WorkPtr all_gather(BackendCall call, const at::Tensor& output, const at::Tensor& input) override;
+  WorkPtr reduce_scatter(BackendCall call, const at::Tensor& output, const at::Tensor& input,
+                         double scale) override;
+  WorkPtr exchange(BackendCall call, std::vector<Exchange> parts) override;
+  WorkPtr barrier(BackendCall call) override;
+  std::uint64_t sequence_number() const override { return lane_->sequence(); }
+  at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
+  void abort(const std::string& reason) noexcept override;
+  std::exception_ptr failure() const override;
+  void shutdown() override;
+
+ private:
+  static constexpr std::uint64_t kNobodyLeft = ~std::uint64_t{0};
+
+  template <typename Operation>
+  WorkPtr launch(BackendCall call, Operation operation);
+  template <typename Operation>
+  void perform(const BackendCall& call, std::uint64_t sequence, const Operation& operation);
+  void throw_if_left(const MeshCall& call);
+  void on_goodbye(int rank, std::uint64_t sequence);
+  MeshFailure left_failure(int rank, const std::string& what) const;
+  void fail_after_exception(const MeshCall& call) noexcept;
+  void tell_peers() noexcept;
+  void close_watcher();
+
+  const GroupIdentity identity_;
+  const std::vector<std::string> peer_names_;
+  const std::vector<pid_t> peer_pids_;
+  std::shared_ptr<Arena> arena_;
+  std::unique_ptr<HostMesh> mesh_;
+  /// Number of the collective that runs now; 0 = none.
+  std::atomic<std::uint64_t> running_{0};
+  /// Last collective of the peer that left first, and who that is.
+  std::atomic<std::uint64_t> last_common_{kNobodyLeft};
+  std::atomic<int> first_to_leave_{-1};
+  std::mutex watcher_mutex_;
+  std::unique_ptr<ControlWatcher> watcher_;
+  std::unique_ptr<MessageLane> messages_;
+  std::unique_ptr<Lane> lane_;
+};
+
+}  // namespace libddp

@@ -1,0 +1,132 @@
+#include "libddp/group/lane.h"
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "libddp/base/interrupt.h"
+#include "libddp/group/service_thread.h"
+
+namespace libddp {
+
+/// Shared with the worker, which may outlive the Lane for the few instructions after a job whose
+/// callback destroyed the group.
+struct Lane::State {
+  std::string thread_name;
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Job> queue;
+  bool is_running = false;
+  bool is_stopping = false;
+  int num_drainers = 0;
+  std::uint64_t sequence = 0;
+  std::thread worker;
+
+  bool is_idle() const { return !is_running && queue.empty(); }
+};
+
+Lane::Lane(std::string thread_name) : state_(std::make_shared<State>()) {
+  state_->thread_name = std::move(thread_name);
+}
+
+Lane::~Lane() {
+  State& state = *state_;
+  std::unique_lock lock(state.mutex);
+  state.is_stopping = true;
+  state.changed.notify_all();
+  if (!state.worker.joinable()) return;
+  if (state.worker.get_id() != std::this_thread::get_id()) {
+    lock.unlock();
+    state.worker.join();
+    return;
+  }
+  // On the worker: a callback dropped the last reference. Nobody else will run the queue.
+  while (!state.queue.empty()) {
+    Job job = std::move(state.queue.front());
+    state.queue.pop_front();
+    lock.unlock();
+    job();
+    lock.lock();
+  }
+  state.worker.detach();
+}
+
+std::optional<std::uint64_t> Lane::try_begin() {
+  State& state = *state_;
+  std::lock_guard lock(state.mutex);
+  if (!state.is_idle()) return std::nullopt;
+  state.is_running = true;
+  return ++state.sequence;
+}
+
+void Lane::end() noexcept {
+  State& state = *state_;
+  std::lock_guard lock(state.mutex);
+  state.is_running = false;
+  if (!state.queue.empty() || state.num_drainers > 0) state.changed.notify_all();
+}
+
+void Lane::enqueue(const std::function<Job(std::uint64_t sequence)>& make) {
+  State& state = *state_;
+  std::lock_guard lock(state.mutex);
+  if (!state.worker.joinable()) {
+    state.worker = start_service_thread(state.thread_name, [shared = state_] { work(shared); });
+  }
+  state.queue.push_back(make(state.sequence + 1));
+  ++state.sequence;
+  state.changed.notify_all();
+}
+
+void Lane::drain() {
+  State& state = *state_;
+  std::unique_lock lock(state.mutex);
+  if (state.worker.get_id() == std::this_thread::get_id()) return;
+  ++state.num_drainers;
+  struct Leave {
+    State& state;
+    std::unique_lock<std::mutex>& lock;
+    ~Leave() {
+      if (!lock.owns_lock()) lock.lock();
+      --state.num_drainers;
+    }
+  } leave{state, lock};
+  while (!state.is_idle()) {
+    state.changed.wait_for(lock, kInterruptPeriod);
+    lock.unlock();
+    check_interrupt();
+    lock.lock();
+  }
+}
+
+bool Lane::is_idle() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->is_idle();
+}
+
+std::uint64_t Lane::sequence() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->sequence;
+}
+
+void Lane::work(const std::shared_ptr<State>& shared) {
+  State& state = *shared;
+  std::unique_lock lock(state.mutex);
+  while (true) {
+    state.changed.wait(
+        lock, [&] { return !state.is_running && (!state.queue.empty() || state.is_stopping); });
+    if (state.queue.empty()) return;
+    Job job = std::move(state.queue.front());
+    state.queue.pop_front();
+    state.is_running = true;
+    lock.unlock();
+    job();
+    job = nullptr;  // what the job keeps alive may end here, outside the lock
+    lock.lock();
+    state.is_running = false;
+    if (state.num_drainers > 0 && state.is_idle()) state.changed.notify_all();
+  }
+}
+
+}  // namespace libddp

@@ -1,0 +1,68 @@
+#pragma once
+
+// One queue of operations that run one at a time, in the order in which they were issued.
+//
+// A synchronous operation on an idle lane runs in the caller's own thread (`try_begin`, `end`):
+// no hand-off. Everything else is queued for one worker thread, which is started by the first
+// queued job. Starting an operation gives it its number, so numbers follow the order of execution.
+// Thread rule: any thread.
+//
+//   if (auto turn = lane.try_begin()) { Lane::Turn end(lane); run(*turn); }
+//   else lane.enqueue([&](std::uint64_t sequence) { return [=] { run(sequence); }; });
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace libddp {
+
+class Lane {
+ public:
+  /// A job reports its own errors (Work::finish); it does not throw.
+  using Job = std::function<void()>;
+
+  /// `thread_name` shows in debuggers and top; at most 15 characters.
+  explicit Lane(std::string thread_name);
+  /// Runs what is still queued, then ends the worker. May run on the worker itself.
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  /// Takes the lane if nothing runs and nothing is queued: the number of the operation that the
+  /// caller now runs, or nullopt. Must be followed by `end`.
+  std::optional<std::uint64_t> try_begin();
+  void end() noexcept;
+
+  /// Ends a turn at the end of a scope.
+  class Turn {
+   public:
+    explicit Turn(Lane& lane) : lane_(lane) {}
+    ~Turn() { lane_.end(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Lane& lane_;
+  };
+
+  /// Queues the job that `make` returns for its number.
+  void enqueue(const std::function<Job(std::uint64_t sequence)>& make);
+
+  /// Nothing runs and nothing is queued.
+  bool is_idle() const;
+  /// Waits until nothing runs and nothing is queued. Returns at once on the worker thread.
+  void drain();
+
+  /// Number given last; 0 before the first.
+  std::uint64_t sequence() const;
+
+ private:
+  struct State;
+  static void work(const std::shared_ptr<State>& state);
+
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace libddp

@@ -1,0 +1,48 @@
+#pragma once
+
+// One batch of transfers in flight, as the message lane keeps it.
+// Thread rule: belongs to the lane; the transfers belong to the thread that drives.
+//
+//   MessageBatch batch = make_batch(call, parts, Deadline::after(call.timeout), std::nullopt);
+//   mesh.progress(batch.unfinished());
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libddp/base/deadline.h"
+#include "libddp/collectives/host_mesh.h"
+#include "libddp/group/backend.h"
+
+namespace libddp {
+
+struct MessageBatch {
+  WorkPtr work;
+  OpDescription description;
+  std::chrono::milliseconds timeout{};
+  Deadline deadline = Deadline::never();
+  std::vector<HostMesh::Transfer> transfers;
+  /// Kept alive: the transfers point into them.
+  std::vector<at::Tensor> tensors;
+  std::function<void()> on_success;
+  /// Not on the lane's list any more; its Work is done or about to be.
+  bool is_retired = false;
+
+  bool is_done() const;
+  void append_unfinished(std::vector<HostMesh::Transfer*>& transfers);
+  /// Rank that the first receive came from; -1 if there is none.
+  int source_rank() const;
+  /// True if a part still needs one of the ranks marked in `is_gone`.
+  std::optional<int> first_missing(const std::vector<bool>& is_gone, int own_rank) const;
+  /// "rank 1, rank 3": the peers of what is not done.
+  std::string unfinished_peers(const std::vector<std::string>& peer_names) const;
+};
+
+/// `tag` overrides those of the parts.
+std::shared_ptr<MessageBatch> make_batch(BackendCall call, const std::vector<Exchange>& parts,
+                                         std::uint64_t sequence, std::optional<int> tag);
+
+}  // namespace libddp

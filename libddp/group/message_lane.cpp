@@ -1,0 +1,342 @@
+#include "libddp/group/message_lane.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/base/interrupt.h"
+#include "libddp/group/message_batch.h"
+#include "libddp/group/service_thread.h"
+
+namespace libddp {
+
+using BatchPtr = std::shared_ptr<MessageBatch>;
+
+/// Shared with the worker, which may outlive the lane for the few instructions after a Work's
+/// callback destroyed the group; `is_stopping` then keeps it from the mesh.
+struct MessageLane::State {
+  GroupIdentity identity;
+  HostMesh& mesh;
+  std::vector<std::string> peer_names;
+  std::function<void()> on_failure;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::list<BatchPtr> active;
+  std::vector<bool> is_gone;
+  bool is_driven = false;
+  bool is_stopping = false;
+  std::uint64_t num_posted = 0;
+  std::thread worker;
+
+  using Lock = std::unique_lock<std::mutex>;
+  struct Ending {
+    BatchPtr batch;
+    std::exception_ptr error;
+  };
+
+  void add(const BatchPtr& batch);
+  void wait_for(const BatchPtr& batch);
+  std::exception_ptr drive(Lock& lock);
+  bool move_all(std::uint32_t ticket, const std::vector<HostMesh::Transfer*>& transfers,
+                bool may_wait);
+  std::vector<Ending> retire(const std::vector<bool>& was_gone, bool moved);
+  std::vector<Ending> retire_all(const std::exception_ptr& error);
+  std::exception_ptr time_out(const MessageBatch& batch);
+  std::exception_ptr group_error() const;
+  std::exception_ptr gone_error(const MessageBatch& batch, int rank) const;
+  std::exception_ptr poison();
+  static void finish(std::vector<Ending>& endings);
+  static void work(const std::shared_ptr<State>& shared);
+};
+
+MessageLane::MessageLane(GroupIdentity identity, HostMesh& mesh,
+                         std::vector<std::string> peer_names, std::function<void()> on_failure)
+    : state_(new State{std::move(identity),
+                       mesh,
+                       std::move(peer_names),
+                       std::move(on_failure),
+                       {},
+                       {},
+                       {},
+                       {},
+                       false,
+                       false,
+                       0,
+                       {}}) {
+  state_->is_gone.resize(static_cast<std::size_t>(state_->identity.world_size));
+}
+
+MessageLane::~MessageLane() {
+  State& state = *state_;
+  State::Lock lock(state.mutex);
+  state.is_stopping = true;
+  state.changed.notify_all();
+  state.mesh.wake_mail();
+  if (state.worker.joinable()) {
+    if (state.worker.get_id() == std::this_thread::get_id()) {
+      state.worker.detach();
+    } else {
+      lock.unlock();
+      state.worker.join();
+      lock.lock();
+    }
+  }
+  auto endings = state.retire_all(std::make_exception_ptr(StateError(fmt::format(
+      "{}: the group was destroyed while a send or receive was in flight. Hint: wait for the work "
+      "first.",
+      state.identity.where()))));
+  lock.unlock();
+  State::finish(endings);
+}
+
+WorkPtr MessageLane::post(BackendCall call, const std::vector<Exchange>& parts) {
+  State& state = *state_;
+  state.mesh.throw_if_failed();
+  const bool async = call.async;
+  BatchPtr batch;
+  {
+    State::Lock lock(state.mutex);
+    batch = make_batch(std::move(call), parts, ++state.num_posted, std::nullopt);
+    if (async && !state.worker.joinable()) {
+      state.worker =
+          start_service_thread("libddp-messages", [shared = state_] { State::work(shared); });
+    }
+    state.add(batch);
+  }
+  if (!async) state.wait_for(batch);
+  return batch->work;
+}
+
+void MessageLane::run(const BackendCall& call, std::uint64_t sequence,
+                      const std::vector<Exchange>& parts) {
+  State& state = *state_;
+  BackendCall own;
+  own.description = call.description;
+  own.timeout = call.timeout;
+  // Users' tags are 0 and up. Numbers come round again long after the older transfer is done.
+  const int tag = -1 - static_cast<int>(sequence % (1u << 30));
+  const BatchPtr batch = make_batch(std::move(own), parts, sequence, tag);
+  {
+    State::Lock lock(state.mutex);
+    state.add(batch);
+  }
+  state.wait_for(batch);
+}
+
+bool MessageLane::is_idle() const {
+  State::Lock lock(state_->mutex);
+  return state_->active.empty();
+}
+
+void MessageLane::on_goodbye(int rank) {
+  State& state = *state_;
+  State::Lock lock(state.mutex);
+  state.is_gone[static_cast<std::size_t>(rank)] = true;
+  state.mesh.wake_mail();
+}
+
+void MessageLane::drain() {
+  State& state = *state_;
+  while (true) {
+    BatchPtr batch;
+    {
+      State::Lock lock(state.mutex);
+      if (state.active.empty()) return;
+      if (state.worker.get_id() == std::this_thread::get_id()) return;
+      batch = state.active.front();
+    }
+    try {
+      state.wait_for(batch);
+    } catch (const Error&) {
+      // The batch's own Work tells its owner; here only the end counts.
+    }
+  }
+}
+
+void MessageLane::State::add(const BatchPtr& batch) {
+  active.push_back(batch);
+  changed.notify_all();
+  // Wakes a driver that sleeps on the list as it was.
+  if (is_driven) mesh.wake_mail();
+}
+
+void MessageLane::State::wait_for(const BatchPtr& batch) {
+  Lock lock(mutex);
+  while (!batch->is_retired) {
+    if (!is_driven) {
+      if (const auto foreign = drive(lock)) std::rethrow_exception(foreign);
+      continue;
+    }
+    changed.wait_for(lock, kInterruptPeriod);
+    lock.unlock();
+    check_interrupt();
+    lock.lock();
+  }
+  // Whoever waits for something else drives now.
+  if (!active.empty()) changed.notify_all();
+  lock.unlock();
+  batch->work->wait();
+}
+
+/// One step. Returns an exception that is not the library's own (an interrupt) for the caller to
+/// throw; the batches then get the group's error.
+std::exception_ptr MessageLane::State::drive(Lock& lock) {
+  is_driven = true;
+  const std::uint32_t ticket = mesh.mail_ticket();
+  const std::vector<bool> was_gone = is_gone;
+  std::vector<HostMesh::Transfer*> transfers;
+  bool may_wait = true;
+  for (const BatchPtr& batch : active) {
+    batch->append_unfinished(transfers);
+    may_wait = may_wait && !batch->first_missing(was_gone, identity.rank);
+  }
+  lock.unlock();
+
+  bool moved = false;
+  std::exception_ptr error;
+  std::exception_ptr foreign;
+  try {
+    moved = move_all(ticket, transfers, may_wait);
+  } catch (const Error&) {
+    error = std::current_exception();
+    poison();
+  } catch (...) {
+    foreign = std::current_exception();
+    error = poison();
+  }
+
+  lock.lock();
+  is_driven = false;
+  std::vector<Ending> endings = error ? retire_all(error) : retire(was_gone, moved);
+  if (!endings.empty()) changed.notify_all();
+  lock.unlock();
+  finish(endings);
+  lock.lock();
+  return foreign;
+}
+
+bool MessageLane::State::move_all(std::uint32_t ticket,
+                                  const std::vector<HostMesh::Transfer*>& transfers,
+                                  bool may_wait) {
+  // What has come counts, even if its sender is gone by now.
+  if (transfers.empty() || mesh.progress(transfers)) return true;
+  mesh.throw_if_failed();
+  check_interrupt();
+  if (may_wait) mesh.wait_for_mail(ticket, kInterruptPeriod);
+  return false;
+}
+
+std::vector<MessageLane::State::Ending> MessageLane::State::retire(
+    const std::vector<bool>& was_gone, bool moved) {
+  std::vector<Ending> endings;
+  for (auto entry = active.begin(); entry != active.end();) {
+    MessageBatch& batch = **entry;
+    std::exception_ptr error;
+    const bool is_done = batch.is_done();
+    if (!is_done && !moved) {
+      // A peer that left had handed over everything first, and nothing moved since.
+      if (const auto rank = batch.first_missing(was_gone, identity.rank)) {
+        error = gone_error(batch, *rank);
+      }
+      if (!error && batch.deadline.expired()) {
+        const auto rest = retire_all(time_out(batch));
+        endings.insert(endings.end(), rest.begin(), rest.end());
+        return endings;
+      }
+    }
+    if (!is_done && !error) {
+      ++entry;
+      continue;
+    }
+    batch.is_retired = true;
+    endings.push_back({*entry, error});
+    entry = active.erase(entry);
+  }
+  return endings;
+}
+
+std::vector<MessageLane::State::Ending> MessageLane::State::retire_all(
+    const std::exception_ptr& error) {
+  std::vector<Ending> endings;
+  for (const BatchPtr& batch : active) {
+    batch->is_retired = true;
+    endings.push_back({batch, batch->is_done() ? nullptr : error});
+  }
+  active.clear();
+  return endings;
+}
+
+std::exception_ptr MessageLane::State::time_out(const MessageBatch& batch) {
+  mesh.fail(
+      {MeshFailure::Kind::Timeout,
+       fmt::format("{}: timed out after {:.1f} s waiting for {}. Hint: look at what that rank "
+                   "is doing (same peer, tag and order of messages?), or pass a longer timeout",
+                   batch.work->description(), std::chrono::duration<double>(batch.timeout).count(),
+                   batch.unfinished_peers(peer_names))});
+  on_failure();
+  return group_error();
+}
+
+std::exception_ptr MessageLane::State::group_error() const {
+  try {
+    mesh.throw_if_failed();
+  } catch (const Error&) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+std::exception_ptr MessageLane::State::gone_error(const MessageBatch& batch, int rank) const {
+  return std::make_exception_ptr(PeerError(
+      fmt::format(
+          "{} {}: {} has left the group (destroy_process_group) while this rank was waiting "
+          "for it. Hint: let both sides finish their sends and receives before one leaves.",
+          identity.where(), batch.work->description(), peer_names[static_cast<std::size_t>(rank)]),
+      rank));
+}
+
+/// A step that throws leaves transfers half done, so the group cannot go on.
+std::exception_ptr MessageLane::State::poison() {
+  if (!mesh.failure()) {
+    mesh.fail({MeshFailure::Kind::Aborted,
+               "a send or receive was interrupted. Hint: make a new group to go on"});
+  }
+  on_failure();
+  return group_error();
+}
+
+void MessageLane::State::finish(std::vector<Ending>& endings) {
+  for (Ending& ending : endings) {
+    MessageBatch& batch = *ending.batch;
+    std::exception_ptr error = ending.error;
+    if (!error && batch.on_success) {
+      try {
+        batch.on_success();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    batch.work->finish(error, error ? -1 : batch.source_rank());
+  }
+}
+
+void MessageLane::State::work(const std::shared_ptr<State>& shared) {
+  State& state = *shared;
+  Lock lock(state.mutex);
+  while (true) {
+    state.changed.wait(
+        lock, [&] { return state.is_stopping || (!state.is_driven && !state.active.empty()); });
+    if (state.is_stopping) return;
+    // An interrupt has reached the batches as the group's failure; here is nobody to throw to.
+    static_cast<void>(state.drive(lock));
+  }
+}
+
+}  // namespace libddp

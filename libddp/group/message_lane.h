@@ -1,0 +1,51 @@
+#pragma once
+
+// Point-to-point transfers of one rank: many in flight, none blocks another or a collective.
+//
+// All unfinished transfers stand in one list. Whoever waits moves all of them ("drives"), one
+// thread at a time: a synchronous send on an idle lane is driven by its caller, without a hand-off;
+// what is in flight when nobody waits is driven by a worker thread that the first asynchronous call
+// starts.
+// Thread rule: any thread.
+//
+//   WorkPtr work = messages.post(std::move(call), {{Exchange::Direction::Send, tensor, 1, 0}});
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "libddp/collectives/host_mesh.h"
+#include "libddp/group/backend.h"
+#include "libddp/group/group_identity.h"
+
+namespace libddp {
+
+class MessageLane {
+ public:
+  /// `on_failure` is called when the group has failed here, to tell the peers.
+  MessageLane(GroupIdentity identity, HostMesh& mesh, std::vector<std::string> peer_names,
+              std::function<void()> on_failure);
+  /// Fails what is in flight; REQUIRES that the mesh has failed if something is. May run on the
+  /// worker (from a callback of a Work).
+  ~MessageLane();
+  MessageLane(const MessageLane&) = delete;
+  MessageLane& operator=(const MessageLane&) = delete;
+
+  /// One batch; the Work is done when all its parts are.
+  WorkPtr post(BackendCall call, const std::vector<Exchange>& parts);
+  /// The parts of a collective, under a tag that no user can choose; blocks.
+  void run(const BackendCall& call, std::uint64_t sequence, const std::vector<Exchange>& parts);
+
+  /// A peer left in order: what still needs it fails.
+  void on_goodbye(int rank);
+  bool is_idle() const;
+  /// Waits until nothing is in flight.
+  void drain();
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace libddp

@@ -1,0 +1,163 @@
+#include "libddp/group/operand.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cctype>
+#include <cstring>
+
+namespace libddp {
+namespace {
+
+std::string type_text(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kComplexFloat:
+      return "complex64";
+    case at::kComplexDouble:
+      return "complex128";
+    default:
+      break;
+  }
+  if (const auto dtype = wire_dtype(tensor.scalar_type())) return std::string(name(*dtype));
+  std::string text = c10::toString(tensor.scalar_type());
+  for (char& letter : text) letter = static_cast<char>(std::tolower(letter));
+  return text;
+}
+
+void check_place(const CallSite& site, const char* argument, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    site.refuse(fmt::format("argument {} is an undefined tensor", argument),
+                "pass a tensor with storage");
+  }
+  if (tensor.layout() != at::kStrided || tensor.is_nested()) {
+    site.refuse(fmt::format("argument {} is {}, which a group does not move", argument,
+                            tensor.is_nested() ? "a nested tensor" : "sparse"),
+                "pass its dense parts (values, indices), or tensor.to_dense()");
+  }
+  if (!tensor.device().is_cpu()) {
+    site.refuse(fmt::format("argument {} is on device {}, but this group's backend moves CPU "
+                            "tensors only",
+                            describe(argument, tensor), tensor.device().str()),
+                "call tensor.cpu() first");
+  }
+}
+
+void check_writable(const CallSite& site, const char* argument, const at::Tensor& tensor) {
+  if (tensor.is_conj() || tensor.is_neg()) {
+    site.refuse(fmt::format("argument {} is a lazy conjugate or negative view and cannot be "
+                            "written",
+                            describe(argument, tensor)),
+                "pass tensor.resolve_conj().resolve_neg()");
+  }
+  if (tensor.is_contiguous()) return;
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    site.refuse(fmt::format("argument {} has elements that share memory (strides [{}]), so the "
+                            "result would be ambiguous",
+                            describe(argument, tensor), fmt::join(tensor.strides(), ", ")),
+                "pass tensor.contiguous() or tensor.clone()");
+  }
+}
+
+/// Our own copies are no business of autograd: no graph, no version counters.
+using Quiet = at::AutoDispatchBelowADInplaceOrView;
+
+}  // namespace
+
+std::optional<Dtype> wire_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+    case at::kComplexFloat:
+      return Dtype::Float32;
+    case at::kDouble:
+    case at::kComplexDouble:
+      return Dtype::Float64;
+    case at::kBFloat16:
+      return Dtype::BFloat16;
+    case at::kHalf:
+      return Dtype::Float16;
+    case at::kChar:
+      return Dtype::Int8;
+    case at::kByte:
+      return Dtype::UInt8;
+    case at::kShort:
+      return Dtype::Int16;
+    case at::kInt:
+      return Dtype::Int32;
+    case at::kLong:
+      return Dtype::Int64;
+    case at::kBool:
+      return Dtype::Bool;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::string describe(const char* argument, const at::Tensor& tensor) {
+  return fmt::format("{} {} [{}]", argument, type_text(tensor), fmt::join(tensor.sizes(), ", "));
+}
+
+Operand make_operand(const CallSite& site, const char* argument, const at::Tensor& tensor,
+                     Access access) {
+  check_place(site, argument, tensor);
+  const std::optional<Dtype> dtype = wire_dtype(tensor.scalar_type());
+  if (!dtype) {
+    site.refuse(fmt::format("argument {} has a dtype that a group does not move",
+                            describe(argument, tensor)),
+                "to move bytes, pass tensor.view(torch.uint8)");
+  }
+  if (access != Access::Read) check_writable(site, argument, tensor);
+  Operand operand{tensor, tensor, *dtype, false};
+  const bool is_plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  if (is_plain && !tensor.is_complex()) return operand;
+
+  Quiet quiet;
+  if (!is_plain) {
+    operand.is_copy = true;
+    operand.wire = at::empty_like(tensor, at::MemoryFormat::Contiguous);
+    if (access != Access::Write) operand.wire.copy_(tensor);
+  }
+  if (tensor.is_complex()) operand.wire = at::view_as_real(operand.wire);
+  return operand;
+}
+
+void copy_back(const Operand& operand) {
+  Quiet quiet;
+  operand.user.copy_(operand.user.is_complex() ? at::view_as_complex(operand.wire) : operand.wire);
+}
+
+at::Tensor adjacent_view(const std::vector<at::Tensor>& tensors) {
+  std::int64_t numel = 0;
+  const at::Tensor& first = tensors.front();
+  for (const at::Tensor& tensor : tensors) {
+    const bool follows = tensor.storage().is_alias_of(first.storage()) &&
+                         tensor.storage_offset() == first.storage_offset() + numel;
+    if (!follows) return {};
+    numel += tensor.numel();
+  }
+  Quiet quiet;
+  return at::as_strided(first, {numel}, {1}, first.storage_offset());
+}
+
+void pack(const std::vector<at::Tensor>& tensors, const at::Tensor& flat) {
+  auto* target = static_cast<std::byte*>(flat.data_ptr());
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.nbytes() > 0) std::memcpy(target, tensor.const_data_ptr(), tensor.nbytes());
+    target += tensor.nbytes();
+  }
+}
+
+void unpack(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
+  const auto* source = static_cast<const std::byte*>(flat.const_data_ptr());
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.nbytes() > 0) std::memcpy(tensor.data_ptr(), source, tensor.nbytes());
+    source += tensor.nbytes();
+  }
+}
+
+}  // namespace libddp

@@ -1,0 +1,54 @@
+#pragma once
+
+// A user's tensor made ready for a backend: dense, CPU, real, contiguous.
+//
+// Complex tensors are seen as pairs of reals. A tensor that is not contiguous is copied: before the
+// operation if it is read, after it if it is written. What no copy can make right (sparse, another
+// device, memory that overlaps itself, a dtype that the library does not move) is an ArgumentError.
+// Thread rule: free functions; the tensors belong to the caller.
+//
+//   Operand operand = make_operand(site, "tensor", tensor, Access::ReadWrite);
+//   backend->all_reduce(call, operand.wire, 1.0);
+//   if (operand.is_copy) copy_back(operand);
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libddp/base/dtype.h"
+#include "libddp/group/group_identity.h"
+
+namespace libddp {
+
+enum class Access { Read, Write, ReadWrite };
+
+struct Operand {
+  at::Tensor user;
+  /// Shares memory with `user` unless `is_copy`.
+  at::Tensor wire;
+  Dtype dtype = Dtype::UInt8;
+  bool is_copy = false;
+};
+
+/// The library's name for a dtype; complex ones give that of their parts. nullopt = not moved.
+std::optional<Dtype> wire_dtype(at::ScalarType type);
+
+Operand make_operand(const CallSite& site, const char* argument, const at::Tensor& tensor,
+                     Access access);
+
+/// Brings the result into a tensor that was not contiguous.
+void copy_back(const Operand& operand);
+
+/// `output float32 [2, 3]`, for messages.
+std::string describe(const char* argument, const at::Tensor& tensor);
+
+/// One flat tensor over `tensors` if they lie back to back in one storage; undefined otherwise.
+at::Tensor adjacent_view(const std::vector<at::Tensor>& tensors);
+
+/// Copies contiguous tensors into `flat` one after another, and back.
+void pack(const std::vector<at::Tensor>& tensors, const at::Tensor& flat);
+void unpack(const at::Tensor& flat, const std::vector<at::Tensor>& tensors);
+
+}  // namespace libddp

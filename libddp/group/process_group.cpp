@@ -1,0 +1,151 @@
+#include "libddp/group/process_group.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "libddp/base/log.h"
+#include "libddp/group/group_state.h"
+#include "libddp/group/meeting_place.h"
+#include "libddp/group/torch_store.h"
+
+namespace libddp {
+namespace {
+
+void check_options(const CallSite& site, const ProcessGroup::Options& options) {
+  if (options.world_size < 1) {
+    site.refuse(fmt::format("world_size={} is not positive", options.world_size),
+                "pass the number of ranks, 1 or more");
+  }
+  check_rank(site, "rank", options.rank);
+  if (options.name.empty()) site.refuse("name is empty", "give the group a name");
+  if (options.timeout.count() <= 0) {
+    site.refuse(fmt::format("timeout of {} ms", options.timeout.count()),
+                "pass a time greater than zero");
+  }
+  const std::set<int> distinct(options.global_ranks.begin(), options.global_ranks.end());
+  const auto world_size = static_cast<std::size_t>(options.world_size);
+  if (!options.global_ranks.empty() &&
+      (options.global_ranks.size() != world_size || distinct.size() != world_size)) {
+    site.refuse(fmt::format("global_ranks [{}] are not {} different ranks",
+                            fmt::join(options.global_ranks, ", "), world_size),
+                "pass one global rank per member, or none");
+  }
+}
+
+}  // namespace
+
+ProcessGroup::ProcessGroup(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options options) {
+  auto state = std::make_unique<State>();
+  state->identity = {options.name, options.rank, options.world_size};
+  const CallSite site{state->identity, "create"};
+  check_options(site, options);
+  if (!store) site.refuse("store is null", "pass a c10d::Store that all ranks share");
+  state->timeout = options.timeout;
+  state->store = std::move(store);
+  state->store_prefix = fmt::format("libddp/{}/", options.name);
+  state->global_ranks = std::move(options.global_ranks);
+  if (state->global_ranks.empty()) {
+    state->global_ranks.resize(static_cast<std::size_t>(options.world_size));
+    std::iota(state->global_ranks.begin(), state->global_ranks.end(), 0);
+  }
+  // Groups of one name but other members (sub-groups side by side) do not meet each other.
+  TorchStore keys(state->store, fmt::format("{}{:x}/", state->store_prefix,
+                                            std::hash<std::string>{}(fmt::format(
+                                                "{}", fmt::join(state->global_ranks, ",")))));
+  state->backend = meet_on_host(keys, state->identity, options.timeout);
+  log(LogLevel::Info, "group_created",
+      {{"group", options.name},
+       {"rank", options.rank},
+       {"world_size", options.world_size},
+       {"backend", state->backend->name()}});
+  return Group(new ProcessGroup(std::move(state)));
+}
+
+ProcessGroup::~ProcessGroup() {
+  if (state_->made.is_current()) return;
+  // A forked child has copies of handles whose threads, locks and sockets belong to its parent.
+  // Destroying them would disturb the parent; the child's end frees them.
+  static_cast<void>(state_->store.release());
+  static_cast<void>(state_->backend.release());
+  static_cast<void>(state_.release());
+}
+
+int ProcessGroup::rank() const { return state_->identity.rank; }
+
+int ProcessGroup::size() const { return state_->identity.world_size; }
+
+const std::string& ProcessGroup::name() const { return state_->identity.name; }
+
+const std::vector<int>& ProcessGroup::global_ranks() const { return state_->global_ranks; }
+
+std::string ProcessGroup::backend_name() const { return state_->backend->name(); }
+
+std::chrono::milliseconds ProcessGroup::timeout() const { return state_->timeout; }
+
+void ProcessGroup::set_timeout(std::chrono::milliseconds timeout) {
+  const CallSite site = state_->enter("set_timeout");
+  state_->timeout = check_timeout(site, timeout, timeout);
+}
+
+std::uint64_t ProcessGroup::sequence_number() const {
+  // The first collective of a backend is the end of its creation.
+  const std::uint64_t number = state_->backend->sequence_number();
+  return number == 0 ? 0 : number - 1;
+}
+
+at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
+  const CallSite site = state_->enter("allocate");
+  for (const std::int64_t size : sizes) {
+    if (size < 0) {
+      site.refuse(fmt::format("size [{}] has a negative number", fmt::join(sizes, ", ")),
+                  "sizes are 0 and up");
+    }
+  }
+  return state_->backend->allocate(sizes, dtype);
+}
+
+Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name) {
+  const CallSite site = state_->enter("split");
+  if (ranks.empty()) site.refuse("ranks is empty", "pass the ranks of the new group");
+  for (const int rank : ranks) check_rank(site, "ranks", rank);
+  if (std::set<int>(ranks.begin(), ranks.end()).size() != ranks.size()) {
+    site.refuse(fmt::format("ranks [{}] holds a rank twice", fmt::join(ranks, ", ")),
+                "pass each rank once");
+  }
+  const auto own = std::find(ranks.begin(), ranks.end(), rank());
+  if (own == ranks.end()) return nullptr;
+  Options options;
+  options.rank = static_cast<int>(own - ranks.begin());
+  options.world_size = static_cast<int>(ranks.size());
+  options.name = name;
+  options.timeout = timeout();
+  for (const int rank : ranks) {
+    options.global_ranks.push_back(state_->global_ranks[static_cast<std::size_t>(rank)]);
+  }
+  return create(state_->store, std::move(options));
+}
+
+void ProcessGroup::abort(const std::string& reason) {
+  state_->enter("abort");
+  state_->backend->abort(reason);
+}
+
+std::exception_ptr ProcessGroup::failure() const { return state_->backend->failure(); }
+
+void ProcessGroup::shutdown() {
+  if (!state_->made.is_current()) state_->refuse_entry("shutdown");
+  std::lock_guard lock(state_->life_mutex);
+  if (state_->is_shut_down.exchange(true)) return;
+  state_->backend->shutdown();
+  // A FileStore removes its file when the last rank lets go.
+  state_->store.reset();
+}
+
+}  // namespace libddp

@@ -1,0 +1,34 @@
+#include "libddp/group/service_thread.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <utility>
+
+namespace libddp {
+namespace {
+
+/// Blocks all signals in the calling thread: a new thread inherits the mask.
+class AllSignalsBlocked {
+ public:
+  AllSignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~AllSignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_{};
+};
+
+}  // namespace
+
+std::thread start_service_thread(const std::string& name, std::function<void()> body) {
+  AllSignalsBlocked blocked;
+  std::thread thread(std::move(body));
+  ::pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
+  return thread;
+}
+
+}  // namespace libddp

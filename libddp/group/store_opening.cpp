@@ -1,0 +1,118 @@
+#include "libddp/group/store_opening.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "libddp/base/deadline.h"
+#include "libddp/base/error.h"
+#include "libddp/base/interrupt.h"
+#include "libddp/base/system_error.h"
+#include "libddp/group/reachability.h"
+#include "libddp/group/torch_store.h"
+
+namespace libddp {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// Runs `make` in a thread of its own; nullopt if it does not end in time, and then the thread is
+/// left behind: it hangs in a system call that nothing can end.
+std::optional<StorePtr> make_in_time(std::function<StorePtr()> make, Deadline deadline) {
+  std::packaged_task<StorePtr()> task(std::move(make));
+  std::future<StorePtr> result = task.get_future();
+  std::thread thread(std::move(task));
+  thread.detach();
+  while (result.wait_for(deadline.remaining(kInterruptPeriod)) != std::future_status::ready) {
+    check_interrupt();
+    if (deadline.expired()) return std::nullopt;
+  }
+  return result.get();
+}
+
+[[noreturn]] void refuse_port(const std::string& host, std::uint16_t port,
+                              const std::exception& error) {
+  const std::string text = torch_error_text(error);
+  if (text.find("EADDRINUSE") != std::string::npos) {
+    throw NetworkError(fmt::format(
+        "libddp: rank 0 cannot listen on port {} for the store at {}:{}: address already in use. "
+        "Hint: another job, or a second rank 0, uses this port; choose another MASTER_PORT (or "
+        "port in the init_method) on all ranks.",
+        port, host, port));
+  }
+  throw NetworkError(fmt::format(
+      "libddp: rank 0 cannot open the store at {}:{}: {}. Hint: MASTER_ADDR must be an address of "
+      "the machine of rank 0, and MASTER_PORT a port that it may use.",
+      host, port, text));
+}
+
+}  // namespace
+
+StorePtr open_tcp_store(const std::string& host, std::uint16_t port, StoreRole role, int rank,
+                        std::chrono::milliseconds timeout) {
+  const Deadline deadline = Deadline::after(timeout);
+  if (role == StoreRole::Client) wait_until_reachable(host, port, rank, timeout);
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = role == StoreRole::Server;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  // A second group of this process at the same address shares the server.
+  options.multiTenant = true;
+  std::optional<StorePtr> store;
+  try {
+    store = make_in_time(
+        [host, options]() -> StorePtr {
+          return c10::make_intrusive<c10d::TCPStore>(host, options);
+        },
+        deadline);
+  } catch (const c10::Error& error) {
+    if (role == StoreRole::Server) refuse_port(host, port, error);
+    throw NetworkError(fmt::format(
+        "libddp: rank {} lost the store at {}:{} while connecting: {}. Hint: look at the output of "
+        "rank 0 (or the launcher), which holds it.",
+        rank, host, port, torch_error_text(error)));
+  }
+  if (!store) {
+    throw TimeoutError(fmt::format(
+        "libddp: rank {}: what listens at {}:{} does not answer as a store within {:.1f} s. Hint: "
+        "another program may use this port, or MASTER_ADDR may not be the machine of rank 0; "
+        "choose another MASTER_PORT on all ranks.",
+        rank, host, port, std::chrono::duration<double>(timeout).count()));
+  }
+  return *std::move(store);
+}
+
+StorePtr open_file_store(const std::string& path, int world_size,
+                         std::chrono::milliseconds timeout) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw ArgumentError(fmt::format(
+        "libddp: init_method file://{}: cannot write in folder {}: {}. Hint: give a path in a "
+        "folder that exists and that all ranks share.",
+        path, folder.string(), errno_text("access", errno)));
+  }
+  try {
+    auto store = c10::make_intrusive<c10d::FileStore>(path, world_size);
+    store->setTimeout(timeout);
+    return store;
+  } catch (const std::exception& error) {
+    throw StoreError(
+        fmt::format("libddp: init_method file://{}: cannot open the store: {}. Hint: the path must "
+                    "be a plain file that all ranks can write, fresh for every run.",
+                    path, torch_error_text(error)));
+  }
+}
+
+}  // namespace libddp

@@ -1,0 +1,71 @@
+#include "libddp/group/torch_store.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "libddp/base/error.h"
+#include "libddp/base/interrupt.h"
+
+namespace libddp {
+
+std::string torch_error_text(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  std::string text = torch_error ? torch_error->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+TorchStore::TorchStore(c10::intrusive_ptr<c10d::Store> store, std::string prefix)
+    : store_(std::move(store)), prefix_(std::move(prefix)) {}
+
+template <typename Call>
+auto TorchStore::guarded(const char* what, const std::string& key, Call call) {
+  try {
+    return call(prefix_ + key);
+  } catch (const std::exception& error) {
+    throw StoreError(fmt::format(
+        "libddp: the rendezvous store failed to {} key '{}{}': {}. Hint: the process that holds "
+        "the store (rank 0 or the launcher) may have ended; look at its output.",
+        what, prefix_, key, torch_error_text(error)));
+  }
+}
+
+void TorchStore::set(const std::string& key, const std::string& value) {
+  guarded("set", key, [&](const std::string& full) { store_->set(full, value); });
+}
+
+std::optional<std::string> TorchStore::try_get(const std::string& key) {
+  return guarded("get", key, [&](const std::string& full) -> std::optional<std::string> {
+    if (!store_->check({full})) return std::nullopt;
+    return store_->get_to_str(full);
+  });
+}
+
+std::optional<std::string> TorchStore::wait_get(const std::string& key, Deadline deadline) {
+  // Asking costs a round trip: quick at first, for ranks that start together, then seldom.
+  std::chrono::milliseconds pause{1};
+  InterruptPoll interrupt;
+  while (true) {
+    if (auto value = try_get(key)) return value;
+    if (deadline.expired()) return std::nullopt;
+    std::this_thread::sleep_for(deadline.remaining(pause));
+    interrupt.poll();
+    pause = std::min<std::chrono::milliseconds>(pause * 2, std::chrono::milliseconds(50));
+  }
+}
+
+long TorchStore::add(const std::string& key, long amount) {
+  return guarded("add to", key, [&](const std::string& full) {
+    return static_cast<long>(store_->add(full, amount));
+  });
+}
+
+void TorchStore::remove(const std::string& key) {
+  guarded("remove", key, [&](const std::string& full) { store_->deleteKey(full); });
+}
+
+}  // namespace libddp

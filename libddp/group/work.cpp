@@ -1,0 +1,98 @@
+#include "libddp/group/work.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "libddp/base/deadline.h"
+#include "libddp/base/error.h"
+#include "libddp/base/interrupt.h"
+#include "libddp/base/log.h"
+
+namespace libddp {
+
+Work::Work(std::string description, std::vector<at::Tensor> tensors)
+    : text_(std::move(description)), tensors_(std::move(tensors)) {}
+
+Work::Work(const OpDescription& operation, std::uint64_t sequence, std::vector<at::Tensor> tensors)
+    : operation_(operation), sequence_(sequence), tensors_(std::move(tensors)) {}
+
+WorkPtr Work::finished(const OpDescription& operation, std::uint64_t sequence,
+                       std::vector<at::Tensor> tensors) {
+  auto work = std::make_shared<Work>(operation, sequence, std::move(tensors));
+  // Nobody else has it yet: no lock, no notification.
+  work->is_completed_.store(true, std::memory_order_relaxed);
+  return work;
+}
+
+std::string Work::description() const {
+  return text_.empty() ? operation_.to_string(sequence_) : text_;
+}
+
+void Work::wait(std::optional<std::chrono::milliseconds> timeout) {
+  if (!is_completed()) block(timeout);
+  if (error_) std::rethrow_exception(error_);
+}
+
+void Work::block(std::optional<std::chrono::milliseconds> timeout) {
+  const Deadline deadline = timeout ? Deadline::after(*timeout) : Deadline::never();
+  std::unique_lock lock(mutex_);
+  while (!is_completed()) {
+    finished_.wait_for(lock, deadline.remaining(kInterruptPeriod));
+    if (is_completed()) return;
+    lock.unlock();
+    check_interrupt();
+    if (deadline.expired()) {
+      throw TimeoutError(fmt::format(
+          "libddp: {} is not done after a wait of {:.1f} s; the operation goes on. Hint: wait "
+          "longer, or look at what the other ranks are doing.",
+          description(), std::chrono::duration<double>(*timeout).count()));
+    }
+    lock.lock();
+  }
+}
+
+std::exception_ptr Work::exception() const { return is_completed() ? error_ : nullptr; }
+
+int Work::source_rank() const { return is_completed() ? source_rank_ : -1; }
+
+void Work::on_complete(std::function<void(Work&)> callback) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!is_completed()) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  run_callback(callback);
+}
+
+void Work::finish(std::exception_ptr error, int source_rank) {
+  std::vector<std::function<void(Work&)>> callbacks;
+  {
+    std::lock_guard lock(mutex_);
+    if (is_completed()) return;
+    error_ = std::move(error);
+    source_rank_ = source_rank;
+    is_completed_.store(true, std::memory_order_release);
+    callbacks.swap(callbacks_);
+    // Under the lock: a waiter may destroy this object as soon as it has the lock.
+    finished_.notify_all();
+  }
+  for (const auto& callback : callbacks) run_callback(callback);
+}
+
+void Work::run_callback(const std::function<void(Work&)>& callback) noexcept {
+  try {
+    callback(*this);
+  } catch (const std::exception& error) {
+    log(LogLevel::Error, "work_callback_failed",
+        {{"operation", description()}, {"error", error.what()}});
+  } catch (...) {
+    log(LogLevel::Error, "work_callback_failed",
+        {{"operation", description()}, {"error", "not a std::exception"}});
+  }
+}
+
+}  // namespace libddp

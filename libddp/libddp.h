@@ -1,0 +1,13 @@
+#pragma once
+
+// The whole public C++ interface.
+//
+//   #include <libddp/libddp.h>
+//
+//   libddp::Group group = libddp::init_process_group({});
+//   group->all_reduce(tensor);
+//   group->shutdown();
+
+#include "libddp/base/error.h"
+#include "libddp/group/process_group.h"
+#include "libddp/group/rendezvous.h"
