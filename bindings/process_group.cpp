@@ -65,6 +65,9 @@ void bind_life(GroupClass& group) {
             if (const auto failure = self.failure()) std::rethrow_exception(failure);
           },
           "Raises what the group failed with; does nothing while it is healthy.")
+      .def(
+          "has_failed", [](const ProcessGroup& self) { return self.failure() != nullptr; },
+          "True once the group has failed or was aborted.")
       .def("shutdown", &ProcessGroup::shutdown, py::call_guard<py::gil_scoped_release>(),
            "Leaves in order, after the operations in flight.");
 }

@@ -16,8 +16,8 @@ using Tensors = std::vector<at::Tensor>;
 
 /// The input of a reduction that must not change: a multiplied copy for PREMUL_SUM, else itself.
 at::Tensor unchanged_input(const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  if (!is_premultiplied(op)) return reducible(tensor, op);
-  at::Tensor copy = reducible(tensor, op).clone();
+  if (!is_premultiplied(op)) return tensor;
+  at::Tensor copy = tensor.detach().clone();
   premultiply(op, copy);
   return copy;
 }
@@ -28,7 +28,7 @@ py::object all_reduce(ProcessGroup& self, const at::Tensor& tensor, py::handle o
   const CallOptions options = options_of(async, timeout, label);
   return issue(self, {c10d::OpType::ALLREDUCE, "libddp:all_reduce"}, {tensor}, async, [&] {
     if (is_premultiplied(reduce)) premultiply(reduce, tensor);
-    return self.all_reduce(reducible(tensor, reduce), {.op = reduce_op(reduce)}, options);
+    return self.all_reduce(tensor, {.op = reduce_op(reduce)}, options);
   });
 }
 
@@ -36,12 +36,11 @@ py::object all_reduce_coalesced(ProcessGroup& self, const Tensors& tensors, py::
                                 bool async, Timeout timeout) {
   const c10d::ReduceOp reduce = cast_reduce_op(op);
   return issue(self, {c10d::OpType::ALLREDUCE_COALESCED, "libddp:all_reduce"}, tensors, async, [&] {
-    Tensors views;
     for (const at::Tensor& tensor : tensors) {
       if (is_premultiplied(reduce)) premultiply(reduce, tensor);
-      views.push_back(reducible(tensor, reduce));
     }
-    return self.all_reduce_coalesced(views, {.op = reduce_op(reduce)}, options_of(async, timeout));
+    return self.all_reduce_coalesced(tensors, {.op = reduce_op(reduce)},
+                                     options_of(async, timeout));
   });
 }
 
@@ -51,7 +50,7 @@ py::object reduce(ProcessGroup& self, const at::Tensor& tensor, int root, py::ha
   return issue(self, {c10d::OpType::REDUCE, "libddp:reduce"}, {tensor}, async, [&] {
     const bool is_root = self.rank() == root;
     if (is_root && is_premultiplied(reduce)) premultiply(reduce, tensor);
-    const at::Tensor input = is_root ? reducible(tensor, reduce) : unchanged_input(tensor, reduce);
+    const at::Tensor input = is_root ? tensor : unchanged_input(tensor, reduce);
     return self.reduce(input, root, {.op = reduce_op(reduce)}, options_of(async, timeout));
   });
 }
@@ -62,7 +61,7 @@ py::object reduce_scatter(ProcessGroup& self, const at::Tensor& output, const Te
   return issue(self, {c10d::OpType::REDUCE_SCATTER, "libddp:reduce_scatter"}, {output}, async, [&] {
     Tensors parts;
     for (const at::Tensor& input : inputs) parts.push_back(unchanged_input(input, reduce));
-    return self.reduce_scatter(reducible(output, reduce), parts, {.op = reduce_op(reduce)},
+    return self.reduce_scatter(output, parts, {.op = reduce_op(reduce)},
                                options_of(async, timeout));
   });
 }
@@ -73,7 +72,7 @@ py::object reduce_scatter_into(ProcessGroup& self, const at::Tensor& output,
   const c10d::ReduceOp reduce = cast_reduce_op(op);
   return issue(
       self, {c10d::OpType::_REDUCE_SCATTER_BASE, "libddp:reduce_scatter"}, {output}, async, [&] {
-        return self.reduce_scatter_into(reducible(output, reduce), unchanged_input(input, reduce),
+        return self.reduce_scatter_into(output, unchanged_input(input, reduce),
                                         {.op = reduce_op(reduce)}, options_of(async, timeout));
       });
 }

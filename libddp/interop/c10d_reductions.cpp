@@ -9,32 +9,21 @@
 #include "libddp/interop/work_chain.h"
 
 namespace libddp {
-namespace {
-
-Tensors reducible_all(const Tensors& tensors, const c10d::ReduceOp& op) {
-  Tensors views;
-  views.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) views.push_back(reducible(tensor, op));
-  return views;
-}
-
-}  // namespace
 
 C10dBackend::WorkHandle C10dBackend::allreduce(Tensors& tensors,
                                                const c10d::AllreduceOptions& opts) {
-  if (!tensors.empty() && tensors[0].layout() == at::kSparse)
-    return allreduce_sparse(tensors, opts);
+  const bool is_sparse = !tensors.empty() && tensors[0].layout() == at::kSparse;
+  if (is_sparse) return allreduce_sparse(tensors, opts);
   return run({c10d::OpType::ALLREDUCE, "libddp:all_reduce", tensors}, {tensors}, [&]() -> WorkPtr {
     C10dChecks checks(*group_, "all_reduce");
     checks.alike(tensors);
     checks.layout(tensors);
-    const Tensors views = reducible_all(tensors, opts.reduceOp);
     const ReduceOptions reduce{.op = reduce_op(opts.reduceOp)};
-    reduce_into_first(views, opts.reduceOp);
+    reduce_into_first(tensors, opts.reduceOp);
     const CallOptions call = call_options(opts.timeout, opts.asyncOp);
-    WorkPtr work = group_->all_reduce(views[0], reduce, call);
-    if (views.size() == 1) return work;
-    return after(work, tensors, [views] { copy_first_to_rest(views); });
+    WorkPtr work = group_->all_reduce(tensors[0], reduce, call);
+    if (tensors.size() == 1) return work;
+    return after(work, tensors, [tensors] { copy_first_to_rest(tensors); });
   });
 }
 
@@ -58,11 +47,10 @@ C10dBackend::WorkHandle C10dBackend::allreduce_coalesced(
     C10dChecks checks(*group_, "all_reduce_coalesced");
     checks.one_type(tensors);
     checks.layout(tensors);
-    const Tensors views = reducible_all(tensors, opts.reduceOp);
     if (is_premultiplied(opts.reduceOp)) {
-      for (const at::Tensor& view : views) premultiply(opts.reduceOp, view);
+      for (const at::Tensor& tensor : tensors) premultiply(opts.reduceOp, tensor);
     }
-    return group_->all_reduce_coalesced(views, {.op = reduce_op(opts.reduceOp)},
+    return group_->all_reduce_coalesced(tensors, {.op = reduce_op(opts.reduceOp)},
                                         call_options(opts.timeout, opts.asyncOp));
   });
 }
@@ -74,12 +62,13 @@ C10dBackend::WorkHandle C10dBackend::reduce(Tensors& tensors, const c10d::Reduce
     checks.root_tensor(opts.rootTensor, tensors);
     checks.single(tensors);
     checks.layout(tensors);
-    at::Tensor view = reducible(tensors[0], opts.reduceOp);
+    at::Tensor input = tensors[0];
     if (is_premultiplied(opts.reduceOp)) {
-      if (group_->rank() != opts.rootRank) view = view.clone();  // only the root's may change
-      premultiply(opts.reduceOp, view);
+      if (group_->rank() != opts.rootRank)
+        input = input.detach().clone();  // only the root's may change
+      premultiply(opts.reduceOp, input);
     }
-    return group_->reduce(view, static_cast<int>(opts.rootRank), {.op = reduce_op(opts.reduceOp)},
+    return group_->reduce(input, static_cast<int>(opts.rootRank), {.op = reduce_op(opts.reduceOp)},
                           call_options(opts.timeout, opts.asyncOp));
   });
 }

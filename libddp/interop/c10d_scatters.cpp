@@ -9,11 +9,10 @@ namespace {
 
 /// The input of a reduction that must not change: a multiplied copy for PREMUL_SUM, else itself.
 at::Tensor reduction_input(const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  at::Tensor view = reducible(tensor, op);
-  if (!is_premultiplied(op)) return view;
-  view = view.clone();
-  premultiply(op, view);
-  return view;
+  if (!is_premultiplied(op)) return tensor;
+  at::Tensor copy = tensor.detach().clone();
+  premultiply(op, copy);
+  return copy;
 }
 
 }  // namespace
@@ -34,8 +33,7 @@ C10dBackend::WorkHandle C10dBackend::reduce_scatter(Tensors& outputs, TensorList
     for (const at::Tensor& input : inputs[0]) {
       parts.push_back(reduction_input(input, opts.reduceOp));
     }
-    return group_->reduce_scatter(reducible(outputs[0], opts.reduceOp), parts,
-                                  {.op = reduce_op(opts.reduceOp)},
+    return group_->reduce_scatter(outputs[0], parts, {.op = reduce_op(opts.reduceOp)},
                                   call_options(opts.timeout, opts.asyncOp));
   });
 }
@@ -46,33 +44,33 @@ C10dBackend::WorkHandle C10dBackend::_reduce_scatter_base(at::Tensor& output, at
              [&] {
                C10dChecks checks(*group_, "reduce_scatter_tensor");
                checks.layout({output, input});
-               return group_->reduce_scatter_into(
-                   reducible(output, opts.reduceOp), reduction_input(input, opts.reduceOp),
-                   {.op = reduce_op(opts.reduceOp)}, call_options(opts.timeout, opts.asyncOp));
+               return group_->reduce_scatter_into(output, reduction_input(input, opts.reduceOp),
+                                                  {.op = reduce_op(opts.reduceOp)},
+                                                  call_options(opts.timeout, opts.asyncOp));
              });
 }
 
 C10dBackend::WorkHandle C10dBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  return run(
-      {c10d::OpType::COALESCED, "libddp:reduce_scatter", inputs}, {outputs}, [&]() -> WorkPtr {
-        C10dChecks checks(*group_, "reduce_scatter_tensor_coalesced");
-        if (inputs.size() != outputs.size()) {
-          checks.fail("requires input/output tensor lists to have the same length");
-        }
-        checks.layout(inputs);
-        checks.layout(outputs);
-        if (inputs.empty()) return done("reduce_scatter_tensor_coalesced", {});
-        std::vector<WorkPtr> works;
-        for (std::size_t i = 0; i < inputs.size(); ++i) {
-          works.push_back(group_->reduce_scatter_into(
-              reducible(outputs[i], opts.reduceOp), reduction_input(inputs[i], opts.reduceOp),
-              {.op = reduce_op(opts.reduceOp)}, call_options(opts.timeout, true)));
-        }
-        WorkPtr work = all_of(works, outputs);
-        if (!opts.asyncOp) work->wait();
-        return work;
-      });
+  return run({c10d::OpType::COALESCED, "libddp:reduce_scatter", inputs}, {outputs},
+             [&]() -> WorkPtr {
+               C10dChecks checks(*group_, "reduce_scatter_tensor_coalesced");
+               if (inputs.size() != outputs.size()) {
+                 checks.fail("requires input/output tensor lists to have the same length");
+               }
+               checks.layout(inputs);
+               checks.layout(outputs);
+               if (inputs.empty()) return done("reduce_scatter_tensor_coalesced", {});
+               std::vector<WorkPtr> works;
+               for (std::size_t i = 0; i < inputs.size(); ++i) {
+                 works.push_back(group_->reduce_scatter_into(
+                     outputs[i], reduction_input(inputs[i], opts.reduceOp),
+                     {.op = reduce_op(opts.reduceOp)}, call_options(opts.timeout, true)));
+               }
+               WorkPtr work = all_of(works, outputs);
+               if (!opts.asyncOp) work->wait();
+               return work;
+             });
 }
 
 C10dBackend::WorkHandle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& input,

@@ -1,6 +1,6 @@
 #include "libddp/interop/convert.h"
 
-#include <ATen/ops/view_as_real.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/format.h>
 
 namespace libddp {
@@ -18,6 +18,8 @@ bool has_name(at::ScalarType dtype) {
     case at::kInt:
     case at::kLong:
     case at::kBool:
+    case at::kComplexFloat:
+    case at::kComplexDouble:
       return true;
     default:
       return false;
@@ -66,6 +68,7 @@ void premultiply(const c10d::ReduceOp& op, const at::Tensor& tensor) {
   if (supplement == nullptr) {
     throw ArgumentError("libddp: ReduceOp PREMUL_SUM came without its factor");
   }
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
   if (supplement->tensor_factor.defined()) {
     at::Tensor(tensor).mul_(supplement->tensor_factor);
   } else {
@@ -73,21 +76,11 @@ void premultiply(const c10d::ReduceOp& op, const at::Tensor& tensor) {
   }
 }
 
-at::Tensor reducible(const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  if (!tensor.is_complex()) return tensor;
-  if (!c10d::isComplexViewAsRealAllowed(op)) {
-    throw ArgumentError(
-        fmt::format("libddp: ReduceOp {} is not defined on complex tensors", name(reduce_op(op))));
-  }
-  return at::view_as_real(tensor);
-}
-
 at::Tensor movable(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || has_name(tensor.scalar_type()) ||
       tensor.is_conj() || tensor.is_quantized()) {
     return tensor;
   }
-  if (tensor.is_complex()) return at::view_as_real(tensor);
   return tensor.unsqueeze(-1).view(at::kByte);  // one more dimension: rows stay rows
 }
 

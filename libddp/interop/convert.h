@@ -3,8 +3,8 @@
 // c10d's options and tensors in libddp's terms.
 // Thread rule: free functions; any thread.
 //
-//   auto [tensor, reduce] = reduction(input, opts.reduceOp);
-//   group->all_reduce(tensor, reduce, call_options(opts.timeout, opts.asyncOp));
+//   group->all_reduce(tensor, {.op = reduce_op(opts.reduceOp)},
+//                     call_options(opts.timeout, opts.asyncOp));
 
 #include <ATen/core/Tensor.h>
 
@@ -27,12 +27,8 @@ bool is_premultiplied(const c10d::ReduceOp& op);
 /// Multiplies `tensor` in place by the factor of a PREMUL_SUM.
 void premultiply(const c10d::ReduceOp& op, const at::Tensor& tensor);
 
-/// A view that reductions can work on: complex numbers as pairs of reals. ArgumentError where the
-/// operation has no meaning for pairs (only SUM and AVG have).
-at::Tensor reducible(const at::Tensor& tensor, const c10d::ReduceOp& op);
-
-/// A view for operations that only move elements: complex as pairs, dtypes that libddp has no name
-/// for (uint16, float8, ...) as bytes.
+/// A view for operations that only move elements: dtypes that libddp has no name for (uint16,
+/// float8, ...) as bytes.
 at::Tensor movable(const at::Tensor& tensor);
 std::vector<at::Tensor> movable(const std::vector<at::Tensor>& tensors);
 

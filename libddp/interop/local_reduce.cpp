@@ -1,5 +1,6 @@
 #include "libddp/interop/local_reduce.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 
@@ -41,10 +42,12 @@ void reduce_into_first(const std::vector<at::Tensor>& tensors, const c10d::Reduc
   if (is_premultiplied(op)) {
     for (const at::Tensor& tensor : tensors) premultiply(op, tensor);
   }
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
   for (std::size_t i = 1; i < tensors.size(); ++i) combine(tensors[0], tensors[i], reduce_op(op));
 }
 
 void copy_first_to_rest(const std::vector<at::Tensor>& tensors) {
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
   for (std::size_t i = 1; i < tensors.size(); ++i) at::Tensor(tensors[i]).copy_(tensors[0]);
 }
 
