@@ -1,0 +1,131 @@
+// C10dWork: futures, callbacks that use the group, errors that keep their class.
+
+#include <ATen/core/ivalue.h>
+
+#include <future>
+
+#include "libddp/interop/callback_thread.h"
+#include "libddp/interop/torch_errors.h"
+#include "libddp/interop/work_chain.h"
+#include "tests/interop/backend_ranks.h"
+#include "tests/interop/tensors.h"
+#include "tests/support/catch.h"
+
+using namespace libddp;
+using namespace libddp::test;
+
+TEST_CASE("a future's value is the list of tensors", "[c10d]") {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    Tensors tensors = {filled({2}, rank + 1)};
+    auto future = backend.allreduce(tensors, {})->getFuture();
+    future->wait();
+    expect_equal(future->value().toTensorVector().at(0), filled({2}, 3), "sum");
+  });
+}
+
+TEST_CASE("a future's callback may use the group and wait", "[c10d]") {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    Tensors first = {filled({1}, rank)};
+    Tensors second = {filled({1}, rank + 1)};
+    auto chained = backend.allreduce(first, {})->getFuture()->then(
+        [&](c10::ivalue::Future&) -> c10::IValue {
+          backend.allreduce(second, {})->wait();
+          return second[0];
+        },
+        c10::TensorType::get());
+    chained->wait();
+    expect_equal(chained->value().toTensor(), filled({1}, 3), "second sum");
+  });
+}
+
+TEST_CASE("callbacks of many futures all run", "[c10d]") {
+  run_backends(2, [](C10dBackend& backend, int) {
+    std::mutex mutex;
+    std::vector<int> order;
+    std::vector<Tensors> tensors(20, Tensors{filled({1}, 1)});
+    std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;
+    for (int i = 0; i < 20; ++i) {
+      tensors[i] = {filled({1}, 1)};
+      futures.push_back(backend.allreduce(tensors[i], {})->getFuture());
+      futures.back()->addCallback([&, i](c10::ivalue::Future&) {
+        std::lock_guard lock(mutex);
+        order.push_back(i);
+      });
+    }
+    for (auto& future : futures) future->wait();
+    // A callback that was added after completion ran at once, in this thread.
+    std::promise<void> drained;
+    CallbackThread::instance().post([&] { drained.set_value(); });
+    drained.get_future().wait();
+    expect(order.size() == 20, "all ran");
+  });
+}
+
+TEST_CASE("an operation's error comes out of wait, exception and future", "[c10d]") {
+  run_backends(
+      2,
+      [](C10dBackend& backend, int rank) {
+        if (rank == 1) return;
+        c10d::AllreduceOptions options;
+        options.timeout = std::chrono::milliseconds(300);
+        Tensors tensors = {filled({2}, 1)};
+        auto work = backend.allreduce(tensors, options);
+        const std::string text = message_of<c10::DistError>([&] { work->wait(); });
+        expect(contains(text, "all_reduce"), "names the operation");
+        expect(!work->isSuccess() && work->isCompleted(), "failed");
+        expect(work->exception() != nullptr, "has an exception");
+        auto future = work->getFuture();
+        future->wait();
+        expect(future->hasError(), "the future has it too");
+        expect(backend.getError() != c10d::ErrorType::SUCCESS, "and the backend");
+      },
+      std::chrono::seconds(20));
+}
+
+TEST_CASE("carriers have c10's class and libddp's exception inside", "[torch_errors]") {
+  const auto carried = [](auto error) {
+    return error_for_torch(std::make_exception_ptr(std::move(error)));
+  };
+  REQUIRE_THROWS_AS(std::rethrow_exception(carried(ArgumentError("a"))), c10::ValueError);
+  REQUIRE_THROWS_AS(std::rethrow_exception(carried(StateError("s"))), c10::DistError);
+  REQUIRE_THROWS_AS(std::rethrow_exception(carried(StoreError("s"))), c10::DistStoreError);
+  REQUIRE_THROWS_AS(std::rethrow_exception(carried(NetworkError("n"))), c10::DistNetworkError);
+  REQUIRE_THROWS_AS(std::rethrow_exception(carried(TimeoutError("t"))), c10::DistNetworkError);
+  REQUIRE_THROWS_AS(std::rethrow_exception(carried(PeerError("p", 3))), c10::DistBackendError);
+  REQUIRE_THROWS_AS(std::rethrow_exception(carried(std::out_of_range("o"))), std::out_of_range);
+  REQUIRE(error_for_torch(nullptr) == nullptr);
+  try {
+    std::rethrow_exception(carried(PeerError("rank 3 died", 3)));
+  } catch (const ErrorCarrier& carrier) {
+    REQUIRE_THROWS_AS(std::rethrow_exception(carrier.cause()), PeerError);
+  }
+}
+
+TEST_CASE("chained works pass on success, errors and failures of the step", "[work_chain]") {
+  auto first = std::make_shared<Work>("first", Tensors{});
+  bool ran = false;
+  WorkPtr second = after(first, {}, [&] { ran = true; });
+  REQUIRE_FALSE(second->is_completed());
+  first->finish();
+  second->wait();
+  REQUIRE(ran);
+
+  auto broken = std::make_shared<Work>("broken", Tensors{});
+  WorkPtr never = after(broken, {}, [] { throw std::logic_error("must not run"); });
+  broken->finish(std::make_exception_ptr(StateError("broken")));
+  REQUIRE_THROWS_AS(never->wait(), StateError);
+
+  WorkPtr fails = after(done("fine", {}), {}, [] { throw StateError("step"); });
+  REQUIRE_THROWS_AS(fails->wait(), StateError);
+}
+
+TEST_CASE("all_of ends with the last and carries an error", "[work_chain]") {
+  auto a = std::make_shared<Work>("a", Tensors{});
+  auto b = std::make_shared<Work>("b", Tensors{});
+  WorkPtr both = all_of({a, b}, {});
+  a->finish(std::make_exception_ptr(StateError("a failed")));
+  REQUIRE_FALSE(both->is_completed());
+  b->finish();
+  REQUIRE(both->is_completed());
+  REQUIRE_THROWS_AS(both->wait(), StateError);
+}

@@ -1,0 +1,58 @@
+// All-reduce of sparse COO tensors.
+
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/tensor.h>
+
+#include "tests/interop/backend_ranks.h"
+#include "tests/interop/tensors.h"
+#include "tests/support/catch.h"
+
+using namespace libddp;
+using namespace libddp::test;
+
+namespace {
+
+/// Rank r has entries 0 .. r, each of value r + 1: different numbers of entries, some shared.
+at::Tensor staircase(int rank, int world, at::ScalarType dtype) {
+  std::vector<std::int64_t> rows;
+  for (int i = 0; i <= rank; ++i) rows.push_back(i);
+  const auto count = static_cast<std::int64_t>(rows.size());
+  return at::sparse_coo_tensor(at::tensor(rows, at::kLong).unsqueeze(0),
+                               filled({count, 2}, rank + 1, dtype), {world, 2});
+}
+
+}  // namespace
+
+TEST_CASE("sparse tensors are summed over ranks", "[sparse]") {
+  const int world = GENERATE(1, 2, 3);
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kLong);
+  run_backends(world, [&](C10dBackend& backend, int rank) {
+    at::Tensor expected = filled({world, 2}, 0, dtype);
+    for (int r = 0; r < world; ++r) expected.add_(staircase(r, world, dtype).to_dense());
+    Tensors tensors = {staircase(rank, world, dtype)};
+    backend.allreduce(tensors, {})->wait();
+    expect(tensors[0].is_coalesced(), "coalesced");
+    expect_equal(tensors[0].to_dense(), expected, "sum");
+  });
+}
+
+TEST_CASE("several sparse tensors in one call, and ranks without entries", "[sparse]") {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    const at::Tensor none =
+        at::sparse_coo_tensor(at::empty({1, 0}, at::kLong), filled({0, 2}, 0), {3, 2});
+    Tensors tensors = {rank == 0 ? none : staircase(1, 3, at::kFloat), none.clone()};
+    backend.allreduce(tensors, {})->wait();
+    for (const at::Tensor& tensor : tensors) {
+      expect_equal(tensor.to_dense(), staircase(1, 3, at::kFloat).to_dense(), "sum");
+    }
+  });
+}
+
+TEST_CASE("sparse shapes that differ are named on every rank", "[sparse]") {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    Tensors tensors = {staircase(0, 2 + rank, at::kFloat)};
+    const std::string text =
+        message_of<c10::DistBackendError>([&] { backend.allreduce(tensors, {})->wait(); });
+    expect(contains(text, "sparse dimensions do not match"), text);
+  });
+}
