@@ -16,6 +16,8 @@ from scikit_build_core import build as _skbuild
 from scikit_build_core.build import (
     build_sdist,
     get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
 )
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "get_requires_for_build_editable",
     "get_requires_for_build_sdist",
     "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
 ]
 
 ConfigSettings = dict[str, Any] | None
