@@ -1,0 +1,58 @@
+#include "libddp/ddp/accumulate_hooks.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace libddp {
+namespace {
+
+namespace autograd = torch::autograd;
+
+using Shared = std::shared_ptr<const AccumulateHooks::OnGradient>;
+/// shared_ptr or intrusive_ptr, as torch's version has it.
+using NodePtr = decltype(autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+
+class Hook final : public autograd::FunctionPostHook {
+ public:
+  Hook(Shared on_gradient, std::size_t index)
+      : on_gradient_(std::move(on_gradient)), index_(index) {}
+
+  autograd::variable_list operator()(const autograd::variable_list& outputs,
+                                     const autograd::variable_list& /*inputs*/) override {
+    (*on_gradient_)(index_);
+    return outputs;
+  }
+
+ private:
+  Shared on_gradient_;
+  std::size_t index_;
+};
+
+}  // namespace
+
+struct AccumulateHooks::State {
+  struct Registration {
+    NodePtr node;
+    std::uintptr_t key;
+  };
+  std::vector<Registration> registrations;
+};
+
+AccumulateHooks::AccumulateHooks(const std::vector<at::Tensor>& parameters, OnGradient on_gradient)
+    : state_(std::make_unique<State>()) {
+  const auto shared = std::make_shared<const OnGradient>(std::move(on_gradient));
+  for (std::size_t index = 0; index < parameters.size(); ++index) {
+    NodePtr node = autograd::impl::grad_accumulator(parameters[index]);
+    const std::uintptr_t key = node->add_post_hook(std::make_unique<Hook>(shared, index));
+    state_->registrations.push_back({std::move(node), key});
+  }
+}
+
+AccumulateHooks::~AccumulateHooks() {
+  for (auto& [node, key] : state_->registrations) node->del_post_hook(key);
+}
+
+}  // namespace libddp

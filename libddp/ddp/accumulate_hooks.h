@@ -1,0 +1,35 @@
+#pragma once
+
+// Calls a function each time autograd has accumulated a parameter's gradient into `.grad`.
+//
+// The hooks stand on the parameters' AccumulateGrad nodes, in C++, and coexist with hooks of the
+// user. Autograd holds those nodes weakly; this class keeps them alive, so that a hook is not lost
+// between two graphs.
+// Thread rule: create and destroy while no backward pass runs. The function runs in the thread that
+// runs the node; what it throws ends the pass.
+//
+//   AccumulateHooks hooks(parameters, [&](std::size_t index) { ready(index); });
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace libddp {
+
+class AccumulateHooks {
+ public:
+  using OnGradient = std::function<void(std::size_t index)>;
+
+  /// REQUIRES: every parameter is a leaf that requires a gradient.
+  AccumulateHooks(const std::vector<at::Tensor>& parameters, OnGradient on_gradient);
+  ~AccumulateHooks();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace libddp

@@ -1,0 +1,46 @@
+#include "libddp/ddp/after_backward.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <utility>
+
+namespace libddp {
+namespace {
+
+namespace autograd = torch::autograd;
+
+class StartHook final : public autograd::FunctionPreHook {
+ public:
+  explicit StartHook(std::function<void()> callback) : callback_(std::move(callback)) {}
+
+  autograd::variable_list operator()(const autograd::variable_list& grads) override {
+    callback_();
+    return grads;
+  }
+
+ private:
+  std::function<void()> callback_;
+};
+
+}  // namespace
+
+void call_before_backward(const std::vector<at::Tensor>& outputs,
+                          const std::function<void()>& callback) {
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined()) continue;
+    if (const auto& node = output.grad_fn()) {
+      node->add_pre_hook(std::make_unique<StartHook>(callback));
+    }
+  }
+}
+
+void call_after_backward(std::function<void()> callback) {
+  autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+bool is_nested_backward() { return autograd::get_current_node() != nullptr; }
+
+}  // namespace libddp

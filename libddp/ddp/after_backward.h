@@ -1,0 +1,30 @@
+#pragma once
+
+// Start and end of a backward pass, as autograd's engine tells them.
+//
+// Passes can nest: reentrant activation checkpointing runs a pass inside a node of another one.
+// Thread rule: call in the thread that runs the pass; callbacks run there too.
+//
+//   call_before_backward(outputs, [&] { begin(); });      // after a forward
+//   call_after_backward([&] { if (!is_nested_backward()) finish(); });   // inside a pass
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+namespace libddp {
+
+/// Calls `callback` in each backward pass that reaches one of `outputs`, before the pass enters the
+/// graph behind it; once per output reached. Tensors without a graph are skipped.
+void call_before_backward(const std::vector<at::Tensor>& outputs,
+                          const std::function<void()>& callback);
+
+/// Calls `callback` when the innermost pass that runs in this thread has done its last node. Not
+/// called where the pass fails. What it throws comes out of backward().
+void call_after_backward(std::function<void()> callback);
+
+/// Inside a callback of call_after_backward: did the pass that just ended run inside another one?
+bool is_nested_backward();
+
+}  // namespace libddp

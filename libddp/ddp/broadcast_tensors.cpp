@@ -1,0 +1,78 @@
+#include "libddp/ddp/broadcast_tensors.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace libddp {
+namespace {
+
+/// A 1-D tensor over `tensor`'s elements, or a copy of them where they do not lie in one piece.
+at::Tensor flattened(const at::Tensor& tensor) { return tensor.detach().contiguous().view({-1}); }
+
+/// Elements of one message; whole elements of the largest dtype.
+std::int64_t elements_per_message(const at::Tensor& tensor) {
+  return static_cast<std::int64_t>(TensorBroadcaster::kMaxMessageBytes / tensor.element_size());
+}
+
+}  // namespace
+
+void TensorBroadcaster::broadcast(const std::vector<at::Tensor>& tensors, int root,
+                                  std::string_view label) {
+  if (group_->size() == 1) return;
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> parts;
+  std::size_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor flat = flattened(tensor);
+    const std::int64_t step = elements_per_message(flat);
+    for (std::int64_t begin = 0; begin < flat.numel(); begin += step) {
+      const at::Tensor part = flat.narrow(0, begin, std::min(step, flat.numel() - begin));
+      if (bytes + part.nbytes() > kMaxMessageBytes) {
+        send(parts, bytes, root, label);
+        parts.clear();
+        bytes = 0;
+      }
+      parts.push_back(part);
+      bytes += part.nbytes();
+    }
+    const bool is_copy = flat.numel() > 0 && flat.const_data_ptr() != tensor.const_data_ptr();
+    if (!is_copy) continue;
+    send(parts, bytes, root, label);
+    parts.clear();
+    bytes = 0;
+    if (group_->rank() != root) tensor.detach().copy_(flat.view(tensor.sizes()));
+  }
+  send(parts, bytes, root, label);
+}
+
+at::Tensor TensorBroadcaster::staging(std::size_t bytes) {
+  if (!staging_.defined() || staging_.nbytes() < bytes) {
+    staging_ = at::Tensor();
+    staging_ = group_->allocate({static_cast<std::int64_t>(bytes)}, at::kByte);
+  }
+  return staging_.narrow(0, 0, static_cast<std::int64_t>(bytes));
+}
+
+void TensorBroadcaster::send(const std::vector<at::Tensor>& parts, std::size_t bytes, int root,
+                             std::string_view label) {
+  if (parts.empty()) return;
+  const at::Tensor message = staging(bytes);
+  auto* next = static_cast<std::byte*>(message.data_ptr());
+  if (group_->rank() == root) {
+    for (const at::Tensor& part : parts) {
+      std::memcpy(next, part.const_data_ptr(), part.nbytes());
+      next += part.nbytes();
+    }
+  }
+  group_->broadcast(message, root, {.async = false, .timeout = {}, .label = label});
+  if (group_->rank() == root) return;
+  next = static_cast<std::byte*>(message.data_ptr());
+  for (const at::Tensor& part : parts) {
+    std::memcpy(part.data_ptr(), next, part.nbytes());
+    next += part.nbytes();
+  }
+}
+
+}  // namespace libddp

@@ -1,0 +1,94 @@
+#include "libddp/ddp/gradient_buckets.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/ones.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace libddp {
+namespace {
+
+/// Each gradient starts on a cache line: vector kernels of optimizers run without a prologue.
+constexpr std::size_t kSlotAlignment = 64;
+
+std::size_t padded_numel(const at::Tensor& parameter) {
+  const std::size_t step = std::max<std::size_t>(1, kSlotAlignment / parameter.element_size());
+  return (static_cast<std::size_t>(parameter.numel()) + step - 1) / step * step;
+}
+
+/// A tensor like `parameter` over `data`, which is part of `flat`. Strides follow the parameter
+/// where autograd's gradients do (its gradient layout contract), else they are contiguous.
+at::Tensor piece_of(const at::Tensor& flat, void* data, const at::Tensor& parameter) {
+  const auto options = at::TensorOptions().dtype(flat.scalar_type()).device(flat.device());
+  const auto keep_alive = [flat](void*) {};
+  if (parameter.is_non_overlapping_and_dense()) {
+    return at::from_blob(data, parameter.sizes(), parameter.strides(), keep_alive, options);
+  }
+  return at::from_blob(data, parameter.sizes(), keep_alive, options);
+}
+
+std::string label_of(std::size_t bucket, const std::vector<std::size_t>& members,
+                     const NamedTensors& parameters) {
+  return fmt::format("bucket {} ({}{})", bucket, parameters[members.front()].name,
+                     members.size() > 1 ? ", ..." : "");
+}
+
+}  // namespace
+
+GradientBuckets::GradientBuckets(ProcessGroup& group, const NamedTensors& parameters,
+                                 BucketPlan plan, bool with_usage)
+    : plan_(std::move(plan)), bucket_of_(parameters.size()), views_(parameters.size()) {
+  for (std::size_t bucket = 0; bucket < plan_.size(); ++bucket) {
+    buckets_.push_back(build(group, parameters, bucket, with_usage));
+  }
+}
+
+GradientBuckets::Bucket GradientBuckets::build(ProcessGroup& group, const NamedTensors& parameters,
+                                               std::size_t bucket, bool with_usage) {
+  const std::vector<std::size_t>& members = plan_[bucket];
+  const at::ScalarType dtype = parameters[members.front()].tensor.scalar_type();
+  std::size_t numel = 0;
+  for (const std::size_t index : members) numel += padded_numel(parameters[index].tensor);
+  const std::size_t tail_numel = 1 + (with_usage ? members.size() : 0);
+
+  Bucket built;
+  built.flat = group.allocate({static_cast<std::int64_t>(numel + tail_numel)}, dtype);
+  built.label = label_of(bucket, members, parameters);
+  built.element_bytes = built.flat.element_size();
+  auto* const data = static_cast<std::byte*>(built.flat.data_ptr());
+  std::memset(data, 0, built.flat.nbytes());
+  built.tail = data + numel * built.element_bytes;
+  const at::Tensor one = at::ones({1}, dtype);
+  const auto* const one_bytes = static_cast<const std::byte*>(one.const_data_ptr());
+  built.one.assign(one_bytes, one_bytes + built.element_bytes);
+
+  std::byte* next = data;
+  for (const std::size_t index : members) {
+    bucket_of_[index] = bucket;
+    views_[index] = piece_of(built.flat, next, parameters[index].tensor);
+    next += padded_numel(parameters[index].tensor) * built.element_bytes;
+  }
+  return built;
+}
+
+void GradientBuckets::set_flag(std::size_t bucket, std::size_t position, bool value) {
+  Bucket& b = buckets_[bucket];
+  std::byte* const element = b.tail + position * b.element_bytes;
+  if (value) {
+    std::memcpy(element, b.one.data(), b.element_bytes);
+  } else {
+    std::memset(element, 0, b.element_bytes);
+  }
+}
+
+bool GradientBuckets::flag(std::size_t bucket, std::size_t position) const {
+  const Bucket& b = buckets_[bucket];
+  const std::byte* const element = b.tail + position * b.element_bytes;
+  return std::any_of(element, element + b.element_bytes,
+                     [](std::byte byte) { return byte != std::byte{0}; });
+}
+
+}  // namespace libddp

@@ -1,0 +1,72 @@
+#pragma once
+
+// The memory of all gradients: one flat tensor per bucket, allocated where the group communicates
+// fastest, and per parameter a tensor that shows its piece.
+//
+// Behind the gradients a bucket carries a tail of flags in its own dtype, so that they travel in
+// the same message:
+//   missing      1 where this rank has no gradient for some parameter of the bucket
+//   used[k]      1 where this rank has one for member k   (only if `with_usage`)
+// After averaging a flag is 0 exactly if it was 0 on all ranks.
+// Thread rule: immutable after construction, except for the bytes.
+//
+//   GradientBuckets buckets(*group, parameters, plan, false);
+//   slot.move_to(buckets.view(parameter_index));
+//   group->all_reduce(buckets.flat(0), {.op = ReduceOp::Avg});
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "libddp/ddp/bucket_plan.h"
+#include "libddp/ddp/named_tensor.h"
+#include "libddp/group/process_group.h"
+
+namespace libddp {
+
+class GradientBuckets {
+ public:
+  GradientBuckets(ProcessGroup& group, const NamedTensors& parameters, BucketPlan plan,
+                  bool with_usage);
+
+  std::size_t size() const { return plan_.size(); }
+  const BucketPlan& plan() const { return plan_; }
+  const std::vector<std::size_t>& members(std::size_t bucket) const { return plan_[bucket]; }
+  std::size_t bucket_of(std::size_t parameter) const { return bucket_of_[parameter]; }
+  /// The whole bucket, tail included: what is communicated.
+  const at::Tensor& flat(std::size_t bucket) const { return buckets_[bucket].flat; }
+  /// "bucket 3 (h.0.attn.weight, ...)", for errors.
+  const std::string& label(std::size_t bucket) const { return buckets_[bucket].label; }
+  /// The parameter's piece. It has a storage of its own size, so saving it saves nothing else.
+  at::Tensor view(std::size_t parameter) const { return views_[parameter]; }
+
+  void set_missing(std::size_t bucket, bool value) { set_flag(bucket, 0, value); }
+  bool is_missing(std::size_t bucket) const { return flag(bucket, 0); }
+  /// REQUIRES: with_usage. `member` = position in members(bucket).
+  void set_used(std::size_t bucket, std::size_t member, bool v) { set_flag(bucket, 1 + member, v); }
+  bool is_used(std::size_t bucket, std::size_t member) const { return flag(bucket, 1 + member); }
+
+ private:
+  struct Bucket {
+    at::Tensor flat;
+    std::string label;
+    std::byte* tail = nullptr;
+    std::size_t element_bytes = 0;
+    /// The bytes of the number 1 in the bucket's dtype.
+    std::vector<std::byte> one;
+  };
+
+  Bucket build(ProcessGroup& group, const NamedTensors& parameters, std::size_t bucket,
+               bool with_usage);
+  void set_flag(std::size_t bucket, std::size_t position, bool value);
+  bool flag(std::size_t bucket, std::size_t position) const;
+
+  BucketPlan plan_;
+  std::vector<std::size_t> bucket_of_;
+  std::vector<Bucket> buckets_;
+  std::vector<at::Tensor> views_;
+};
+
+}  // namespace libddp

@@ -1,0 +1,86 @@
+#include "libddp/ddp/gradient_slot.h"
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+#include <utility>
+
+#include "libddp/base/error.h"
+
+namespace libddp {
+namespace {
+
+/// From this size on torch's copy, which may use several threads, beats its own dispatch cost.
+constexpr std::size_t kDispatchedCopyBytes = std::size_t{256} << 10;
+
+}  // namespace
+
+GradientSlot::GradientSlot(std::string name, at::Tensor parameter)
+    : name_(std::move(name)), parameter_(std::move(parameter)) {}
+
+void GradientSlot::move_to(at::Tensor view) {
+  view_ = std::move(view);
+  data_ = view_.data_ptr();
+  bytes_ = view_.nbytes();
+  at::Tensor& grad = parameter_.mutable_grad();
+  if (grad.defined()) replace(grad);
+}
+
+void GradientSlot::leave_bucket() {
+  view_ = at::Tensor();
+  data_ = nullptr;
+}
+
+void GradientSlot::fill_without_gradient() {
+  at::Tensor& grad = parameter_.mutable_grad();
+  if (!grad.defined()) {
+    std::memset(data_, 0, bytes_);
+  } else {
+    adopt();
+  }
+}
+
+void GradientSlot::install() { parameter_.mutable_grad() = view_; }
+
+void GradientSlot::replace(at::Tensor& grad) {
+  if (!grad.defined()) {
+    std::memset(data_, 0, bytes_);
+  } else {
+    check(grad);
+    // `p.grad = p.grad.detach()` is another tensor over the same bytes.
+    if (bytes_ > 0 && grad.const_data_ptr() != data_) copy_in(grad);
+  }
+  grad = view_;
+}
+
+void GradientSlot::check(const at::Tensor& grad) const {
+  const bool strided = grad.layout() == at::kStrided;
+  if (strided && grad.scalar_type() == view_.scalar_type() && grad.sizes() == view_.sizes() &&
+      grad.device() == view_.device()) {
+    return;
+  }
+  const auto describe = [](const at::Tensor& t) {
+    return t.layout() == at::kStrided ? fmt::format("{} [{}] on {}", c10::toString(t.scalar_type()),
+                                                    fmt::join(t.sizes(), ", "), t.device().str())
+                                      : std::string("a sparse tensor");
+  };
+  throw ArgumentError(
+      fmt::format("libddp: parameter '{}': its gradient is {}, but its bucket holds {}. Hint: {}.",
+                  name_, describe(grad), describe(view_),
+                  strided ? "wrap the model after changing its dtype, device or shapes"
+                          : "libddp does not support sparse gradients yet, use sparse=False"));
+}
+
+void GradientSlot::copy_in(const at::Tensor& grad) {
+  if (bytes_ < kDispatchedCopyBytes && grad.is_cpu() && grad.strides() == view_.strides() &&
+      grad.is_non_overlapping_and_dense()) {
+    std::memcpy(data_, grad.const_data_ptr(), bytes_);
+    return;
+  }
+  const c10::NoGradGuard no_grad;
+  view_.copy_(grad);
+}
+
+}  // namespace libddp

@@ -1,0 +1,61 @@
+#pragma once
+
+// Where one parameter's gradient lives: a piece of a bucket, shown as a tensor of the parameter's
+// shape and strides.
+//
+// Autograd hands over a gradient in a tensor of its own wherever `.grad` was None (the usual case:
+// zero_grad sets it to None). `adopt` copies it into the bucket once and lets `.grad` be the view,
+// which frees the other tensor at once. That moves fewer bytes than keeping `.grad` defined, which
+// costs a memset and a read-add-write; and memory for gradients stays 1x. Where `.grad` is the view
+// already, autograd has added in place and nothing is left to do.
+// Thread rule: one thread at a time (autograd runs a parameter's hook once per pass).
+//
+//   GradientSlot slot("head.weight", parameter, view_of_bucket);
+//   slot.adopt();   // in the hook: parameter.grad() is now the view, with the same values
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <string>
+
+namespace libddp {
+
+class GradientSlot {
+ public:
+  GradientSlot(std::string name, at::Tensor parameter);
+
+  /// From now on the gradient lives in `view`, which must show bucket memory in the parameter's
+  /// shape. A gradient that is defined moves there with its values.
+  void move_to(at::Tensor view);
+  /// Lets go of the bucket, unless `.grad` still needs the bytes.
+  void leave_bucket();
+
+  /// ENSURES: `.grad` is the view and holds what autograd accumulated (zeros where it gave none).
+  /// Throws ArgumentError naming the parameter where the gradient is not what the bucket takes.
+  void adopt() {
+    at::Tensor& grad = parameter_.mutable_grad();
+    if (grad.unsafeGetTensorImpl() != view_.unsafeGetTensorImpl()) replace(grad);
+  }
+  /// For a parameter that got no gradient: the bucket holds `.grad`, or zeros where it is None.
+  /// `.grad` stays None then.
+  void fill_without_gradient();
+  /// `.grad` becomes the view with whatever the bucket holds.
+  void install();
+
+  bool has_gradient() const { return parameter_.grad().defined(); }
+  const std::string& name() const { return name_; }
+  const at::Tensor& parameter() const { return parameter_; }
+
+ private:
+  void replace(at::Tensor& grad);
+  void check(const at::Tensor& grad) const;
+  void copy_in(const at::Tensor& grad);
+
+  std::string name_;
+  at::Tensor parameter_;
+  at::Tensor view_;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace libddp

@@ -1,0 +1,27 @@
+#pragma once
+
+// Start-up check: do all ranks wrap the same model with the same options?
+//
+// One 64-bit hash per rank is compared; only where they differ the ranks exchange the descriptions
+// and name the first difference, with the same words on every rank.
+// Thread rule: collective.
+//
+//   check_model(*group, describe_model(parameters, buffers, "cap_bytes=26214400"));
+
+#include <string>
+#include <vector>
+
+#include "libddp/ddp/named_tensor.h"
+#include "libddp/group/process_group.h"
+
+namespace libddp {
+
+/// One line per parameter ("parameter 'head.weight' float32 [10, 5] requires_grad=true") and
+/// buffer; the options come last.
+std::vector<std::string> describe_model(const NamedTensors& parameters, const NamedTensors& buffers,
+                                        const std::string& options);
+
+/// Throws ArgumentError on every rank where the lines of any two ranks differ.
+void check_model(ProcessGroup& group, const std::vector<std::string>& lines);
+
+}  // namespace libddp

@@ -1,0 +1,157 @@
+#include "libddp/ddp/reducer.h"
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/ddp/after_backward.h"
+
+namespace libddp {
+namespace {
+
+std::vector<at::Tensor> tensors_of(const NamedTensors& parameters) {
+  std::vector<at::Tensor> tensors;
+  for (const NamedTensor& parameter : parameters) tensors.push_back(parameter.tensor);
+  return tensors;
+}
+
+std::vector<ParameterSize> sizes_of(const NamedTensors& parameters) {
+  std::vector<ParameterSize> sizes;
+  for (const auto& [name, tensor] : parameters) {
+    sizes.push_back({tensor.nbytes(), tensor.scalar_type()});
+  }
+  return sizes;
+}
+
+}  // namespace
+
+std::shared_ptr<Reducer> Reducer::create(NamedTensors parameters, Group group,
+                                         ReducerOptions options) {
+  return std::shared_ptr<Reducer>(
+      new Reducer(std::move(parameters), std::move(group), std::move(options)));
+}
+
+Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
+    : parameters_(std::move(parameters)),
+      group_(std::move(group)),
+      options_(std::move(options)),
+      num_fired_(parameters_.size(), 0),
+      num_expected_(parameters_.size(), 1),
+      touched_(parameters_.size(), 0),
+      hooks_(tensors_of(parameters_),
+             [this](std::size_t index) { guarded([&] { on_gradient(index); }); }) {
+  for (const auto& [name, tensor] : parameters_) slots_.emplace_back(name, tensor);
+  const std::vector<std::size_t> order = reverse_order(parameters_.size());
+  build_buckets(plan_buckets(sizes_of(parameters_), order, options_.limits));
+  if (options_.static_graph) set_static_graph();
+}
+
+void Reducer::arm(const std::vector<at::Tensor>& outputs) {
+  check_last_pass();
+  rebuild_if_planned();
+  reset_counters();
+  phase_ = Phase::Armed;
+  // The hooks live as long as the graph, which may outlive the reducer.
+  call_before_backward(outputs, [weak = weak_from_this()] {
+    if (const auto self = weak.lock(); self && self->phase_ == Phase::Armed) {
+      self->guarded([&] { self->begin_pass(); });
+    }
+  });
+}
+
+void Reducer::on_gradient(std::size_t index) {
+  if (c10::GradMode::is_enabled()) {
+    throw StateError(fmt::format(
+        "libddp: parameter '{}': backward(create_graph=True) is not supported, gradients of "
+        "gradients would not be averaged. Hint: use torch.autograd.grad on the inner module.",
+        slots_[index].name()));
+  }
+  slots_[index].adopt();
+  touched_[index] = 1;
+  if (phase_ != Phase::Idle) count_gradient(index);
+}
+
+void Reducer::count_gradient(std::size_t index) {
+  if (phase_ == Phase::Armed) begin_pass();
+  if (!is_finish_queued_) queue_finish();
+  if (is_learning_) fired_order_.push_back(index);
+  const std::size_t bucket = buckets_->bucket_of(index);
+  const std::uint32_t num_fired = ++num_fired_[index];
+  if (num_fired > num_expected_[index]) {
+    // Until the bucket is sent, a further share of a gradient does no harm.
+    if (bucket < next_bucket_) refuse_second_gradient(index);
+  } else if (num_fired == num_expected_[index]) {
+    if (states_[bucket].num_missing.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      launch_complete_buckets();
+    }
+  }
+}
+
+void Reducer::begin_pass() {
+  phase_ = Phase::Running;
+  queue_finish();
+}
+
+void Reducer::queue_finish() {
+  is_finish_queued_ = true;
+  call_after_backward([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->guarded([&] { self->on_pass_end(); });
+  });
+}
+
+void Reducer::launch_complete_buckets() {
+  const std::lock_guard<std::mutex> lock(launch_mutex_);
+  // The last one is left to the end of the pass, which waits for it anyway: an inline call there
+  // spares the hand-over to another thread.
+  while (next_bucket_ + 1 < buckets_->size() && states_[next_bucket_].num_missing.load() == 0) {
+    launch(next_bucket_++, true);
+  }
+}
+
+void Reducer::launch(std::size_t bucket, bool async) {
+  bool is_missing = false;
+  const std::vector<std::size_t>& members = buckets_->members(bucket);
+  for (std::size_t member = 0; member < members.size(); ++member) {
+    const std::size_t index = members[member];
+    const bool used = is_used(index);
+    if (num_fired_[index] == 0) slots_[index].fill_without_gradient();
+    if (tolerates_unused()) buckets_->set_used(bucket, member, used);
+    is_missing |= !used;
+  }
+  buckets_->set_missing(bucket, is_missing);
+  if (group_->size() == 1) return;
+  states_[bucket].work =
+      group_->all_reduce(buckets_->flat(bucket), {.op = ReduceOp::Avg},
+                         {.async = async, .timeout = {}, .label = buckets_->label(bucket)});
+}
+
+void Reducer::refuse_second_gradient(std::size_t index) const {
+  const std::string& name = slots_[index].name();
+  if (num_expected_[index] == 0) {
+    throw StateError(fmt::format(
+        "libddp: parameter '{}' got a gradient after its bucket had been sent; it had none in the "
+        "first pass, and static_graph=True promises the same graph each time. Hint: pass "
+        "find_unused_parameters=True instead.",
+        name));
+  }
+  throw StateError(
+      fmt::format("libddp: parameter '{}' got a second gradient in one backward pass after its "
+                  "bucket had been sent. Hint: pass static_graph=True, or use "
+                  "checkpoint(..., use_reentrant=False) for layers that share weights.",
+                  name));
+}
+
+template <typename Function>
+void Reducer::guarded(Function&& function) {
+  if (!options_.rethrow) return function();
+  try {
+    function();
+  } catch (const Error&) {
+    options_.rethrow(std::current_exception());
+    throw;
+  }
+}
+
+}  // namespace libddp

@@ -1,0 +1,136 @@
+#pragma once
+
+// Averages gradients over the ranks while the backward pass still runs.
+//
+// Words: a pass is one backward pass; it synchronises if `arm` was called after its forward. A
+// gradient fires when autograd has accumulated it. A bucket is complete when all of its gradients
+// have fired; complete buckets are sent in plan order, the same on every rank, all but the last one
+// asynchronously. The end of the pass sends what is left, the last bucket among it, and waits.
+//
+//   Idle --arm--> Armed --first gradient, or the pass reaches an output--> Running --end--> Idle
+//
+// A gradient costs one copy into its bucket and one counter: no lock, no dispatch. In the first
+// pass that synchronises the true order of the gradients is learned; rank 0's order then decides
+// the buckets of all ranks, once, from the next forward on.
+// Gradients accumulate locally in passes that do not synchronise, in the same memory.
+// Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
+//
+//   auto reducer = Reducer::create(parameters, group, {});
+//   auto loss = net->forward(x).sum();
+//   reducer->arm({loss});
+//   loss.backward();   // the average over all ranks stands in every .grad
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libddp/ddp/accumulate_hooks.h"
+#include "libddp/ddp/bucket_plan.h"
+#include "libddp/ddp/gradient_buckets.h"
+#include "libddp/ddp/gradient_slot.h"
+#include "libddp/ddp/named_tensor.h"
+#include "libddp/group/process_group.h"
+
+namespace libddp {
+
+struct ReducerOptions {
+  BucketLimits limits;
+  /// Parameters may stay without a gradient, on some ranks or on all.
+  bool find_unused_parameters = false;
+  /// The graph is the same in each iteration: the first pass tells which parameters are used, and
+  /// how often a gradient fires (reentrant checkpointing of shared weights).
+  bool static_graph = false;
+  /// Throws the given error; lets a language binding throw a type of its own out of backward().
+  std::function<void(std::exception_ptr)> rethrow = nullptr;
+};
+
+class Reducer : public std::enable_shared_from_this<Reducer> {
+ public:
+  /// `parameters`: those that require a gradient, the same on every rank.
+  static std::shared_ptr<Reducer> create(NamedTensors parameters, Group group,
+                                         ReducerOptions options);
+  ~Reducer() = default;
+
+  /// The next backward pass synchronises. `outputs`: what the forward returned, as far as known.
+  /// Throws StateError where the last pass ended early, the group's failure where it has one.
+  void arm(const std::vector<at::Tensor>& outputs);
+
+  /// From the next forward on as if ReducerOptions::static_graph had been set. Before the first
+  /// synchronising pass only.
+  void set_static_graph();
+
+  std::size_t num_buckets() const { return buckets_->size(); }
+  const GradientBuckets& buckets() const { return *buckets_; }
+  const Group& group() const { return group_; }
+
+ private:
+  enum class Phase : std::uint8_t { Idle, Armed, Running };
+  /// A pass in flight, per bucket.
+  struct BucketState {
+    std::atomic<int> num_missing{0};
+    WorkPtr work;
+  };
+
+  Reducer(NamedTensors parameters, Group group, ReducerOptions options);
+
+  // reducer.cpp: the way of a gradient.
+  void on_gradient(std::size_t index);
+  void count_gradient(std::size_t index);
+  void begin_pass();
+  void queue_finish();
+  void launch_complete_buckets();
+  void launch(std::size_t bucket, bool async);
+  void refuse_second_gradient(std::size_t index) const;
+
+  // reducer_finish.cpp: the end of a pass.
+  void on_pass_end();
+  void finish_pass();
+  bool is_complete() const;
+  bool is_used(std::size_t index) const;
+  void refuse_unused();
+  void install_gradients_of_others();
+  void learn();
+
+  // reducer_buckets.cpp: the shape of the buckets.
+  bool tolerates_unused() const;
+  void build_buckets(BucketPlan plan);
+  void rebuild_if_planned();
+  std::vector<std::size_t> agreed_order();
+  void reset_counters();
+  void check_last_pass();
+
+  template <typename Function>
+  void guarded(Function&& function);
+
+  const NamedTensors parameters_;
+  const Group group_;
+  ReducerOptions options_;
+  std::vector<GradientSlot> slots_;
+  std::unique_ptr<GradientBuckets> buckets_;
+  std::unique_ptr<BucketState[]> states_;
+  std::optional<BucketPlan> planned_;
+
+  Phase phase_ = Phase::Idle;
+  bool is_finish_queued_ = false;
+  std::mutex launch_mutex_;
+  std::size_t next_bucket_ = 0;
+  /// How often each gradient has fired in this pass, and how often it will.
+  std::vector<std::uint32_t> num_fired_;
+  std::vector<std::uint32_t> num_expected_;
+  /// Fired since the last synchronisation, passes without one included.
+  std::vector<std::uint8_t> touched_;
+  /// Order in which gradients fired in the pass that learns.
+  bool is_learning_ = true;
+  std::vector<std::size_t> fired_order_;
+
+  AccumulateHooks hooks_;  // last: destroyed first, so no hook runs into a half-destroyed object
+};
+
+}  // namespace libddp

@@ -1,0 +1,105 @@
+// The shape of the buckets, and the state of a pass before it begins. See reducer.h.
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/ddp/reducer.h"
+#include "libddp/group/group_identity.h"
+
+namespace libddp {
+
+bool Reducer::tolerates_unused() const {
+  return options_.find_unused_parameters || options_.static_graph;
+}
+
+void Reducer::set_static_graph() {
+  if (!is_learning_ || phase_ == Phase::Running) {
+    throw StateError(
+        "libddp: the static graph must be declared before the first backward pass. Hint: pass "
+        "static_graph=True to DistributedDataParallel.");
+  }
+  const bool had_usage = tolerates_unused();
+  options_.static_graph = true;
+  // Nothing is complete before the end of the first pass: only then the counts are known.
+  num_expected_.assign(num_expected_.size(), std::numeric_limits<std::uint32_t>::max());
+  if (!had_usage) build_buckets(buckets_->plan());
+}
+
+void Reducer::build_buckets(BucketPlan plan) {
+  buckets_ = nullptr;
+  for (GradientSlot& slot : slots_) slot.leave_bucket();
+  buckets_ =
+      std::make_unique<GradientBuckets>(*group_, parameters_, std::move(plan), tolerates_unused());
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    slots_[index].move_to(buckets_->view(index));
+  }
+  states_ = std::make_unique<BucketState[]>(buckets_->size());
+}
+
+void Reducer::rebuild_if_planned() {
+  if (!planned_) return;
+  build_buckets(*std::exchange(planned_, std::nullopt));
+}
+
+std::vector<std::size_t> Reducer::agreed_order() {
+  std::vector<std::size_t> order;
+  std::vector<std::uint8_t> seen(slots_.size(), 0);
+  const auto append = [&](std::size_t index) {
+    if (!std::exchange(seen[index], std::uint8_t{1})) order.push_back(index);
+  };
+  for (const std::size_t index : fired_order_) append(index);
+  fired_order_ = {};
+  // What did not fire comes last: no bucket waits for it before the end of a pass.
+  for (const std::size_t index : reverse_order(slots_.size())) append(index);
+
+  if (group_->size() == 1) return order;
+  at::Tensor shared = at::empty({static_cast<std::int64_t>(order.size())}, at::kLong);
+  auto* const data = shared.mutable_data_ptr<std::int64_t>();
+  std::copy(order.begin(), order.end(), data);
+  group_->broadcast(shared, 0, {.async = false, .timeout = {}, .label = "order of gradients"});
+  std::copy(data, data + order.size(), order.begin());
+  return order;
+}
+
+void Reducer::reset_counters() {
+  next_bucket_ = 0;
+  is_finish_queued_ = false;
+  fired_order_.clear();
+  num_fired_.assign(num_fired_.size(), 0);
+  for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
+    int num_missing = 0;
+    for (const std::size_t index : buckets_->members(bucket)) {
+      num_missing += num_expected_[index] > 0 ? 1 : 0;
+    }
+    states_[bucket].num_missing.store(num_missing);
+    states_[bucket].work = nullptr;
+  }
+}
+
+void Reducer::check_last_pass() {
+  if (const std::exception_ptr failure = group_->failure()) std::rethrow_exception(failure);
+  if (phase_ != Phase::Running) return;
+  const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
+  // A pass that fails never calls its end, so this one did not fail: its end was not seen.
+  if (!is_finish_queued_) {
+    throw StateError(fmt::format(
+        "{} forward: the last backward pass ended inside another one before all gradients were "
+        "there, so nothing was averaged. Hint: return tensors from forward() directly or in "
+        "tuples, lists, dicts or dataclasses, or use checkpoint(..., use_reentrant=False).",
+        me.where()));
+  }
+  // A pass that failed before anything was sent has cost nothing: the ranks still agree.
+  if (next_bucket_ == 0) return;
+  throw StateError(fmt::format(
+      "{} forward: the last backward pass ended early, after {} of {} buckets had been sent, so "
+      "the gradients of the ranks differ. Hint: look for the exception that it raised; a job "
+      "that wants to go on restarts from a checkpoint.",
+      me.where(), next_bucket_, buckets_->size()));
+}
+
+}  // namespace libddp

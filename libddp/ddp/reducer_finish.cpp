@@ -1,0 +1,89 @@
+// The end of a pass: sends the rest, waits, tells what is unused, learns. See reducer.h.
+
+#include <fmt/format.h>
+
+#include "libddp/base/error.h"
+#include "libddp/ddp/after_backward.h"
+#include "libddp/ddp/parameter_usage.h"
+#include "libddp/ddp/reducer.h"
+
+namespace libddp {
+
+void Reducer::on_pass_end() {
+  if (phase_ != Phase::Running) return;
+  if (is_nested_backward() && !is_complete()) {
+    // The outer pass goes on; its next gradient queues the end again.
+    is_finish_queued_ = false;
+    return;
+  }
+  finish_pass();
+}
+
+bool Reducer::is_complete() const {
+  for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
+    if (states_[bucket].num_missing.load() != 0) return false;
+  }
+  return true;
+}
+
+void Reducer::finish_pass() {
+  {
+    const std::lock_guard<std::mutex> lock(launch_mutex_);
+    while (next_bucket_ < buckets_->size()) {
+      const bool is_last = next_bucket_ + 1 == buckets_->size();
+      launch(next_bucket_++, !is_last);
+    }
+  }
+  bool is_missing = false;
+  for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
+    if (states_[bucket].work) states_[bucket].work->wait();
+    states_[bucket].work = nullptr;
+    is_missing |= buckets_->is_missing(bucket);
+  }
+  // From here on all ranks know the same.
+  phase_ = Phase::Idle;
+  if (is_missing && !tolerates_unused()) refuse_unused();
+  if (is_missing) install_gradients_of_others();
+  if (is_learning_) learn();
+  touched_.assign(touched_.size(), 0);
+}
+
+bool Reducer::is_used(std::size_t index) const {
+  return num_fired_[index] > 0 || (touched_[index] && slots_[index].has_gradient());
+}
+
+void Reducer::refuse_unused() {
+  std::vector<std::string> names;
+  std::vector<std::uint8_t> unused;
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    names.push_back(slots_[index].name());
+    unused.push_back(is_used(index) ? 0 : 1);
+  }
+  touched_.assign(touched_.size(), 0);
+  throw StateError(describe_unused(*group_, names, unused));
+}
+
+void Reducer::install_gradients_of_others() {
+  for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
+    const std::vector<std::size_t>& members = buckets_->members(bucket);
+    for (std::size_t member = 0; member < members.size(); ++member) {
+      // A parameter that no rank used keeps its `.grad` as it was, None included.
+      if (!is_used(members[member]) && buckets_->is_used(bucket, member)) {
+        slots_[members[member]].install();
+      }
+    }
+  }
+}
+
+void Reducer::learn() {
+  is_learning_ = false;
+  std::vector<ParameterSize> sizes;
+  for (const auto& [name, tensor] : parameters_) {
+    sizes.push_back({tensor.nbytes(), tensor.scalar_type()});
+  }
+  BucketPlan plan = plan_buckets(sizes, agreed_order(), options_.limits);
+  if (plan != buckets_->plan()) planned_ = std::move(plan);
+  if (options_.static_graph) num_expected_ = num_fired_;
+}
+
+}  // namespace libddp

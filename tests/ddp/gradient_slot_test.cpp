@@ -1,0 +1,119 @@
+#include "libddp/ddp/gradient_slot.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+#include "libddp/base/error.h"
+#include "tests/support/catch.h"
+#include "tests/support/expect.h"
+
+namespace libddp {
+namespace {
+
+using test::contains;
+using test::message_of;
+
+TEST_CASE("a gradient of autograd's own moves into the view", "[gradient_slot]") {
+  const at::Tensor parameter = at::zeros({2, 3});
+  const at::Tensor view = at::full({2, 3}, 9.0);
+  GradientSlot slot("w", parameter);
+  slot.move_to(view);
+  CHECK_FALSE(slot.has_gradient());
+
+  parameter.mutable_grad() = at::arange(6).to(at::kFloat).view({2, 3});
+  const at::Tensor values = parameter.grad().clone();
+  slot.adopt();
+  CHECK(parameter.grad().is_same(view));
+  CHECK(view.equal(values));
+
+  SECTION("and is left alone from then on") {
+    parameter.grad().add_(1);
+    slot.adopt();
+    CHECK(parameter.grad().is_same(view));
+    CHECK(view.equal(values + 1));
+  }
+  SECTION("another tensor over the same bytes is replaced without a copy") {
+    parameter.mutable_grad() = view.detach();
+    slot.adopt();
+    CHECK(parameter.grad().is_same(view));
+    CHECK(view.equal(values));
+  }
+}
+
+TEST_CASE("large and oddly strided gradients are copied too", "[gradient_slot]") {
+  const at::Tensor parameter = at::zeros({300, 400});
+  const at::Tensor view = at::zeros({300, 400});
+  GradientSlot slot("w", parameter);
+  slot.move_to(view);
+  SECTION("large") { parameter.mutable_grad() = at::full({300, 400}, 2.0); }
+  SECTION("transposed") { parameter.mutable_grad() = at::full({400, 300}, 2.0).t(); }
+  SECTION("expanded") { parameter.mutable_grad() = at::full({1, 1}, 2.0).expand({300, 400}); }
+  slot.adopt();
+  CHECK(view.equal(at::full({300, 400}, 2.0)));
+}
+
+TEST_CASE("no gradient counts as zeros", "[gradient_slot]") {
+  const at::Tensor parameter = at::zeros({4});
+  const at::Tensor view = at::full({4}, 9.0);
+  GradientSlot slot("w", parameter);
+  slot.move_to(view);
+  SECTION("adopt shows them") {
+    slot.adopt();
+    CHECK(parameter.grad().is_same(view));
+  }
+  SECTION("fill_without_gradient leaves .grad None") {
+    slot.fill_without_gradient();
+    CHECK_FALSE(parameter.grad().defined());
+    slot.install();
+    CHECK(parameter.grad().is_same(view));
+  }
+  CHECK(view.equal(at::zeros({4})));
+}
+
+TEST_CASE("a gradient keeps its values from one bucket to the next", "[gradient_slot]") {
+  const at::Tensor parameter = at::zeros({4});
+  GradientSlot slot("w", parameter);
+  slot.move_to(at::zeros({4}));
+  parameter.mutable_grad() = at::full({4}, 5.0);
+  slot.adopt();
+  slot.leave_bucket();
+  const at::Tensor next = at::zeros({4});
+  slot.move_to(next);
+  CHECK(parameter.grad().is_same(next));
+  CHECK(next.equal(at::full({4}, 5.0)));
+}
+
+TEST_CASE("zero-size parameters are fine", "[gradient_slot]") {
+  const at::Tensor parameter = at::zeros({0, 3});
+  GradientSlot slot("w", parameter);
+  const at::Tensor view = at::zeros({0, 3});
+  slot.move_to(view);
+  parameter.mutable_grad() = at::zeros({0, 3});
+  slot.adopt();
+  CHECK(parameter.grad().is_same(view));
+}
+
+TEST_CASE("a gradient that does not fit is refused by name", "[gradient_slot]") {
+  const at::Tensor parameter = at::zeros({4});
+  GradientSlot slot("head.weight", parameter);
+  slot.move_to(at::zeros({4}));
+  const auto adopt = [&] { slot.adopt(); };
+  parameter.mutable_grad() = at::zeros({4}, at::kDouble);
+  std::string text = message_of<ArgumentError>(adopt);
+  CHECK(contains(text, "'head.weight'"));
+  CHECK(contains(text, "Double [4]"));
+  CHECK(contains(text, "Float [4]"));
+  parameter.mutable_grad() = at::zeros({5});
+  CHECK(contains(message_of<ArgumentError>(adopt), "[5]"));
+  parameter.mutable_grad() = at::ones({4}).to_sparse();
+  text = message_of<ArgumentError>(adopt);
+  CHECK(contains(text, "a sparse tensor"));
+  CHECK(contains(text, "sparse=False"));
+}
+
+}  // namespace
+}  // namespace libddp

@@ -1,0 +1,56 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
+
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "libddp/ddp/accumulate_hooks.h"
+#include "libddp/ddp/after_backward.h"
+#include "tests/support/catch.h"
+
+namespace libddp {
+namespace {
+
+at::Tensor leaf() { return at::ones({2}).set_requires_grad(true); }
+
+TEST_CASE("a hook tells once per pass which gradient is there", "[hooks]") {
+  const at::Tensor a = leaf();
+  const at::Tensor b = leaf();
+  std::vector<std::size_t> fired;
+  auto hooks = std::make_unique<AccumulateHooks>(std::vector<at::Tensor>{a, b}, [&](std::size_t i) {
+    CHECK((i == 0 ? a : b).grad().defined());
+    fired.push_back(i);
+  });
+  (a * a + a).sum().backward();
+  CHECK(fired == std::vector<std::size_t>{0});
+  (a * b).sum().backward();
+  CHECK(fired.size() == 3);
+
+  hooks = nullptr;
+  (a * b).sum().backward();
+  CHECK(fired.size() == 3);
+}
+
+TEST_CASE("what a hook throws comes out of backward", "[hooks]") {
+  const at::Tensor a = leaf();
+  const AccumulateHooks hooks({a}, [](std::size_t) { throw std::out_of_range("mine"); });
+  const at::Tensor loss = (a * 2).sum();
+  CHECK_THROWS_AS(loss.backward(), std::out_of_range);
+}
+
+TEST_CASE("the start and the end of a pass are seen", "[hooks]") {
+  const at::Tensor a = leaf();
+  std::vector<std::string> events;
+  const AccumulateHooks hooks({a}, [&](std::size_t) { events.emplace_back("gradient"); });
+  const at::Tensor output = a * 2;
+  call_before_backward({output, at::Tensor(), at::ones({1})}, [&] {
+    events.emplace_back("start");
+    call_after_backward([&] { events.emplace_back(is_nested_backward() ? "nested" : "end"); });
+  });
+  output.sum().backward();
+  CHECK(events == std::vector<std::string>{"start", "gradient", "end"});
+}
+
+}  // namespace
+}  // namespace libddp
