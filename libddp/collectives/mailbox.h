@@ -65,6 +65,7 @@ class Mailbox {
     std::uint64_t chunks_posted = 0;
     std::uint64_t notices_taken = 0;
     Transfer* streaming = nullptr;
+    bool is_full = false;
     // As the target.
     std::uint64_t envelopes_taken = 0;
     std::uint64_t chunks_taken = 0;
@@ -82,6 +83,7 @@ class Mailbox {
   bool receive_chunks(int peer);
   bool post_notices(int peer);
   bool post_envelopes();
+  void post_envelope(Transfer& part, Channel& channel);
   bool take_notices(int peer);
   bool send_chunks(int peer);
   bool knows(const Transfer* part) const;

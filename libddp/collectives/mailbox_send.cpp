@@ -7,32 +7,39 @@
 
 namespace libddp {
 
+// In the order of the parts. A ring that is full stays full for the whole pass: room that comes
+// meanwhile must not go to a later message.
 bool Mailbox::post_envelopes() {
   bool moved = false;
+  for (Channel& channel : channels_) channel.is_full = false;
   for (Transfer* part : *parts_) {
-    Transfer& transfer = *part;
-    if (!transfer.is_send || transfer.is_started) continue;
-    Channel& channel = channels_[transfer.peer];
-    const Inbox& theirs = inbox(transfer.peer, core_.rank());
+    if (!part->is_send || part->is_started) continue;
+    Channel& channel = channels_[part->peer];
+    const Inbox& theirs = inbox(part->peer, core_.rank());
     const std::uint64_t taken = theirs.envelopes_taken.load(std::memory_order_acquire);
-    if (channel.envelopes_posted - taken >= Outbox::kEnvelopes) continue;  // room comes later
-    Outbox& mine = outbox(core_.rank(), transfer.peer);
-    Envelope& envelope = mine.envelopes[channel.envelopes_posted % Outbox::kEnvelopes];
-    envelope.tag = transfer.tag;
-    envelope.bytes = transfer.bytes;
-    if (transfer.bytes <= Envelope::kInlineBytes) {
-      envelope.place = Slot::kInline;
-      if (transfer.bytes > 0) std::memcpy(envelope.payload, transfer.data, transfer.bytes);
-    } else {
-      envelope.place = core_.offset_of(transfer.data, transfer.bytes);
-    }
-    transfer.is_started = true;
-    transfer.message = channel.envelopes_posted;
-    mine.envelopes_posted.store(++channel.envelopes_posted, std::memory_order_seq_cst);
-    wake(transfer.peer);
+    channel.is_full = channel.is_full || channel.envelopes_posted - taken >= Outbox::kEnvelopes;
+    if (channel.is_full) continue;
+    post_envelope(*part, channel);
     moved = true;
   }
   return moved;
+}
+
+void Mailbox::post_envelope(Transfer& part, Channel& channel) {
+  Outbox& mine = outbox(core_.rank(), part.peer);
+  Envelope& envelope = mine.envelopes[channel.envelopes_posted % Outbox::kEnvelopes];
+  envelope.tag = part.tag;
+  envelope.bytes = part.bytes;
+  if (part.bytes <= Envelope::kInlineBytes) {
+    envelope.place = Slot::kInline;
+    if (part.bytes > 0) std::memcpy(envelope.payload, part.data, part.bytes);
+  } else {
+    envelope.place = core_.offset_of(part.data, part.bytes);
+  }
+  part.is_started = true;
+  part.message = channel.envelopes_posted;
+  mine.envelopes_posted.store(++channel.envelopes_posted, std::memory_order_seq_cst);
+  wake(part.peer);
 }
 
 bool Mailbox::take_notices(int peer) {

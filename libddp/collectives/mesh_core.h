@@ -46,7 +46,7 @@ class WaitCondition {
   virtual bool ready() = 0;
   /// Ranks that hold the wait up, for the message of a timeout; empty = any rank.
   virtual std::vector<int> missing() const = 0;
-  /// Throws if it is already clear that waiting is in vain.
+  /// Throws if it is already clear that waiting is in vain; called once the wait lasts.
   virtual void check() {}
 };
 

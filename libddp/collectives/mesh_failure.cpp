@@ -117,7 +117,7 @@ void MeshCore::report_mismatch() {
     }
   }
   // Of two ranks each blames the other; of more, the one that stands alone against a majority.
-  int culprit = deviating.size() == 1 && world_size_ > 2 ? deviating[0] : -1;
+  int culprit = deviating.size() == 1 && camps.front().ranks.size() > 1 ? deviating[0] : -1;
   if (world_size_ == 2) culprit = 1 - rank_;
   if (culprit == rank_) culprit = -1;
   fail_and_throw(call_,

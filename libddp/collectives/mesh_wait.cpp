@@ -62,7 +62,8 @@ void MeshCore::settle(const MeshCall& call, Bell& bell, WaitCondition& condition
   while (true) {
     Sleeper sleeper(bell);
     if (spin(condition, policy_.oversubscribed ? 0 : kLooksBeforeSleep)) return;
-    condition.check();
+    // Not at once: with all ranks there, the message about a mismatch can name them all.
+    if (piece == kInterruptPeriod) condition.check();
     // A peer may have posted, finished and left (or died) since the look above: then this call is
     // as good as done, and only the next one fails.
     if (has_failed() && !condition.ready()) throw_if_failed(&call);

@@ -1,0 +1,45 @@
+#include "tests/support/joined_mesh.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <utility>
+
+namespace libddp::test {
+namespace {
+
+constexpr std::size_t kArenaBytes = 512u << 20;
+constexpr std::chrono::seconds kMeetingTimeout{60};
+
+}  // namespace
+
+JoinedMesh join_mesh(KeyValueStore& store, int rank, int world_size, const std::string& cpu_mask) {
+  JoinedMesh joined;
+  joined.arena = Arena::create("joined", kArenaBytes);
+  SharedSegment page = HostMesh::create_page("joined", world_size);
+  joined.peers = meet(store,
+                      {.rank = rank,
+                       .world_size = world_size,
+                       .group_name = "joined",
+                       .agreement = HostMesh::layout(),
+                       .note = cpu_mask},
+                      {page.fd(), joined.arena->segment().fd()}, Deadline::after(kMeetingTimeout));
+  HostMeshOptions options{
+      .rank = rank, .world_size = world_size, .group_name = "joined", .arena = joined.arena};
+  for (LocalPeer& peer : joined.peers) {
+    MeshMember& member = options.members.emplace_back();
+    member.pid = peer.rank == rank ? ::getpid() : peer.pid;
+    member.host = peer.host;
+    member.cpu_mask = peer.rank == rank ? cpu_mask : peer.note;
+    if (peer.rank == rank) {
+      member.page = std::move(page);
+    } else {
+      member.page = SharedSegment::map(std::move(peer.descriptors.at(0)));
+      member.arena = SharedSegment::map(std::move(peer.descriptors.at(1)));
+    }
+  }
+  joined.mesh = std::make_unique<HostMesh>(std::move(options));
+  return joined;
+}
+
+}  // namespace libddp::test
