@@ -6,8 +6,10 @@
 //
 //   libddp::Group group = libddp::init_process_group({});
 //   group->all_reduce(tensor);
+//   libddp::DistributedDataParallel model(net, group);
 //   group->shutdown();
 
 #include "libddp/base/error.h"
+#include "libddp/ddp/distributed_data_parallel.h"
 #include "libddp/group/process_group.h"
 #include "libddp/group/rendezvous.h"
