@@ -5,8 +5,8 @@
 // of the one before.
 
 #include <algorithm>
-#include <cstring>
 
+#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/host_collectives.h"
 
 namespace libddp {
@@ -76,13 +76,13 @@ class AllGather {
 
   void copy_in(std::size_t k) {
     chunk_ = core_.next_chunk();
-    std::memcpy(core_.staging_in(core_.rank(), chunk_), input_ + k * chunk_bytes(), part_bytes(k));
+    copy_bytes(core_.staging_in(core_.rank(), chunk_), input_ + k * chunk_bytes(), part_bytes(k));
   }
 
   void copy_out(std::size_t k, std::uint64_t chunk) {
     for (int r = 0; r < core_.world_size(); ++r) {
       if (r == core_.rank()) continue;
-      std::memcpy(block(r) + k * chunk_bytes(), core_.staging_in(r, chunk), part_bytes(k));
+      copy_bytes(block(r) + k * chunk_bytes(), core_.staging_in(r, chunk), part_bytes(k));
     }
   }
 
@@ -119,13 +119,13 @@ void broadcast(MeshCore& core, std::byte* data, std::size_t bytes, int root) {
   for (std::size_t at = 0; at < bytes; at += chunk_bytes) {
     const std::size_t part = std::min(chunk_bytes, bytes - at);
     const bool is_staged = is_root && offset == Slot::kStaged;
-    if (is_staged) std::memcpy(core.staging_in(root, core.next_chunk()), data + at, part);
+    if (is_staged) copy_bytes(core.staging_in(root, core.next_chunk()), data + at, part);
     core.meet(offset);
     if (core.place(root) != Slot::kStaged) {
-      if (!is_root) std::memcpy(data, core.reach(root, core.place(root), bytes), bytes);
+      if (!is_root) copy_bytes(data, core.reach(root, core.place(root), bytes), bytes);
       return core.meet();  // nobody reads the root's memory any more
     }
-    if (!is_root) std::memcpy(data + at, core.staging_in(root, core.next_chunk()), part);
+    if (!is_root) copy_bytes(data + at, core.staging_in(root, core.next_chunk()), part);
   }
 }
 

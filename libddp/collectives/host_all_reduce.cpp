@@ -7,8 +7,8 @@
 // in only what others reduce, and copies out only what others have reduced.
 
 #include <algorithm>
-#include <cstring>
 
+#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/host_collectives.h"
 #include "libddp/collectives/reduce_kernels.h"
 
@@ -34,7 +34,7 @@ class AllReduce {
     if (in_arena) {
       core_.meet(offset);
     } else if (fits_inline) {
-      std::memcpy(core_.own_payload(bytes_), data_, bytes_);
+      copy_bytes(core_.own_payload(bytes_), data_, bytes_);
       core_.meet(Slot::kInline);
     } else {
       copy_in(0);
@@ -106,13 +106,13 @@ class AllReduce {
     if (k > 0) core_.next_chunk();
     std::byte* to = core_.staging_in(core_.rank(), buffer(k));
     for_slices_of_others(k, [&](int, std::size_t at, std::size_t bytes) {
-      std::memcpy(to + at, chunk_data(k) + at, bytes);
+      copy_bytes(to + at, chunk_data(k) + at, bytes);
     });
   }
 
   void copy_out(std::size_t k) {
     for_slices_of_others(k, [&](int r, std::size_t at, std::size_t bytes) {
-      std::memcpy(chunk_data(k) + at, core_.staging_out(r, buffer(k)) + at, bytes);
+      copy_bytes(chunk_data(k) + at, core_.staging_out(r, buffer(k)) + at, bytes);
     });
   }
 

@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "libddp/base/dtype.h"
 #include "libddp/collectives/mesh_core.h"
@@ -34,11 +33,6 @@ struct Slice {
 /// The part of `count` elements that `rank` owns. Slices end on cache lines, so that no two ranks
 /// write to one; with few elements some ranks own nothing.
 Slice slice_of(std::size_t count, std::size_t element_bytes, int rank, int world_size);
-
-/// memcpy that allows no bytes at all and a copy onto itself.
-inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (to != from && bytes > 0) std::memcpy(to, from, bytes);
-}
 
 void all_reduce(MeshCore& core, const Reduction& reduction, std::byte* data, std::size_t count);
 void reduce_scatter(MeshCore& core, const Reduction& reduction, const std::byte* input,

@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/host_collectives.h"
 #include "libddp/collectives/mailbox.h"
 #include "libddp/collectives/mesh_core.h"

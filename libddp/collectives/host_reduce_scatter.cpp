@@ -5,8 +5,8 @@
 // staging; the own block never leaves its memory.
 
 #include <algorithm>
-#include <cstring>
 
+#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/host_collectives.h"
 #include "libddp/collectives/reduce_kernels.h"
 
@@ -88,7 +88,7 @@ class ReduceScatter {
     for (int r = 0; r < core_.world_size(); ++r) {
       if (r == core_.rank()) continue;
       const std::byte* from = input_ + r * block_bytes_ + k * piece_count() * element_;
-      std::memcpy(to + r * piece_count() * element_, from, count_of(k) * element_);
+      copy_bytes(to + r * piece_count() * element_, from, count_of(k) * element_);
     }
   }
 

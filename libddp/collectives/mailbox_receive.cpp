@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/mailbox.h"
 
 namespace libddp {
@@ -66,7 +66,7 @@ void Mailbox::deliver(Transfer& part, Letter& letter) {
   const std::byte* from = letter.place == Slot::kInline
                               ? letter.payload.data()
                               : core_.reach(nullptr, letter.source, letter.place, letter.bytes);
-  if (letter.bytes > 0) std::memcpy(part.data, from, letter.bytes);
+  copy_bytes(part.data, from, letter.bytes);
   channel.notices.push_back({{letter.message, 0}, &part});
 }
 
@@ -80,8 +80,8 @@ bool Mailbox::receive_chunks(int peer) {
     if (posted == channel.chunks_taken) break;
     const std::uint64_t bytes =
         std::min<std::uint64_t>(HostPage::kMailChunkBytes, part.bytes - part.moved_bytes);
-    std::memcpy(static_cast<std::byte*>(part.data) + part.moved_bytes,
-                core_.page(peer).mail_chunk(core_.rank(), channel.chunks_taken), bytes);
+    copy_bytes(static_cast<std::byte*>(part.data) + part.moved_bytes,
+               core_.page(peer).mail_chunk(core_.rank(), channel.chunks_taken), bytes);
     part.moved_bytes += bytes;
     inbox(core_.rank(), peer).chunks_taken.store(++channel.chunks_taken, std::memory_order_seq_cst);
     moved = true;

@@ -1,8 +1,8 @@
 // Mailbox, the sender's side.
 
 #include <algorithm>
-#include <cstring>
 
+#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/mailbox.h"
 
 namespace libddp {
@@ -32,7 +32,7 @@ void Mailbox::post_envelope(Transfer& part, Channel& channel) {
   envelope.bytes = part.bytes;
   if (part.bytes <= Envelope::kInlineBytes) {
     envelope.place = Slot::kInline;
-    if (part.bytes > 0) std::memcpy(envelope.payload, part.data, part.bytes);
+    copy_bytes(envelope.payload, part.data, part.bytes);
   } else {
     envelope.place = core_.offset_of(part.data, part.bytes);
   }
@@ -84,8 +84,8 @@ bool Mailbox::send_chunks(int peer) {
     if (in_flight >= 2) break;
     const std::uint64_t bytes =
         std::min<std::uint64_t>(HostPage::kMailChunkBytes, part.bytes - part.moved_bytes);
-    std::memcpy(core_.page(core_.rank()).mail_chunk(peer, channel.chunks_posted),
-                static_cast<const std::byte*>(part.data) + part.moved_bytes, bytes);
+    copy_bytes(core_.page(core_.rank()).mail_chunk(peer, channel.chunks_posted),
+               static_cast<const std::byte*>(part.data) + part.moved_bytes, bytes);
     part.moved_bytes += bytes;
     outbox(core_.rank(), peer)
         .chunks_posted.store(++channel.chunks_posted, std::memory_order_seq_cst);

@@ -58,12 +58,6 @@ const Paths& paths() {
   return instance;
 }
 
-const KernelTable& best_table() {
-  static const KernelTable& table =
-      paths().tables[static_cast<std::size_t>(paths().available.back())];
-  return table;
-}
-
 KernelJob prepare(const ReduceJob& job) {
   KernelJob kernel_job{.count = job.count,
                        .sources = job.sources,
@@ -129,6 +123,12 @@ void run(const KernelTable& table, const ReduceJob& job) {
 
 }  // namespace
 
+const KernelTable& best_kernels() {
+  static const KernelTable& table =
+      paths().tables[static_cast<std::size_t>(paths().available.back())];
+  return table;
+}
+
 std::string_view name(ReducePath path) {
   switch (path) {
     case ReducePath::Scalar:
@@ -162,7 +162,7 @@ bool reducible(Dtype dtype, ReduceOp op) {
 
 const std::vector<ReducePath>& reduce_paths() { return paths().available; }
 
-void reduce(const ReduceJob& job) { run(best_table(), job); }
+void reduce(const ReduceJob& job) { run(best_kernels(), job); }
 
 void reduce_on(ReducePath path, const ReduceJob& job) {
   const KernelTable& table = paths().tables[static_cast<std::size_t>(path)];

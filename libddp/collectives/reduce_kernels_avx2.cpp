@@ -45,7 +45,9 @@ void stream(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 }  // namespace
 
-KernelTable avx2_kernels() { return {.find = find_kernel<Isa>, .stream = stream}; }
+KernelTable avx2_kernels() {
+  return {.find = find_kernel<Isa>, .stream = stream, .copy = copy_vectors<Isa>};
+}
 
 }  // namespace libddp
 

@@ -47,7 +47,9 @@ void stream(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 }  // namespace
 
-KernelTable avx512_kernels() { return {.find = find_kernel<Isa>, .stream = stream}; }
+KernelTable avx512_kernels() {
+  return {.find = find_kernel<Isa>, .stream = stream, .copy = copy_vectors<Isa>};
+}
 
 }  // namespace libddp
 

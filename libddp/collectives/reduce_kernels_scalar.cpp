@@ -70,6 +70,8 @@ struct Isa {
 
 }  // namespace
 
-KernelTable scalar_kernels() { return {.find = find_kernel<Isa>, .stream = nullptr}; }
+KernelTable scalar_kernels() {
+  return {.find = find_kernel<Isa>, .stream = nullptr, .copy = copy_vectors<Isa>};
+}
 
 }  // namespace libddp

@@ -281,6 +281,32 @@ ReduceKernel bool_kernel(ReduceOp op) {
   }
 }
 
+/// Four vectors at a time to aligned destinations; the ends are vectors that overlap the middle.
+/// The compiler may not recognise the loop and call memcpy, which this replaces.
+template <class Isa>
+__attribute__((optimize("no-tree-loop-distribute-patterns"))) void copy_vectors(
+    std::byte* to, const std::byte* from, std::size_t bytes) {
+  using Lanes = NativeLanes<std::uint8_t, Isa>;
+  constexpr std::size_t kStep = Lanes::kLanes;
+  auto* target = reinterpret_cast<std::uint8_t*>(to);
+  const auto* source = reinterpret_cast<const std::uint8_t*>(from);
+  const auto last = Lanes::load(source + bytes - kStep);
+  Lanes::store(target, Lanes::load(source));
+  std::size_t i = kStep - reinterpret_cast<std::uintptr_t>(to) % kStep;
+  for (; i + 4 * kStep <= bytes; i += 4 * kStep) {
+    const auto a = Lanes::load(source + i);
+    const auto b = Lanes::load(source + i + kStep);
+    const auto c = Lanes::load(source + i + 2 * kStep);
+    const auto d = Lanes::load(source + i + 3 * kStep);
+    Lanes::store(target + i, a);
+    Lanes::store(target + i + kStep, b);
+    Lanes::store(target + i + 2 * kStep, c);
+    Lanes::store(target + i + 3 * kStep, d);
+  }
+  for (; i + kStep <= bytes; i += kStep) Lanes::store(target + i, Lanes::load(source + i));
+  Lanes::store(target + bytes - kStep, last);
+}
+
 /// Null where the operation makes no sense for the type.
 template <class Isa>
 ReduceKernel find_kernel(Dtype dtype, ReduceOp op) {

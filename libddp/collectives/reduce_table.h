@@ -33,10 +33,15 @@ struct KernelTable {
   /// Copies past the caches; null where there is no such store. REQUIRES 64-byte aligned `to`
   /// and `bytes` a multiple of 64.
   void (*stream)(std::byte* to, const std::byte* from, std::size_t bytes) = nullptr;
+  /// Copies ranges that do not overlap. REQUIRES bytes >= 256.
+  void (*copy)(std::byte* to, const std::byte* from, std::size_t bytes) = nullptr;
 };
 
 KernelTable scalar_kernels();
 KernelTable avx2_kernels();
 KernelTable avx512_kernels();
+
+/// The best ones that this CPU can run.
+const KernelTable& best_kernels();
 
 }  // namespace libddp
