@@ -118,3 +118,11 @@ TEST_CASE("reduce_scatter in list, tensor and coalesced form", "[c10d]") {
     expect_equal(results[1], filled({2}, 2), "second");
   });
 }
+
+TEST_CASE("sixteen ranks agree", "[c10d]") {
+  run_backends(16, [](C10dBackend& backend, int rank) {
+    Tensors tensors = {filled({1000}, rank + 1)};
+    backend.allreduce(tensors, all_reduce_options(c10d::ReduceOp::SUM))->wait();
+    expect_equal(tensors[0], filled({1000}, 136), "sum");
+  });
+}

@@ -1,4 +1,4 @@
-"""Bad input to init_process_group: each is our error, at once or in bounded time, naming the cause."""
+"""Bad input to init_process_group: our error, at once or in bounded time, naming the cause."""
 
 import builtins
 import os
@@ -9,9 +9,9 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from libddp.errors import ArgumentError, NetworkError, PeerError, StateError, TimeoutError
 
 from libddp import distributed as ddp_dist
-from libddp.errors import ArgumentError, NetworkError, PeerError, StateError, TimeoutError
 
 SHORT = timedelta(seconds=2)
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")

@@ -1,0 +1,177 @@
+"""Types of the extension module. Users go through libddp.distributed and libddp.nn.parallel."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp, Store, Work
+
+BACKEND_NAME: str
+
+class ProcessGroup:
+    """Ranks that communicate. Synchronous calls return None, asynchronous ones a Work."""
+
+    timeout: timedelta
+
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
+    def name(self) -> str: ...
+    def global_ranks(self) -> list[int]: ...
+    def backend_name(self) -> str: ...
+    def sequence_number(self) -> int: ...
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        op: ReduceOp = ...,
+        async_op: bool = False,
+        timeout: timedelta | None = None,
+        label: str = "",
+    ) -> Work | None: ...
+    def all_reduce_coalesced(
+        self,
+        tensors: Sequence[Tensor],
+        op: ReduceOp = ...,
+        async_op: bool = False,
+        timeout: timedelta | None = None,
+    ) -> Work | None: ...
+    def all_reduce_sparse(self, tensor: Tensor) -> None: ...
+    def reduce(
+        self,
+        tensor: Tensor,
+        root: int,
+        op: ReduceOp = ...,
+        async_op: bool = False,
+        timeout: timedelta | None = None,
+    ) -> Work | None: ...
+    def reduce_scatter(
+        self,
+        output: Tensor,
+        inputs: Sequence[Tensor],
+        op: ReduceOp = ...,
+        async_op: bool = False,
+        timeout: timedelta | None = None,
+    ) -> Work | None: ...
+    def reduce_scatter_into(
+        self,
+        output: Tensor,
+        input: Tensor,
+        op: ReduceOp = ...,
+        async_op: bool = False,
+        timeout: timedelta | None = None,
+    ) -> Work | None: ...
+    def broadcast(
+        self, tensor: Tensor, root: int, async_op: bool = False, timeout: timedelta | None = None
+    ) -> Work | None: ...
+    def all_gather(
+        self,
+        outputs: Sequence[Tensor],
+        input: Tensor,
+        async_op: bool = False,
+        timeout: timedelta | None = None,
+    ) -> Work | None: ...
+    def all_gather_into(
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        timeout: timedelta | None = None,
+    ) -> Work | None: ...
+    def gather(
+        self,
+        outputs: Sequence[Tensor],
+        input: Tensor,
+        root: int,
+        async_op: bool = False,
+        timeout: timedelta | None = None,
+    ) -> Work | None: ...
+    def scatter(
+        self,
+        output: Tensor,
+        inputs: Sequence[Tensor],
+        root: int,
+        async_op: bool = False,
+        timeout: timedelta | None = None,
+    ) -> Work | None: ...
+    def all_to_all(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        async_op: bool = False,
+        timeout: timedelta | None = None,
+    ) -> Work | None: ...
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: Sequence[int] = ...,
+        input_splits: Sequence[int] = ...,
+        async_op: bool = False,
+        timeout: timedelta | None = None,
+    ) -> Work | None: ...
+    def send(
+        self,
+        tensor: Tensor,
+        target: int,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout: timedelta | None = None,
+    ) -> Work | None: ...
+    @overload
+    def recv(
+        self,
+        tensor: Tensor,
+        source: int | None = None,
+        tag: int = 0,
+        async_op: Literal[False] = False,
+        timeout: timedelta | None = None,
+    ) -> int: ...
+    @overload
+    def recv(
+        self,
+        tensor: Tensor,
+        source: int | None,
+        tag: int,
+        async_op: Literal[True],
+        timeout: timedelta | None = None,
+    ) -> Work: ...
+    def barrier(self, async_op: bool = False, timeout: timedelta | None = None) -> Work | None: ...
+    def allocate(self, sizes: Sequence[int], dtype: torch.dtype = ...) -> Tensor: ...
+    def split(self, ranks: Sequence[int], name: str) -> ProcessGroup | None: ...
+    def abort(self, reason: str) -> None: ...
+    def check(self) -> None: ...
+    def has_failed(self) -> bool: ...
+    def shutdown(self) -> None: ...
+
+class Replica:
+    """The C++ side of libddp.nn.parallel.DistributedDataParallel."""
+
+    def __init__(
+        self,
+        *,
+        parameters: Sequence[tuple[str, Tensor]],
+        buffers: Sequence[tuple[str, Tensor]],
+        group: ProcessGroup,
+        cap_bytes: int,
+        first_bytes: int,
+        find_unused_parameters: bool,
+        static_graph: bool,
+        broadcast_buffers: bool,
+        init_sync: bool,
+    ) -> None: ...
+    def broadcast_buffers(self, buffers: Sequence[tuple[str, Tensor]]) -> None: ...
+    def after_forward(self, output: Any, sync: bool) -> bool: ...
+    def set_static_graph(self) -> None: ...
+    def bucket_plan(self) -> Any: ...
+
+def build_info() -> dict[str, Any]: ...
+def create_backend(options: Any, pg_options: Any) -> Any: ...
+def group_of_backend(backend: Any) -> ProcessGroup | None: ...
+def rendezvous(
+    init_method: str,
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    timeout: timedelta,
+) -> tuple[Store, int, int]: ...

@@ -1,0 +1,200 @@
+"""The package itself: torch's signatures, stubs, command line, loading."""
+
+import ast
+import builtins
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from libddp.__main__ import main
+
+import libddp
+from libddp import _load, errors, run
+from libddp import distributed as ddp_dist
+
+OURS = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "destroy_process_group",
+    "get_backend",
+    "init_process_group",
+    "monitored_barrier",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "send",
+]
+
+
+def parameters(function):
+    """Names, kinds and defaults of the public parameters."""
+    return [
+        (p.name, p.kind, p.default)
+        for p in inspect.signature(function).parameters.values()
+        if not p.name.startswith("_")
+    ]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_functions_have_torchs_signatures(name):
+    ours, theirs = getattr(ddp_dist, name), getattr(dist, name)
+    assert ours is not theirs
+    assert ours.__doc__
+    assert parameters(ours) == parameters(theirs)
+
+
+def test_every_other_name_is_torchs_own():
+    own = {*OURS, "allocate", "native"}
+    for name in set(ddp_dist.__all__) - own:
+        assert getattr(ddp_dist, name) is getattr(dist, name, getattr(dist.device_mesh, name, None))
+    assert ddp_dist.split_group is dist.split_group  # not listed, found all the same
+    with pytest.raises(AttributeError, match=r"neither libddp.distributed nor torch.distributed"):
+        ddp_dist.all_produce  # noqa: B018
+
+
+def test_the_api_table_lists_the_public_names():
+    docs = Path(__file__).parents[3] / "docs" / "api.md"
+    text = docs.read_text()
+    missing = [name for name in ddp_dist.__all__ if f"`{name}`" not in text]
+    assert not missing
+
+
+def public(namespace) -> set[str]:
+    return {name for name in dir(namespace) if not name.startswith("_")}
+
+
+def test_stubs_cover_the_extension():
+    tree = ast.parse((Path(libddp.__file__).parent / "_C.pyi").read_text())
+    stubs = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            stubs[node.name] = {getattr(n, "name", None) for n in node.body} | {
+                n.target.id for n in node.body if isinstance(n, ast.AnnAssign)
+            }
+        elif isinstance(node, ast.FunctionDef):
+            stubs[node.name] = None
+        elif isinstance(node, ast.AnnAssign):
+            stubs[node.target.id] = None
+    module = _load.load()
+    assert public(module) == set(stubs)
+    for name, members in stubs.items():
+        if members is not None:
+            assert public(getattr(module, name)) <= members, name
+
+
+@pytest.mark.parametrize(
+    ("name", "bases"),
+    [
+        ("ArgumentError", (dist.DistError, ValueError)),
+        ("StateError", (dist.DistError, RuntimeError)),
+        ("StoreError", (dist.DistStoreError,)),
+        ("NetworkError", (dist.DistNetworkError,)),
+        ("TimeoutError", (dist.DistNetworkError, builtins.TimeoutError)),
+        ("PeerError", (dist.DistBackendError,)),
+        ("DeviceError", (dist.DistBackendError,)),
+        ("SnapshotError", (dist.DistError, RuntimeError)),
+    ],
+)
+def test_errors_subclass_torchs_and_the_builtins(name, bases):
+    error = getattr(libddp, name)
+    assert error is getattr(errors, name)
+    assert all(issubclass(error, base) for base in (*bases, errors.Error))
+    assert str(error("the text")) == "the text"
+
+
+def test_version_tells_all_that_a_bug_report_needs(capsys):
+    assert main(["--version"]) == 0
+    lines = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    assert lines["libddp"] == libddp.__version__
+    assert torch.__version__ in lines["torch"]
+    assert set(lines) >= {"CUDA", "NCCL", "compiler", "SIMD", "Python"}
+
+
+def test_cmake_dir_is_the_package(capsys):
+    assert main(["--cmake-dir"]) == 0
+    assert Path(capsys.readouterr().out.strip()) == Path(libddp.__file__).parent
+
+
+def test_an_unknown_option_ends_with_usage(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--no-such-option"])
+    assert caught.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_another_torch_is_told_before_the_linker_fails(monkeypatch):
+    monkeypatch.setattr(_load, "built_for", lambda: "1.2.3")
+    _load.load.cache_clear()
+    try:
+        with pytest.raises(ImportError, match=r"built for torch 1\.2\.3, but torch"):
+            _load.load()
+    finally:
+        _load.load.cache_clear()
+
+
+def test_the_launcher_takes_a_free_port_unless_a_rendezvous_is_named():
+    assert run.parse(["--nproc-per-node=2", "train.py", "--lr", "1"]).standalone
+    args = run.parse(["--nproc_per_node=2", "train.py", "--lr", "1"])
+    assert (args.training_script, args.training_script_args) == ("train.py", ["--lr", "1"])
+    assert not run.parse(["--master-port=29501", "train.py"]).standalone
+    assert not run.parse(["--rdzv-backend=c10d", "--rdzv-endpoint=a:1", "train.py"]).standalone
+    assert not run.parse(["--nnodes=2", "train.py"]).standalone
+
+
+def test_the_launcher_shares_out_the_cores():
+    cores = len(os.sched_getaffinity(0))
+    assert run.threads_per_worker(1) == cores
+    assert run.threads_per_worker(4 * cores) == 1
+
+
+def test_run_starts_ranks_that_find_each_other(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import os, sys, torch\n"
+        "from libddp.distributed import all_reduce, destroy_process_group, init_process_group\n"
+        "init_process_group('gloo')\n"
+        "t = torch.ones(1); all_reduce(t)\n"
+        "open(os.path.join(sys.argv[1], os.environ['RANK']), 'w').write(\n"
+        "    f\"{t.item()} {os.environ['OMP_NUM_THREADS']}\")\n"
+        "destroy_process_group()\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-m", "libddp", "run", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(
+        [*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    threads = run.threads_per_worker(2)
+    assert [(tmp_path / rank).read_text() for rank in "01"] == [f"2.0 {threads}"] * 2
+
+
+LAZY = """
+import sys
+import torch
+import libddp._autoload as autoload
+autoload.register(); autoload.register()
+import torch.distributed as dist
+assert "libddp" in dist.Backend.backend_list and dist.Backend("libddp") == "libddp"
+assert "libddp._C" not in sys.modules and "libddp.distributed" not in sys.modules
+dist.init_process_group("libddp", store=dist.HashStore(), rank=0, world_size=1)
+t = torch.ones(2); dist.all_reduce(t)
+assert t.tolist() == [1, 1]
+dist.destroy_process_group()
+"""
+
+
+def test_registering_loads_nothing_until_a_group_is_made():
+    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
