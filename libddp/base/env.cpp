@@ -62,7 +62,8 @@ std::optional<std::string> env_choice(const char* variable,
   for (std::string_view choice : choices) {
     if (equal_ignoring_case(*text, choice)) return std::string(choice);
   }
-  refuse(variable, *text, fmt::format("one of {}", fmt::join(choices.begin(), choices.end(), ", ")));
+  refuse(variable, *text,
+         fmt::format("one of {}", fmt::join(choices.begin(), choices.end(), ", ")));
 }
 
 }  // namespace libddp

@@ -17,20 +17,34 @@ def file_lengths() -> dict[str, int]:
     return {p: len(tree.read(p).splitlines()) for p in tree.files(".h", ".cpp", ".py")}
 
 
+#: The last line of a function's head, in text that clang-format has written.
+HEAD_END = re.compile(r"\)( const| noexcept| override| final| mutable| -> [\w:<>*& ]+)* \{$")
+STATEMENT = re.compile(
+    r"\s*(if|for|while|switch|catch|do|try|else|\}|namespace|class|struct|enum)\b"
+)
+
+
 def cpp_functions(path: str) -> list[tuple[str, int]]:
-    """Name and lines of each function that stands at namespace scope (clang-formatted text)."""
+    """Name and lines of each function at namespace scope or in a class."""
+    lines = tree.read(path).splitlines()
     found = []
-    start = None
-    for number, line in enumerate(tree.read(path).splitlines()):
-        starts = re.match(r"^[A-Za-z].*\{$", line)
-        ends_arguments = start is None and re.match(r"^ {4}.*\) .*\{$", line)
-        opens = starts or ends_arguments
-        if opens and not re.match(r"^(namespace|class|struct|enum|extern|union)\b", line):
-            start = (line, number)
-        elif line.startswith("}") and start:
-            found.append((f"{path}: {start[0]}", number - start[1] + 1))
-            start = None
+    for end_of_head, line in enumerate(lines):
+        if not HEAD_END.search(line):
+            continue
+        start = end_of_head
+        while start > 0 and indent(lines[start]) >= 4:
+            start -= 1
+        if STATEMENT.match(lines[start]) or indent(lines[start]) > 2:
+            continue
+        closing = " " * indent(lines[start]) + "}"
+        end = next((i for i in range(end_of_head, len(lines)) if lines[i] == closing), None)
+        if end is not None:
+            found.append((f"{path}:{start + 1} {lines[start].strip()}", end - start + 1))
     return found
+
+
+def indent(line: str) -> int:
+    return len(line) - len(line.lstrip()) if line.strip() else 100
 
 
 def python_functions(path: str) -> list[tuple[str, int]]:
@@ -44,7 +58,7 @@ def python_functions(path: str) -> list[tuple[str, int]]:
 
 def function_lengths() -> dict[str, int]:
     lengths = {}
-    for path in tree.files(".cpp"):
+    for path in tree.files(".cpp", ".h"):
         # A TEST_CASE is a list of sections, not a function that someone has to follow.
         lengths.update((n, s) for n, s in cpp_functions(path) if "TEST_CASE" not in n)
     for path in tree.files(".py"):
