@@ -37,7 +37,9 @@ def cpp_functions(path: str) -> list[tuple[str, int]]:
         if STATEMENT.match(lines[start]) or indent(lines[start]) > 2:
             continue
         closing = " " * indent(lines[start]) + "}"
-        end = next((i for i in range(end_of_head, len(lines)) if lines[i] == closing), None)
+        end = next(
+            (i for i in range(end_of_head, len(lines)) if lines[i].startswith(closing)), None
+        )
         if end is not None:
             found.append((f"{path}:{start + 1} {lines[start].strip()}", end - start + 1))
     return found
