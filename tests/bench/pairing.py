@@ -4,8 +4,9 @@
         pairing.emit(line)
 
 Each round calls every candidate `repeat` times; the order turns by one each round. One JSON line
-per candidate: min and median wall seconds per call, CPU seconds per call (all threads of this
-process), and `ratio` = wall of the first candidate / wall of this one (min and median).
+per candidate: min and median wall seconds per call, min (`cpu_min_s`) and median (`cpu_s`) CPU
+seconds per call (all threads of this process), and `ratio` = wall of the first candidate / wall of
+this one (min and median).
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def compare(
             "candidate": name,
             "min": min(walls[name]),
             "median": statistics.median(walls[name]),
+            "cpu_min_s": min(cpu for _, cpu in samples[name]),
             "cpu_s": statistics.median(cpu for _, cpu in samples[name]),
             "ratio_min": min(first) / min(walls[name]),
             "ratio_median": statistics.median(first) / statistics.median(walls[name]),
