@@ -12,12 +12,18 @@ namespace {
 
 namespace autograd = torch::autograd;
 
+/// Is this pass a plain backward(), which runs all nodes that it reaches?
+bool accumulates_everywhere() {
+  const auto* const selection = autograd::get_current_graph_task_exec_info();
+  return selection == nullptr || selection->empty();
+}
+
 class StartHook final : public autograd::FunctionPreHook {
  public:
   explicit StartHook(std::function<void()> callback) : callback_(std::move(callback)) {}
 
   autograd::variable_list operator()(const autograd::variable_list& grads) override {
-    callback_();
+    if (accumulates_everywhere()) callback_();
     return grads;
   }
 

@@ -16,7 +16,8 @@
 namespace libddp {
 
 /// Calls `callback` in each backward pass that reaches one of `outputs`, before the pass enters the
-/// graph behind it; once per output reached. Tensors without a graph are skipped.
+/// graph behind it; once per output reached. Tensors without a graph are skipped, and so are passes
+/// that compute the gradients of given inputs only (torch.autograd.grad, as in gradient penalties).
 void call_before_backward(const std::vector<at::Tensor>& outputs,
                           const std::function<void()>& callback);
 

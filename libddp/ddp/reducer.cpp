@@ -54,11 +54,27 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs) {
   reset_counters();
   phase_ = Phase::Armed;
   // The hooks live as long as the graph, which may outlive the reducer.
-  call_before_backward(outputs, [weak = weak_from_this()] {
-    if (const auto self = weak.lock(); self && self->phase_ == Phase::Armed) {
-      self->guarded([&] { self->begin_pass(); });
+  call_before_backward(outputs,
+                       [weak = weak_from_this(), pass = std::make_shared<std::uint64_t>()] {
+                         if (const auto self = weak.lock())
+                           self->guarded([&] { self->on_output_reached(*pass); });
+                       });
+}
+
+void Reducer::on_output_reached(std::uint64_t& pass_of_forward) {
+  if (phase_ != Phase::Running) {
+    if (pass_of_forward != 0) {
+      throw StateError(
+          "libddp: backward() runs a second time through the same forward of a "
+          "DistributedDataParallel model; its gradients would not be averaged. Hint: add the "
+          "losses "
+          "and call backward() once, or run forward again.");
     }
-  });
+    // Another forward's pass has ended since this one was armed.
+    if (phase_ == Phase::Idle) reset_counters();
+    begin_pass(PassEnd::Certain);
+  }
+  pass_of_forward = pass_number_;
 }
 
 void Reducer::on_gradient(std::size_t index) {
@@ -74,8 +90,8 @@ void Reducer::on_gradient(std::size_t index) {
 }
 
 void Reducer::count_gradient(std::size_t index) {
-  if (phase_ == Phase::Armed) begin_pass();
-  if (!is_finish_queued_) queue_finish();
+  if (phase_ == Phase::Armed) begin_pass(PassEnd::MaybeNested);
+  if (!is_finish_queued_) queue_finish(PassEnd::MaybeNested);
   if (is_learning_) fired_order_.push_back(index);
   const std::size_t bucket = buckets_->bucket_of(index);
   const std::uint32_t num_fired = ++num_fired_[index];
@@ -89,15 +105,16 @@ void Reducer::count_gradient(std::size_t index) {
   }
 }
 
-void Reducer::begin_pass() {
+void Reducer::begin_pass(PassEnd end) {
   phase_ = Phase::Running;
-  queue_finish();
+  ++pass_number_;
+  queue_finish(end);
 }
 
-void Reducer::queue_finish() {
+void Reducer::queue_finish(PassEnd end) {
   is_finish_queued_ = true;
-  call_after_backward([weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->guarded([&] { self->on_pass_end(); });
+  call_after_backward([weak = weak_from_this(), end] {
+    if (const auto self = weak.lock()) self->guarded([&] { self->on_pass_end(end); });
   });
 }
 

@@ -9,6 +9,8 @@
 //
 //   Idle --arm--> Armed --first gradient, or the pass reaches an output--> Running --end--> Idle
 //
+// Several forwards may share a pass, or have a pass each; a second pass through the same forward is
+// refused, because its gradients would not be averaged.
 // A gradient costs one copy into its bucket and one counter: no lock, no dispatch. In the first
 // pass that synchronises the true order of the gradients is learned; rank 0's order then decides
 // the buckets of all ranks, once, from the next forward on.
@@ -72,6 +74,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
  private:
   enum class Phase : std::uint8_t { Idle, Armed, Running };
+  /// How sure it is that the pass that was asked to tell its end is not nested in the true one.
+  enum class PassEnd : std::uint8_t { Certain, MaybeNested };
   /// A pass in flight, per bucket.
   struct BucketState {
     std::atomic<int> num_missing{0};
@@ -83,14 +87,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // reducer.cpp: the way of a gradient.
   void on_gradient(std::size_t index);
   void count_gradient(std::size_t index);
-  void begin_pass();
-  void queue_finish();
+  void on_output_reached(std::uint64_t& pass_of_forward);
+  void begin_pass(PassEnd end);
+  void queue_finish(PassEnd end);
   void launch_complete_buckets();
   void launch(std::size_t bucket, bool async);
   void refuse_second_gradient(std::size_t index) const;
 
   // reducer_finish.cpp: the end of a pass.
-  void on_pass_end();
+  void on_pass_end(PassEnd end);
   void finish_pass();
   bool is_complete() const;
   bool is_used(std::size_t index) const;
@@ -119,6 +124,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   Phase phase_ = Phase::Idle;
   bool is_finish_queued_ = false;
+  /// Number of the pass that synchronises now or has done so last.
+  std::uint64_t pass_number_ = 0;
   std::mutex launch_mutex_;
   std::size_t next_bucket_ = 0;
   /// How often each gradient has fired in this pass, and how often it will.

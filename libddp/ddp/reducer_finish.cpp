@@ -9,9 +9,9 @@
 
 namespace libddp {
 
-void Reducer::on_pass_end() {
+void Reducer::on_pass_end(PassEnd end) {
   if (phase_ != Phase::Running) return;
-  if (is_nested_backward() && !is_complete()) {
+  if (end == PassEnd::MaybeNested && is_nested_backward() && !is_complete()) {
     // The outer pass goes on; its next gradient queues the end again.
     is_finish_queued_ = false;
     return;

@@ -1,6 +1,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
 
+#include <torch/csrc/autograd/autograd.h>
+
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -48,8 +50,12 @@ TEST_CASE("the start and the end of a pass are seen", "[hooks]") {
     events.emplace_back("start");
     call_after_backward([&] { events.emplace_back(is_nested_backward() ? "nested" : "end"); });
   });
-  output.sum().backward();
+  const at::Tensor loss = output.sum();
+  loss.backward({}, /*retain_graph=*/true);
   CHECK(events == std::vector<std::string>{"start", "gradient", "end"});
+  // As torch.autograd.grad: nothing is accumulated, so it is no pass of ours.
+  torch::autograd::grad({loss}, {output}, {}, /*retain_graph=*/true);
+  CHECK(events.size() == 3);
 }
 
 }  // namespace

@@ -219,6 +219,36 @@ TEST_CASE("static graph: the first pass tells what is used", "[reducer]") {
   });
 }
 
+TEST_CASE("two forwards may have a pass each, in any order", "[reducer]") {
+  with_groups(2, [](const Group& group) {
+    const NamedTensors parameters = vectors(2);
+    const auto reducer = Reducer::create(parameters, group, one_bucket_each());
+    for (int step = 0; step < 3; ++step) {
+      clear(parameters);
+      const at::Tensor first = loss_of(parameters, {0, 1}, group->rank() + 1);
+      reducer->arm({first});
+      const at::Tensor second = loss_of(parameters, {0, 1}, 10 * (group->rank() + 1));
+      reducer->arm({second});
+      first.backward();
+      expect(has_gradient(parameters[1], 2 * 1.5), "first");
+      second.backward();
+      expect(has_gradient(parameters[1], 2 * 16.5), "both");
+    }
+  });
+}
+
+TEST_CASE("a second pass through the same forward is refused", "[reducer]") {
+  with_groups(2, [](const Group& group) {
+    const NamedTensors parameters = vectors(2);
+    const auto reducer = Reducer::create(parameters, group, {});
+    const at::Tensor loss = loss_of(parameters, {0, 1}, 1);
+    reducer->arm({loss});
+    loss.backward({}, /*retain_graph=*/true);
+    const std::string text = message_of<StateError>([&] { loss.backward(); });
+    expect(contains(text, "a second time through the same forward"), text);
+  });
+}
+
 TEST_CASE("create_graph is refused by name", "[reducer]") {
   with_groups(1, [](const Group& group) {
     const NamedTensors parameters = vectors(1);

@@ -66,6 +66,14 @@ def check_create_graph():
         model(torch.ones(1, 16)).sum().backward(create_graph=True)
 
 
+def check_backward_twice():
+    model = wrap(models.Mlp())
+    loss = model(torch.ones(1, 16)).sum()
+    loss.backward(retain_graph=True)
+    with expect("StateError", "a second time through the same forward"):
+        loss.backward()
+
+
 def check_changed_requires_grad():
     model = wrap(models.Mlp())
     model.module.layers[0].weight.requires_grad_(False)

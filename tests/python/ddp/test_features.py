@@ -269,6 +269,26 @@ def check_compiled_module():
     assert all(key.startswith("module._orig_mod.") for key in model.state_dict())
 
 
+def check_gradient_penalty():
+    """torch.autograd.grad on the way to the loss, as WGAN-GP has it."""
+    model = wrap()
+    plain = copy.deepcopy(model.module)
+
+    def penalty_backward(net, value):
+        value = value.requires_grad_(True)
+        (slope,) = torch.autograd.grad(net(value).sum(), value, create_graph=True)
+        slope.pow(2).sum().backward()
+
+    for _ in range(3):
+        model.zero_grad()
+        penalty_backward(model, x(0.1))
+        assert all_equal(model)
+    for rank in range(2):
+        penalty_backward(plain, torch.full((2, 16), 0.1 * (rank + 1)))
+    expected = plain.layers[1].weight.grad / 2
+    torch.testing.assert_close(model.module.layers[1].weight.grad, expected)
+
+
 def check_copies():
     model = wrap()
     model(x()).sum().backward()
