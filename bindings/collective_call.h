@@ -59,8 +59,8 @@ template <class Issue>
 pybind11::object issue(const ProcessGroup& group, Title title,
                        const std::vector<at::Tensor>& tensors, bool async, Issue&& start) {
   if (async) {
-    auto work = c10::make_intrusive<C10dWork>(
-        C10dOperation{title.type, title.text, group.rank(), group.sequence_number(), tensors});
+    auto work =
+        c10::make_intrusive<C10dWork>(C10dOperation{title.type, title.text, &group, tensors});
     {
       pybind11::gil_scoped_release release;
       work->attach(start(), {tensors});

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "libddp/group/process_group.h"
+#include "libddp/interop/callback_thread.h"
 
 namespace libddp {
 
@@ -18,7 +19,8 @@ namespace libddp {
 inline Group hold(Group group) {
   if (!group) return nullptr;
   ProcessGroup* raw = group.get();
-  return Group(raw, [group = std::move(group)](ProcessGroup*) mutable {
+  return Group(raw, [group = std::move(group)](ProcessGroup* held) mutable {
+    CallbackThread::release(held);
     if (Py_IsInitialized() && PyGILState_Check()) {
       pybind11::gil_scoped_release release;
       group.reset();

@@ -31,7 +31,7 @@ void bind_interpreter(py::module_&) {
   // Futures may call into Python: their thread must end while there is an interpreter.
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release release;
-    CallbackThread::instance().stop();
+    CallbackThread::stop_all();
   }));
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "libddp/interop/c10d_run.h"
+#include "libddp/interop/callback_thread.h"
 #include "libddp/interop/convert.h"
 #include "libddp/interop/torch_errors.h"
 
@@ -21,7 +22,7 @@ C10dBackend::C10dBackend(c10::intrusive_ptr<c10d::Store> store, Group group)
       group_(std::move(group)),
       monitored_barrier_(std::move(store), group_) {}
 
-C10dBackend::~C10dBackend() = default;
+C10dBackend::~C10dBackend() { CallbackThread::release(group_.get()); }
 
 Group C10dBackend::group_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
   auto* ours = dynamic_cast<C10dBackend*>(backend.get());

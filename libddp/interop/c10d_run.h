@@ -24,8 +24,7 @@ template <class Issue>
 C10dBackend::WorkHandle C10dBackend::run(Operation operation, TensorLists results, Issue&& issue) {
   return for_torch([&]() -> WorkHandle {
     auto handle = c10::make_intrusive<C10dWork>(
-        C10dOperation{operation.type, operation.title, group_->rank(), group_->sequence_number(),
-                      std::move(operation.inputs)});
+        C10dOperation{operation.type, operation.title, group_.get(), std::move(operation.inputs)});
     WorkPtr work = issue();
     {
       std::lock_guard lock(batch_mutex_);

@@ -2,7 +2,6 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "libddp/interop/callback_thread.h"
 #include "libddp/interop/torch_errors.h"
 
 namespace libddp {
@@ -33,11 +32,12 @@ void complete(const FuturePtr& future, const Lists& results, const std::exceptio
 }  // namespace
 
 C10dWork::C10dWork(const C10dOperation& operation)
-    : c10d::Work(operation.rank, operation.type, operation.title,
+    : c10d::Work(operation.group->rank(), operation.type, operation.title,
                  operation.inputs.empty()
                      ? std::nullopt
                      : std::optional<std::vector<at::Tensor>>(operation.inputs)),
-      sequence_(operation.sequence) {}
+      sequence_(operation.group->sequence_number()),
+      callbacks_(CallbackThread::of(operation.group)) {}
 
 void C10dWork::attach(WorkPtr work, Lists results) {
   work_ = std::move(work);
@@ -81,10 +81,11 @@ FuturePtr C10dWork::getFuture() {
     complete(future_, results_, work_->exception());  // nobody has added a callback yet
     return future_;
   }
-  work_->on_complete([future = future_, results = results_](libddp::Work& work) {
-    CallbackThread::instance().post(
-        [future, results, error = work.exception()] { complete(future, results, error); });
-  });
+  work_->on_complete(
+      [future = future_, results = results_, callbacks = callbacks_](libddp::Work& work) {
+        callbacks->post(
+            [future, results, error = work.exception()] { complete(future, results, error); });
+      });
   return future_;
 }
 

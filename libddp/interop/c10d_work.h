@@ -2,8 +2,8 @@
 
 // libddp's Work behind c10d's: what torch's users wait for, poll and chain.
 //
-// Futures complete in the callback thread, so that a callback may use the group again. With a
-// profiler on, each work is one asynchronous event (`libddp:all_reduce`) that ends with it.
+// Futures complete in the group's callback thread, so that a callback may use the group again. With
+// a profiler on, each work is one asynchronous event (`libddp:all_reduce`) that ends with it.
 // Thread rule: as libddp::Work; any thread.
 //
 //   auto work = c10::make_intrusive<C10dWork>(C10dOperation{c10d::OpType::ALLREDUCE,
@@ -14,7 +14,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "libddp/group/work.h"
+#include "libddp/group/process_group.h"
+#include "libddp/interop/callback_thread.h"
 
 namespace libddp {
 
@@ -23,8 +24,8 @@ struct C10dOperation {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   /// Profiler title with static lifetime.
   const char* title = nullptr;
-  int rank = -1;
-  std::uint64_t sequence = 0;
+  /// Whose operation it is.
+  const ProcessGroup* group = nullptr;
   /// Shapes of these are recorded with the event.
   std::vector<at::Tensor> inputs;
 };
@@ -49,6 +50,7 @@ class C10dWork final : public c10d::Work {
 
  private:
   const std::uint64_t sequence_;
+  const std::shared_ptr<CallbackThread> callbacks_;
   WorkPtr work_;
   std::vector<std::vector<at::Tensor>> results_;
   std::mutex future_mutex_;

@@ -1,59 +1,112 @@
 #include "libddp/interop/callback_thread.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 namespace libddp {
 namespace {
 
-// Both are replaced in a forked child: the thread is gone there and its lock may be held.
-CallbackThread* current = nullptr;
-std::once_flag created;
+struct Registry {
+  std::mutex mutex;
+  std::map<const ProcessGroup*, std::shared_ptr<CallbackThread>> threads;
+  const pid_t pid = getpid();
+};
+
+/// Never freed: posts may come from threads that outlive static destructors.
+Registry& registry() {
+  static Registry* const instance = new Registry();
+  return *instance;
+}
 
 }  // namespace
 
-CallbackThread& CallbackThread::instance() {
-  std::call_once(created, [] {
-    // Never freed: posts may come from threads that outlive static destructors.
-    current = new CallbackThread();
-    pthread_atfork(nullptr, nullptr, [] { current = new CallbackThread(); });
-  });
-  return *current;
+struct CallbackThread::Queue {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> tasks;
+  bool is_stopped = false;
+  std::thread thread;
+};
+
+std::shared_ptr<CallbackThread> CallbackThread::of(const ProcessGroup* group) {
+  Registry& known = registry();
+  std::lock_guard lock(known.mutex);
+  auto& thread = known.threads[group];
+  if (!thread) thread = std::make_shared<CallbackThread>();
+  return thread;
+}
+
+void CallbackThread::release(const ProcessGroup* group) {
+  std::shared_ptr<CallbackThread> last;  // freed without the lock
+  Registry& known = registry();
+  if (known.pid != getpid()) return;
+  std::lock_guard lock(known.mutex);
+  const auto entry = known.threads.find(group);
+  if (entry == known.threads.end()) return;
+  last = std::move(entry->second);
+  known.threads.erase(entry);
+}
+
+void CallbackThread::stop_all() {
+  Registry& known = registry();
+  if (known.pid != getpid()) return;
+  std::map<const ProcessGroup*, std::shared_ptr<CallbackThread>> threads;
+  {
+    std::lock_guard lock(known.mutex);
+    threads = known.threads;
+  }
+  for (const auto& [group, thread] : threads) thread->stop_and_join();
+}
+
+CallbackThread::CallbackThread() : queue_(std::make_shared<Queue>()) {}
+
+CallbackThread::~CallbackThread() {
+  std::lock_guard lock(queue_->mutex);
+  queue_->is_stopped = true;
+  queue_->changed.notify_one();
+  if (queue_->thread.joinable()) queue_->thread.detach();
 }
 
 void CallbackThread::post(std::function<void()> task) {
   {
-    std::lock_guard lock(mutex_);
-    if (!is_stopped_) {
-      if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-      tasks_.push_back(std::move(task));
-      changed_.notify_one();
+    std::lock_guard lock(queue_->mutex);
+    if (!queue_->is_stopped) {
+      if (!queue_->thread.joinable())
+        queue_->thread = std::thread([queue = queue_] { run(queue); });
+      queue_->tasks.push_back(std::move(task));
+      queue_->changed.notify_one();
       return;
     }
   }
   task();
 }
 
-void CallbackThread::stop() {
+void CallbackThread::stop_and_join() {
   std::thread thread;
   {
-    std::lock_guard lock(mutex_);
-    is_stopped_ = true;
-    thread = std::move(thread_);
-    changed_.notify_one();
+    std::lock_guard lock(queue_->mutex);
+    queue_->is_stopped = true;
+    thread = std::move(queue_->thread);
+    queue_->changed.notify_one();
   }
   if (thread.joinable()) thread.join();
 }
 
-void CallbackThread::run() {
+void CallbackThread::run(const std::shared_ptr<Queue>& queue) {
   pthread_setname_np(pthread_self(), "libddp_futures");
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(queue->mutex);
   while (true) {
-    changed_.wait(lock, [this] { return is_stopped_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    auto task = std::move(tasks_.front());
-    tasks_.pop_front();
+    queue->changed.wait(lock, [&] { return queue->is_stopped || !queue->tasks.empty(); });
+    if (queue->tasks.empty()) return;
+    auto task = std::move(queue->tasks.front());
+    queue->tasks.pop_front();
     lock.unlock();
     task();
     task = nullptr;  // what it holds goes away without the lock

@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <algorithm>
 #include <future>
 
 #include "libddp/interop/callback_thread.h"
@@ -55,7 +56,7 @@ TEST_CASE("callbacks of many futures all run", "[c10d]") {
     for (auto& future : futures) future->wait();
     // A callback that was added after completion ran at once, in this thread.
     std::promise<void> drained;
-    CallbackThread::instance().post([&] { drained.set_value(); });
+    CallbackThread::of(backend.group().get())->post([&] { drained.set_value(); });
     drained.get_future().wait();
     expect(order.size() == 20, "all ran");
   });
@@ -99,6 +100,19 @@ TEST_CASE("carriers have c10's class and libddp's exception inside", "[torch_err
   } catch (const ErrorCarrier& carrier) {
     REQUIRE_THROWS_AS(std::rethrow_exception(carrier.cause()), PeerError);
   }
+}
+
+TEST_CASE("tasks run in order, also those left when the owner goes", "[callbacks]") {
+  std::vector<int> order;
+  std::promise<void> last;
+  {
+    CallbackThread callbacks;
+    for (int i = 0; i < 100; ++i) callbacks.post([&, i] { order.push_back(i); });
+    callbacks.post([&] { last.set_value(); });
+  }  // its end loses no task and waits for none
+  last.get_future().wait();
+  REQUIRE(order.size() == 100);
+  REQUIRE(std::is_sorted(order.begin(), order.end()));
 }
 
 TEST_CASE("chained works pass on success, errors and failures of the step", "[work_chain]") {

@@ -56,10 +56,9 @@ def survive_a_kill():
 
 
 def leftovers():
-    """What a job could leave on the machine."""
-    shm = set(os.listdir("/dev/shm"))
-    tmp = {n for n in os.listdir(tempfile.gettempdir()) if "libddp" in n or n.startswith("torch")}
-    return shm | tmp
+    """Named things of ours on the machine."""
+    places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+    return {p for place in places for p in place.iterdir() if "libddp" in p.name}
 
 
 def test_a_killed_rank_is_named_and_leaves_nothing():
@@ -69,25 +68,6 @@ def test_a_killed_rank_is_named_and_leaves_nothing():
     for survivor in (outcomes[0], outcomes[2]):
         assert survivor.value is True, ranks.describe(survivor)
     assert leftovers() <= before
-
-
-def fail_in_async_work():
-    rank = start()
-    if rank == 1:
-        os._exit(3)
-    work = ddp_dist.all_reduce(torch.ones(100), async_op=True)
-    expect_peer_error(work.wait, "rank 1")
-    assert work.is_completed()
-    assert not work.is_success()
-    with pytest.raises(PeerError):
-        work.get_future().wait()
-    with pytest.raises(PeerError):
-        torch.distributed.all_reduce(torch.ones(1))
-    return True
-
-
-def test_async_works_and_torchs_calls_raise_our_error():
-    assert ranks.launch(fail_in_async_work, 2)[0].value is True
 
 
 UNCAUGHT = """
@@ -207,10 +187,8 @@ def test_ctrl_c_ends_a_wait(tmp_path, monkeypatch, form):
     assert (code, output.split()[-1:]) == (0, ["INTERRUPTED"]), output
 
 
-def run_mismatches():
+def names_of_both_calls(rank):
     """Each in a group of its own, because a mismatch poisons the group."""
-    start()
-    rank = ddp_dist.get_rank()
     kinds = {
         "shape": lambda: ddp_dist.all_reduce(torch.ones(3 + rank)),
         "dtype": lambda: ddp_dist.all_reduce(
@@ -225,43 +203,87 @@ def run_mismatches():
     }
     texts = {}
     for kind, call in kinds.items():
+        start()
         began = time.monotonic()
         with pytest.raises(PeerError) as caught:
             call()
         assert time.monotonic() - began < SOON
         texts[kind] = str(caught.value)
         ddp_dist.destroy_process_group()
-        start()
-    ddp_dist.destroy_process_group()
     return texts
 
 
-def test_calls_that_differ_are_both_named_on_every_rank():
-    for texts in ranks.run(run_mismatches, 2):
-        assert "[3]" in texts["shape"]
-        assert "[4]" in texts["shape"]
-        assert "float32" in texts["dtype"]
-        assert "int32" in texts["dtype"]
-        assert "SUM" in texts["op"]
-        assert "MAX" in texts["op"]
-        assert "broadcast" in texts["root"]
-        assert "barrier" in texts["call"]
-        assert "all_reduce" in texts["call"]
-        assert "[2]" in texts["through torch"]
-
-
-def wait_in_vain():
+def wait_in_vain(rank):
+    """Rank 1 stays away until rank 0 has given up; told through the store, not the group."""
     start()
-    if ddp_dist.get_rank() == 1:
-        time.sleep(4)
-        return None
-    native = ddp_dist.native()
-    with pytest.raises(TimeoutError, match="rank 1") as caught:
-        native.all_reduce(torch.ones(1), timeout=timedelta(seconds=1))
-    return str(caught.value)
+    store = torch.distributed.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["rank 0 gave up"], timedelta(seconds=120))
+        text = None
+    else:
+        with pytest.raises(TimeoutError, match="rank 1") as caught:
+            ddp_dist.native().all_reduce(torch.ones(1), timeout=timedelta(seconds=1))
+        text = str(caught.value)
+        store.set("rank 0 gave up", "")
+    ddp_dist.destroy_process_group()
+    return text
 
 
-def test_a_rank_that_does_not_come_is_named_at_the_timeout():
-    text = ranks.run(wait_in_vain, 2)[0]
-    assert "all_reduce" in text
-    assert "timed out" in text
+def see_the_other_end(rank):
+    start()
+    if rank == 1:
+        os._exit(3)
+    work = ddp_dist.all_reduce(torch.ones(100), async_op=True)
+    expect_peer_error(work.wait, "rank 1")
+    assert work.is_completed()
+    assert not work.is_success()
+    with pytest.raises(PeerError):
+        work.get_future().wait()
+    with pytest.raises(PeerError):
+        torch.distributed.all_reduce(torch.ones(1))
+
+
+def fail_in_every_way():
+    rank = int(os.environ["RANK"])
+    texts = names_of_both_calls(rank)
+    timeout = wait_in_vain(rank)
+    start()
+    both = [None] * 2
+    ddp_dist.all_gather_object(both, texts)
+    ddp_dist.destroy_process_group()
+    see_the_other_end(rank)
+    return both, timeout
+
+
+@pytest.fixture(scope="module")
+def failures():
+    """(texts of each rank's mismatches, text of the timeout)."""
+    survivor, gone = ranks.launch(fail_in_every_way, 2)
+    assert not survivor.failed, ranks.describe(survivor) + ranks.describe(gone)
+    assert gone.returncode == 3
+    return survivor.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("shape", ["[3]", "[4]"]),
+        ("dtype", ["float32", "int32"]),
+        ("op", ["SUM", "MAX"]),
+        ("root", ["broadcast"]),
+        ("call", ["barrier", "all_reduce"]),
+        ("through torch", ["[2]", "[3]"]),
+    ],
+)
+def test_calls_that_differ_are_both_named_on_every_rank(failures, kind, words):
+    for texts in failures[0]:
+        assert all(word in texts[kind] for word in words), texts[kind]
+
+
+def test_a_rank_that_does_not_come_is_named_at_the_timeout(failures):
+    assert "all_reduce" in failures[1]
+    assert "timed out" in failures[1]
+
+
+def test_async_works_and_torchs_calls_raise_our_error(failures):
+    assert failures is not None  # checked on the survivor
