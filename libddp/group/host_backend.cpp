@@ -54,6 +54,32 @@ HostBackend::~HostBackend() {
 }
 
 template <typename Operation>
+void HostBackend::perform(const BackendCall& call, std::uint64_t sequence,
+                          const Operation& operation) {
+  MeshCall mesh_call{call.description, sequence};
+  mesh_call.timeout = call.timeout;
+  // Before looking who has left: on_goodbye does the two in the other order.
+  running_.store(sequence);
+  try {
+    if (sequence > last_common_.load()) throw_if_left(mesh_call);
+    operation(mesh_call);
+    running_.store(0, std::memory_order_relaxed);
+    if (call.on_success) call.on_success();
+  } catch (...) {
+    running_.store(0, std::memory_order_relaxed);
+    fail_after_exception(mesh_call);
+    throw;
+  }
+}
+
+void HostBackend::meet_all(std::chrono::milliseconds timeout) {
+  BackendCall call;
+  call.description.kind = OpKind::Barrier;
+  call.timeout = timeout;
+  perform(call, 0, [this](const MeshCall& mesh_call) { mesh_->barrier(mesh_call); });
+}
+
+template <typename Operation>
 WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
   if (!call.async) {
     if (const auto sequence = lane_->try_begin()) {
@@ -80,25 +106,6 @@ WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
   });
   if (!async) work->wait();
   return work;
-}
-
-template <typename Operation>
-void HostBackend::perform(const BackendCall& call, std::uint64_t sequence,
-                          const Operation& operation) {
-  MeshCall mesh_call{call.description, sequence};
-  mesh_call.timeout = call.timeout;
-  // Before looking who has left: on_goodbye does the two in the other order.
-  running_.store(sequence);
-  try {
-    if (sequence > last_common_.load()) throw_if_left(mesh_call);
-    operation(mesh_call);
-    running_.store(0, std::memory_order_relaxed);
-    if (call.on_success) call.on_success();
-  } catch (...) {
-    running_.store(0, std::memory_order_relaxed);
-    fail_after_exception(mesh_call);
-    throw;
-  }
 }
 
 void HostBackend::throw_if_left(const MeshCall& call) {

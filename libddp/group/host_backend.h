@@ -36,6 +36,9 @@ class HostBackend : public Backend {
   /// Does not wait for peers; without a shutdown before, they take it for a failure.
   ~HostBackend() override;
 
+  /// The end of the creation: waits until all ranks have come so far. Not numbered.
+  void meet_all(std::chrono::milliseconds timeout);
+
   std::string name() const override { return "host"; }
   WorkPtr all_reduce(BackendCall call, const at::Tensor& tensor, double scale) override;
   WorkPtr broadcast(BackendCall call, const at::Tensor& tensor, int root) override;

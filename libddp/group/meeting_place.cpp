@@ -78,12 +78,8 @@ std::unique_ptr<Backend> meet_on_host(KeyValueStore& store, const GroupIdentity&
   auto backend =
       std::make_unique<HostBackend>(identity, std::move(arena), std::move(mesh), std::move(peers));
   // Nobody returns before everyone has met: the store may end with rank 0.
-  BackendCall call;
-  call.description.kind = OpKind::Barrier;
-  call.timeout =
-      std::chrono::duration_cast<std::chrono::milliseconds>(deadline.remaining(timeout)) +
-      std::chrono::milliseconds(1);
-  backend->barrier(std::move(call));
+  backend->meet_all(std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining(timeout)) +
+                    std::chrono::milliseconds(1));
   return backend;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "libddp/base/log.h"
@@ -37,6 +38,19 @@ void check_options(const CallSite& site, const ProcessGroup::Options& options) {
   }
 }
 
+/// As meet_on_host. The others read in the store why a meeting failed, and rank 0 often holds the
+/// store: it stays for a moment, so that they do not lose the store instead of learning the cause.
+std::unique_ptr<Backend> meet(KeyValueStore& store, const GroupIdentity& identity,
+                              std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kTimeToRead{500};
+  try {
+    return meet_on_host(store, identity, timeout);
+  } catch (const Error&) {
+    if (identity.rank == 0 && identity.world_size > 1) std::this_thread::sleep_for(kTimeToRead);
+    throw;
+  }
+}
+
 }  // namespace
 
 ProcessGroup::ProcessGroup(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -50,16 +64,20 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
   state->timeout = options.timeout;
   state->store = std::move(store);
   state->store_prefix = fmt::format("libddp/{}/", options.name);
+  // Groups of one name but other members (sub-groups side by side) do not meet each other. Ranks of
+  // the first group always meet, so that world sizes which differ are told instead of timing out.
+  std::string members;
+  if (!options.global_ranks.empty()) {
+    const std::string listed = fmt::format("{}", fmt::join(options.global_ranks, ","));
+    members = fmt::format("{:x}/", std::hash<std::string>{}(listed));
+  }
   state->global_ranks = std::move(options.global_ranks);
   if (state->global_ranks.empty()) {
     state->global_ranks.resize(static_cast<std::size_t>(options.world_size));
     std::iota(state->global_ranks.begin(), state->global_ranks.end(), 0);
   }
-  // Groups of one name but other members (sub-groups side by side) do not meet each other.
-  TorchStore keys(state->store, fmt::format("{}{:x}/", state->store_prefix,
-                                            std::hash<std::string>{}(fmt::format(
-                                                "{}", fmt::join(state->global_ranks, ",")))));
-  state->backend = meet_on_host(keys, state->identity, options.timeout);
+  TorchStore keys(state->store, state->store_prefix + members);
+  state->backend = meet(keys, state->identity, options.timeout);
   log(LogLevel::Info, "group_created",
       {{"group", options.name},
        {"rank", options.rank},
@@ -94,11 +112,7 @@ void ProcessGroup::set_timeout(std::chrono::milliseconds timeout) {
   state_->timeout = check_timeout(site, timeout, timeout);
 }
 
-std::uint64_t ProcessGroup::sequence_number() const {
-  // The first collective of a backend is the end of its creation.
-  const std::uint64_t number = state_->backend->sequence_number();
-  return number == 0 ? 0 : number - 1;
-}
+std::uint64_t ProcessGroup::sequence_number() const { return state_->backend->sequence_number(); }
 
 at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
   const CallSite site = state_->enter("allocate");

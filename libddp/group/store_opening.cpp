@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <exception>
-#include <filesystem>
 #include <functional>
 #include <future>
 #include <optional>
@@ -96,12 +96,13 @@ StorePtr open_tcp_store(const std::string& host, std::uint16_t port, StoreRole r
 
 StorePtr open_file_store(const std::string& path, int world_size,
                          std::chrono::milliseconds timeout) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  // No std::filesystem beside libtorch, which exports symbols of an older one.
+  const std::string folder = path.substr(0, std::max<std::size_t>(path.rfind('/'), 1));
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
     throw ArgumentError(fmt::format(
         "libddp: init_method file://{}: cannot write in folder {}: {}. Hint: give a path in a "
         "folder that exists and that all ranks share.",
-        path, folder.string(), errno_text("access", errno)));
+        path, folder, errno_text("access", errno)));
   }
   try {
     auto store = c10::make_intrusive<c10d::FileStore>(path, world_size);

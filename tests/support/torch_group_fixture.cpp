@@ -5,10 +5,10 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/stack.h>
 #include <c10/util/accumulate.h>
+#include <dirent.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <sstream>
 #include <stdexcept>
 
@@ -107,18 +107,28 @@ void expect_equal(const at::Tensor& actual, const at::Tensor& expected, const st
   throw std::runtime_error(text.str());
 }
 
-TemporaryFolder::TemporaryFolder()
-    : path_((std::filesystem::temp_directory_path() / "libddp-test-XXXXXX").string()),
-      owner_(::getpid()) {
+std::set<std::string> list_folder(const std::string& path) {
+  std::set<std::string> names;
+  DIR* folder = ::opendir(path.c_str());
+  if (folder == nullptr) throw std::runtime_error("cannot list " + path);
+  while (const dirent* entry = ::readdir(folder)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.insert(name);
+  }
+  ::closedir(folder);
+  return names;
+}
+
+TemporaryFolder::TemporaryFolder() : owner_(::getpid()) {
+  const char* base = ::getenv("TMPDIR");
+  path_ = std::string(base != nullptr ? base : "/tmp") + "/libddp-test-XXXXXX";
   if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
 }
 
 TemporaryFolder::~TemporaryFolder() {
   if (owner_ != ::getpid()) return;
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
+  for (const std::string& name : list_folder(path_)) ::unlink((path_ + "/" + name).c_str());
+  ::rmdir(path_.c_str());
 }
-
-bool TemporaryFolder::is_empty() const { return std::filesystem::is_empty(path_); }
 
 }  // namespace libddp::test

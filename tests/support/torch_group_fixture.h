@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,11 @@ at::Tensor reduced(int world_size, at::IntArrayRef sizes, at::ScalarType dtype, 
 /// Throws, naming `what` and the tensors, unless they are equal bit for bit and in dtype.
 void expect_equal(const at::Tensor& actual, const at::Tensor& expected, const std::string& what);
 
-/// A folder of its own under the system's temporary folder, removed with what is in it.
+/// Names of the entries of a folder. (std::filesystem does not work beside libtorch, which exports
+/// symbols of an older one.)
+std::set<std::string> list_folder(const std::string& path);
+
+/// A folder of its own under the system's temporary folder, removed with the files in it.
 class TemporaryFolder {
  public:
   TemporaryFolder();
@@ -51,7 +56,7 @@ class TemporaryFolder {
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
 
   const std::string& path() const { return path_; }
-  bool is_empty() const;
+  bool is_empty() const { return list_folder(path_).empty(); }
 
  private:
   std::string path_;

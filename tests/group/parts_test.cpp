@@ -1,0 +1,201 @@
+// The parts of the room alone: Work, Lane, control messages, the store adapter.
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <stdexcept>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "libddp/base/log.h"
+#include "libddp/group/control_message.h"
+#include "libddp/group/lane.h"
+#include "libddp/group/torch_store.h"
+#include "libddp/group/work.h"
+#include "tests/support/catch.h"
+#include "tests/support/torch_group_fixture.h"
+
+using namespace libddp;
+using namespace libddp::test;
+
+namespace {
+
+struct SocketPair {
+  SocketPair() {
+    std::array<int, 2> fds{};
+    expect(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()) == 0, "socketpair");
+    left.reset(fds[0]);
+    right.reset(fds[1]);
+  }
+  UniqueFd left;
+  UniqueFd right;
+};
+
+}  // namespace
+
+TEST_CASE("a work ends once, with its error, and calls back", "[parts]") {
+  Work work("test", {});
+  int calls = 0;
+  work.on_complete([&](Work& done) {
+    ++calls;
+    REQUIRE(done.is_completed());
+  });
+  REQUIRE_FALSE(work.is_completed());
+  REQUIRE(work.exception() == nullptr);
+  REQUIRE(work.source_rank() == -1);
+  work.finish(std::make_exception_ptr(StateError("broken")), 3);
+  work.finish();
+  REQUIRE(calls == 1);
+  REQUIRE(work.source_rank() == 3);
+  REQUIRE_THROWS_AS(work.wait(), StateError);
+  REQUIRE_THROWS_AS(work.wait(), StateError);
+}
+
+TEST_CASE("a callback that throws does not reach the finisher", "[parts]") {
+  set_log_level(LogLevel::Off);
+  Work work("test", {});
+  bool is_next_called = false;
+  work.on_complete([](Work&) { throw std::runtime_error("mine"); });
+  work.on_complete([&](Work&) { is_next_called = true; });
+  work.finish();
+  set_log_level(LogLevel::Warn);
+  REQUIRE(is_next_called);
+  work.wait();
+}
+
+TEST_CASE("many threads wait for one work", "[parts]") {
+  auto work = std::make_shared<Work>("test", std::vector<at::Tensor>{});
+  run_ranks(4, [&](int rank) {
+    if (rank == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      work->finish();
+    }
+    work->wait();
+  });
+}
+
+TEST_CASE("a lane gives numbers in order and runs one at a time", "[parts]") {
+  std::vector<std::uint64_t> order;
+  {
+    Lane lane("test-lane");
+    REQUIRE(lane.is_idle());
+    REQUIRE(lane.try_begin() == 1u);
+    REQUIRE_FALSE(lane.try_begin().has_value());
+    for (int i = 0; i < 100; ++i) {
+      lane.enqueue([&](std::uint64_t sequence) {
+        return [&order, sequence] { order.push_back(sequence); };
+      });
+    }
+    REQUIRE(order.empty());  // the turn is not over
+    lane.end();
+    lane.drain();
+    REQUIRE(order.size() == 100);
+    REQUIRE(lane.sequence() == 101);
+    REQUIRE(lane.try_begin() == 102u);
+    lane.end();
+    lane.enqueue(
+        [&](std::uint64_t sequence) { return [&order, sequence] { order.push_back(sequence); }; });
+  }
+  REQUIRE(order.size() == 101);  // the end of a lane runs what is queued
+  for (std::size_t i = 0; i < 100; ++i) REQUIRE(order[i] == i + 2);
+}
+
+TEST_CASE("control messages arrive whole and in order", "[parts]") {
+  SocketPair pair;
+  ControlMessage failure;
+  failure.kind = ControlMessage::Kind::Failure;
+  failure.failure = {MeshFailure::Kind::Timeout, std::string(5000, 'x'), 3, 4711};
+  ControlMessage goodbye;
+  goodbye.sequence = 42;
+  REQUIRE(send_control(pair.left.get(), failure));
+  REQUIRE(send_control(pair.left.get(), goodbye));
+  ControlInbox inbox;
+  const auto messages = inbox.take(pair.right.get());
+  REQUIRE(messages.size() == 2);
+  REQUIRE(messages[0].failure.kind == MeshFailure::Kind::Timeout);
+  REQUIRE(messages[0].failure.message == std::string(ControlMessage::kMaxText, 'x'));
+  REQUIRE(messages[0].failure.peer_rank == 3);
+  REQUIRE(messages[0].failure.peer_pid == 4711);
+  REQUIRE(messages[1].kind == ControlMessage::Kind::Goodbye);
+  REQUIRE(messages[1].sequence == 42);
+  REQUIRE_FALSE(inbox.is_closed());
+  pair.left.reset();
+  REQUIRE(inbox.take(pair.right.get()).empty());
+  REQUIRE(inbox.is_closed());
+}
+
+TEST_CASE("control messages survive being cut", "[parts]") {
+  SocketPair whole;
+  ControlMessage message;
+  message.kind = ControlMessage::Kind::Failure;
+  message.failure.message = "reason";
+  REQUIRE(send_control(whole.left.get(), message));
+  std::array<char, 256> bytes{};
+  const ssize_t size = ::recv(whole.right.get(), bytes.data(), bytes.size(), 0);
+  REQUIRE(size > 10);
+  SocketPair cut;
+  ControlInbox inbox;
+  for (ssize_t i = 0; i < size; ++i) {
+    REQUIRE(::send(cut.left.get(), &bytes[static_cast<std::size_t>(i)], 1, 0) == 1);
+    const auto messages = inbox.take(cut.right.get());
+    REQUIRE(messages.size() == (i + 1 == size ? 1u : 0u));
+  }
+}
+
+TEST_CASE("garbage on a control socket is recognised", "[parts]") {
+  SocketPair pair;
+  const std::string garbage(64, 'g');
+  REQUIRE(::send(pair.left.get(), garbage.data(), garbage.size(), 0) == 64);
+  ControlInbox inbox;
+  REQUIRE(inbox.take(pair.right.get()).empty());
+  REQUIRE(inbox.is_garbled());
+}
+
+TEST_CASE("a peer that is gone takes no message and no signal", "[parts]") {
+  SocketPair pair;
+  pair.right.reset();
+  REQUIRE_FALSE(send_control(pair.left.get(), {}));
+}
+
+TEST_CASE("a c10d store serves as key-value store", "[parts]") {
+  auto below = c10::make_intrusive<c10d::HashStore>();
+  TorchStore store(below, "mine/");
+  REQUIRE_FALSE(store.try_get("key").has_value());
+  REQUIRE_FALSE(store.wait_get("key", Deadline::after(std::chrono::milliseconds(5))).has_value());
+  store.set("key", std::string("a\0b", 3));
+  REQUIRE(store.try_get("key") == std::string("a\0b", 3));
+  REQUIRE(below->check({"mine/key"}));
+  REQUIRE(store.add("count", 2) == 2);
+  REQUIRE(store.add("count", 3) == 5);
+  store.remove("key");
+  REQUIRE_FALSE(store.try_get("key").has_value());
+  run_ranks(2, [&](int rank) {
+    if (rank == 0) {
+      expect(store.wait_get("late", Deadline::never()) == "value", "waits");
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      store.set("late", "value");
+    }
+  });
+}
+
+namespace {
+
+/// A store whose server is gone.
+class LostStore : public c10d::HashStore {
+ public:
+  bool check(const std::vector<std::string>&) override {
+    throw std::runtime_error("Connection reset by peer\nstack trace");
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a lost store is a StoreError of one line", "[parts]") {
+  TorchStore store(c10::make_intrusive<LostStore>(), "mine/");
+  const std::string text = message_of<StoreError>([&] { store.try_get("key"); });
+  REQUIRE(contains(text, "failed to get key 'mine/key': Connection reset by peer. Hint:"));
+  REQUIRE_FALSE(contains(text, "stack trace"));
+}
