@@ -12,7 +12,6 @@
 #include <thread>
 #include <utility>
 
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "libddp/base/deadline.h"
@@ -20,6 +19,7 @@
 #include "libddp/base/interrupt.h"
 #include "libddp/base/system_error.h"
 #include "libddp/group/reachability.h"
+#include "libddp/group/rendezvous_file.h"
 #include "libddp/group/torch_store.h"
 
 namespace libddp {
@@ -105,7 +105,7 @@ StorePtr open_file_store(const std::string& path, int world_size,
         path, folder, errno_text("access", errno)));
   }
   try {
-    auto store = c10::make_intrusive<c10d::FileStore>(path, world_size);
+    auto store = c10::make_intrusive<RendezvousFile>(path, world_size);
     store->setTimeout(timeout);
     return store;
   } catch (const std::exception& error) {

@@ -93,6 +93,7 @@ TEST_CASE("pending receives block neither collectives nor sends", "[p2p]") {
     std::vector<at::Tensor> outputs{filled(0), filled(0)};
     group.all_to_all(outputs, {filled(1), filled(2)});
     expect(!pending->is_completed(), "still pending");
+    group.barrier();  // the other rank sends only after this look
     group.send(filled(group.rank()), other, 7, {.async = true});
     pending->wait();
     expect(first(late) == other, "received");
