@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pairing
 
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = [4, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
+SIZES = [8, 4 * KIB, 64 * KIB, MIB, 25 * MIB, 64 * MIB]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def cases(quick: bool):
     """(operation, dtype name, bytes of the full buffer)."""
-    sizes = [4, 64 * KIB, 16 * MIB] if quick else SIZES
+    sizes = [8, 64 * KIB, 25 * MIB] if quick else SIZES
     for size in sizes:
         for dtype in ["float32"] if quick else DTYPES:
             yield "all_reduce", dtype, size
