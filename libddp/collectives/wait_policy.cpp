@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <bitset>
-#include <cstdint>
+#include <cmath>
+#include <fstream>
 #include <memory>
+#include <sstream>
 
 #include "libddp/collectives/host_page.h"
 
@@ -33,19 +35,44 @@ void add_mask(CpuSet& cpus, const std::string& mask) {
   }
 }
 
-}  // namespace
-
-std::string own_cpu_mask_text() {
+// The affinity mask; CPU 0 alone where the kernel does not tell.
+CpuSet own_cpus() {
+  CpuSet cpus;
   std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(kMaxCpus),
                                                        [](cpu_set_t* s) { CPU_FREE(s); });
   const std::size_t bytes = CPU_ALLOC_SIZE(kMaxCpus);
-  CPU_ZERO_S(bytes, set.get());
-  if (!set || sched_getaffinity(0, bytes, set.get()) != 0) return "1";
+  if (!set || sched_getaffinity(0, bytes, set.get()) != 0) return cpus.set(0);
+  for (int cpu = 0; cpu < kMaxCpus; ++cpu) cpus[cpu] = CPU_ISSET_S(cpu, bytes, set.get());
+  return cpus;
+}
+
+// What the container's cgroup (version 2) grants; none outside of one.
+std::optional<int> own_quota() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  std::string text;
+  if (!std::getline(file, text)) return std::nullopt;
+  return cpu_quota(text);
+}
+
+}  // namespace
+
+std::optional<int> cpu_quota(const std::string& cpu_max) {
+  std::istringstream text(cpu_max);
+  double quota_us = 0;
+  double period_us = 0;
+  if (!(text >> quota_us >> period_us) || quota_us <= 0 || period_us <= 0) return std::nullopt;
+  return static_cast<int>(std::clamp(std::ceil(quota_us / period_us), 1.0, double{kMaxCpus}));
+}
+
+std::string own_cpu_mask_text() {
+  const CpuSet cpus = own_cpus();
+  int left = own_quota().value_or(kMaxCpus);
   std::string text;
   for (int cpu = 0; cpu < kMaxCpus; cpu += 4) {
     int value = 0;
-    for (int bit = 0; bit < 4; ++bit)
-      value |= (CPU_ISSET_S(cpu + bit, bytes, set.get()) ? 1 : 0) << bit;
+    for (int bit = 0; bit < 4; ++bit) {
+      if (cpus[cpu + bit] && left-- > 0) value |= 1 << bit;
+    }
     text.push_back("0123456789abcdef"[value]);
   }
   const std::size_t last = text.find_last_not_of('0');

@@ -9,6 +9,7 @@
 //   WaitPolicy policy = WaitPolicy::choose({"3", "3"});   // two ranks that share CPUs 0 and 1
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,13 @@ struct WaitPolicy {
 };
 
 /// CPUs of this process: the affinity mask in hexadecimal, lowest CPU last ("3" = CPUs 0 and 1).
+/// Under a container's CPU quota only as many of them as the quota pays for, the lowest ones, so
+/// that the union over the ranks of a container counts the quota.
 std::string own_cpu_mask_text();
+
+/// CPUs that the text of a cgroup's cpu.max grants ("150000 100000" = 2, rounded up); nullopt for
+/// "max" and for text that says nothing.
+std::optional<int> cpu_quota(const std::string& cpu_max);
 
 /// Number of CPUs in the union of masks.
 int count_cpus(const std::vector<std::string>& cpu_masks);

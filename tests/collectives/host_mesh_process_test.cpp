@@ -29,9 +29,9 @@ void check_sum(JoinedMesh& joined, int rank, std::uint64_t sequence, std::size_t
   float* data = in_arena ? reinterpret_cast<float*>(block.get()) : ordinary.data();
   for (std::size_t i = 0; i < count; ++i) data[i] = static_cast<float>(rank + i % 50);
   joined.mesh->all_reduce(call_of(sequence, count), data);
-  for (std::size_t i = 0; i < count; ++i) {
-    expect(data[i] == static_cast<float>(3 + 3 * (i % 50)), "sum");
-  }
+  std::size_t i = 0;
+  while (i < count && data[i] == static_cast<float>(3 + 3 * (i % 50))) ++i;
+  expect(i == count, "sum at element " + std::to_string(i));
 }
 
 void check_mail(JoinedMesh& joined, int rank) {

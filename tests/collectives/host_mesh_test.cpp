@@ -18,13 +18,32 @@ namespace {
 const std::size_t kCounts[] = {0, 1, 7, 100, 1000, 65537, 750001};
 constexpr std::size_t kManyRanks = 5;
 
-// Small whole numbers: sums over 16 ranks are exact in float32.
-float value(int rank, std::size_t i) { return static_cast<float>((i * 7 + rank * 13) % 101); }
+// Small whole numbers that repeat: sums over 16 ranks are exact in float32.
+constexpr std::size_t kPeriod = 101;
 
-float sum(int world_size, std::size_t i) {
-  float total = 0;
-  for (int r = 0; r < world_size; ++r) total += value(r, i);
-  return total;
+float value(int rank, std::size_t i) { return static_cast<float>((i * 7 + rank * 13) % kPeriod); }
+
+/// What the ranks' values add up to.
+class Sums {
+ public:
+  explicit Sums(int world_size) {
+    for (std::size_t i = 0; i < kPeriod; ++i) {
+      for (int r = 0; r < world_size; ++r) sums_[i] += value(r, i);
+    }
+  }
+  float operator()(std::size_t i) const { return sums_[i % kPeriod]; }
+
+ private:
+  float sums_[kPeriod] = {};
+};
+
+/// Every element is what `wanted` says. One message, not one per element: this loop is the test's
+/// time.
+template <class Wanted>
+void expect_all(const float* data, std::size_t count, const std::string& what, Wanted wanted) {
+  std::size_t i = 0;
+  while (i < count && data[i] == wanted(i)) ++i;
+  expect(i == count, what + " at element " + std::to_string(i) + " of " + std::to_string(count));
 }
 
 float* floats(const std::shared_ptr<std::byte>& block) {
@@ -48,9 +67,8 @@ void check_all_reduce(const Case& c, std::size_t count) {
   fill(data, c.rank, 0, count);
   c.fixture.mesh(c.rank).all_reduce(
       MeshFixture::call(OpKind::AllReduce, c.sequence, Dtype::Float32, count), data, 0.5);
-  for (std::size_t i = 0; i < count; ++i) {
-    expect(data[i] == 0.5f * sum(c.fixture.world_size(), i), "all_reduce at " + std::to_string(i));
-  }
+  const Sums sums(c.fixture.world_size());
+  expect_all(data, count, "all_reduce", [&](std::size_t i) { return 0.5f * sums(i); });
 }
 
 void check_reduce_scatter(const Case& c, std::size_t count, bool in_place) {
@@ -62,9 +80,9 @@ void check_reduce_scatter(const Case& c, std::size_t count, bool in_place) {
   c.fixture.mesh(c.rank).reduce_scatter(
       MeshFixture::call(OpKind::ReduceScatter, c.sequence, Dtype::Float32, count * world_size),
       input.get(), output, count);
-  for (std::size_t i = 0; i < count; ++i) {
-    expect(output[i] == sum(world_size, c.rank * count + i), "reduce_scatter");
-  }
+  const Sums sums(world_size);
+  expect_all(output, count, "reduce_scatter",
+             [&](std::size_t i) { return sums(c.rank * count + i); });
 }
 
 void check_all_gather(const Case& c, std::size_t count, bool in_place) {
@@ -79,9 +97,8 @@ void check_all_gather(const Case& c, std::size_t count, bool in_place) {
   // The input may change at once: nobody may still read it.
   if (!in_place && count > 0) std::memset(input, 0xFF, count * 4);
   for (int r = 0; r < world_size; ++r) {
-    for (std::size_t i = 0; i < count; ++i) {
-      expect(floats(output)[r * count + i] == value(r, i), "all_gather");
-    }
+    expect_all(floats(output) + r * count, count, "all_gather",
+               [&](std::size_t i) { return value(r, i); });
   }
 }
 
@@ -91,9 +108,7 @@ void check_broadcast(const Case& c, std::size_t count, int root) {
   MeshCall call = MeshFixture::call(OpKind::Broadcast, c.sequence, Dtype::Float32, count);
   call.description.root = root;
   c.fixture.mesh(c.rank).broadcast(call, block.get(), count * 4, root);
-  for (std::size_t i = 0; i < count; ++i) {
-    expect(floats(block)[i] == value(root, 3 + i), "broadcast");
-  }
+  expect_all(floats(block), count, "broadcast", [&](std::size_t i) { return value(root, 3 + i); });
   if (c.rank == root && count > 0) std::memset(block.get(), 0xFF, count * 4);
 }
 
@@ -178,9 +193,8 @@ TEST_CASE("average equals sum then division, on every rank") {
       fixture.mesh(rank).all_reduce(
           MeshFixture::call(OpKind::AllReduce, count, Dtype::Float32, count, ReduceOp::Avg),
           block.get());
-      for (std::size_t i = 0; i < count; ++i) {
-        expect(floats(block)[i] == sum(3, i) / 3.0f, "average");
-      }
+      const Sums sums(3);
+      expect_all(floats(block), count, "average", [&](std::size_t i) { return sums(i) / 3.0f; });
     }
   });
 }

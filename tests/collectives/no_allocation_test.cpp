@@ -21,6 +21,11 @@ __attribute__((noinline)) void* operator new(std::size_t bytes) {
   if (void* block = std::malloc(bytes == 0 ? 1 : bytes)) return block;
   throw std::bad_alloc();
 }
+// Also the form that std::stable_sort uses: a sanitizer's own would not go with our delete.
+__attribute__((noinline)) void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  ++num_allocations;
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
 __attribute__((noinline)) void operator delete(void* block) noexcept { std::free(block); }
 __attribute__((noinline)) void operator delete(void* block, std::size_t) noexcept {
   std::free(block);

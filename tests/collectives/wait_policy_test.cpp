@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <fstream>
+
 #include "libddp/collectives/host_page.h"
 #include "tests/support/catch.h"
 
@@ -18,6 +20,15 @@ TEST_CASE("the union of masks counts") {
 TEST_CASE("what is no mask counts as one CPU") {
   REQUIRE(count_cpus({}) == 1);
   REQUIRE(count_cpus({"", "xyz"}) == 1);
+}
+
+TEST_CASE("a container's quota, rounded up") {
+  REQUIRE(cpu_quota("200000 100000") == 2);
+  REQUIRE(cpu_quota("150000 100000") == 2);
+  REQUIRE(cpu_quota("1000 100000") == 1);
+  REQUIRE_FALSE(cpu_quota("max 100000"));
+  REQUIRE_FALSE(cpu_quota(""));
+  REQUIRE_FALSE(cpu_quota("5 0"));
 }
 
 TEST_CASE("more ranks than CPUs is oversubscribed") {
@@ -43,7 +54,11 @@ TEST_CASE("the own mask is what the kernel says") {
   cpu_set_t set;
   CPU_ZERO(&set);
   REQUIRE(sched_getaffinity(0, sizeof(set), &set) == 0);
-  REQUIRE(count_cpus({own_cpu_mask_text()}) == CPU_COUNT(&set));
+  // A quota can only take away.
+  REQUIRE(count_cpus({own_cpu_mask_text()}) <= CPU_COUNT(&set));
+  if (!std::ifstream("/sys/fs/cgroup/cpu.max")) {
+    REQUIRE(count_cpus({own_cpu_mask_text()}) == CPU_COUNT(&set));
+  }
 }
 
 }  // namespace
