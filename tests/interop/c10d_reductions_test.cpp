@@ -16,6 +16,14 @@ c10d::AllreduceOptions all_reduce_options(c10d::ReduceOp op, bool async = true) 
   return options;
 }
 
+// torch's own maker has another name in every other version.
+c10d::ReduceOp premultiplied_sum(double factor) {
+  c10d::ReduceOp op;
+  op.op_ = c10d::ReduceOp::PREMUL_SUM;
+  op.supplement_ = c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(factor);
+  return op;
+}
+
 double sum_of_ranks(int world) { return world * (world + 1) / 2.0; }
 
 }  // namespace
@@ -49,14 +57,14 @@ TEST_CASE("allreduce of several tensors reduces over them too", "[c10d]") {
 TEST_CASE("PREMUL_SUM multiplies each rank's input by its own factor", "[c10d]") {
   run_backends(2, [](C10dBackend& backend, int rank) {
     Tensors tensors = {filled({3}, 10)};
-    auto op = c10d::makeNCCLPreMulSum(rank == 0 ? 0.5 : 2.0);
+    auto op = premultiplied_sum(rank == 0 ? 0.5 : 2.0);
     backend.allreduce(tensors, all_reduce_options(op))->wait();
     expect_equal(tensors[0], filled({3}, 25), "weighted sum");
 
     at::Tensor input = filled({4}, 10);
     at::Tensor output = filled({2}, 0);
     c10d::ReduceScatterOptions options;
-    options.reduceOp = c10d::makeNCCLPreMulSum(0.5);
+    options.reduceOp = premultiplied_sum(0.5);
     backend._reduce_scatter_base(output, input, options)->wait();
     expect_equal(output, filled({2}, 10), "weighted reduce_scatter");
     expect_equal(input, filled({4}, 10), "the input is left alone");
