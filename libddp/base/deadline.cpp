@@ -10,7 +10,7 @@ Deadline Deadline::after(std::chrono::milliseconds timeout) {
   const auto room =
       std::chrono::duration_cast<std::chrono::milliseconds>(Clock::time_point::max() - now);
   if (timeout >= room) return never();
-  return Deadline(now + timeout);
+  return Deadline(now + std::max(timeout, std::chrono::milliseconds::zero()));
 }
 
 std::chrono::nanoseconds Deadline::remaining(std::chrono::nanoseconds limit) const {

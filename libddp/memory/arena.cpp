@@ -63,6 +63,7 @@ struct Arena::State {
   void cool_surplus(std::unique_lock<std::mutex>& lock);
   void punch(FreeList::Range range);
   [[noreturn]] void throw_used_up(std::uint64_t size) const;
+  void require_owner(const char* call) const;
 
   const std::string group_name;
   const SharedSegment segment;
@@ -96,6 +97,16 @@ void Arena::State::throw_used_up(std::uint64_t size) const {
       "libddp[group {}] arena: cannot allocate {} bytes: {} of {} reserved bytes are in use, the "
       "largest free range has {}. Hint: free tensors of this group, or reserve more.",
       group_name, size, used_bytes, segment.size_bytes(), cold.largest()));
+}
+
+// The lists of a child of fork() would hand out what the parent hands out too, and the lock may be
+// held by a thread that exists only in the parent.
+void Arena::State::require_owner(const char* call) const {
+  if (made.is_current()) return;
+  throw StateError(fmt::format(
+      "libddp[group {}] arena: {} in a child of fork(): the memory belongs to the parent process. "
+      "Hint: initialise the group after the fork, or use it only in the parent.",
+      group_name, call));
 }
 
 // Runs in the deleter of a block, where nothing may be thrown.
@@ -170,12 +181,7 @@ std::shared_ptr<Arena> Arena::create(const std::string& group_name, std::size_t 
 }
 
 std::shared_ptr<std::byte> Arena::allocate(std::size_t size_bytes) {
-  if (!state_->made.is_current()) {
-    throw StateError(fmt::format(
-        "libddp[group {}] arena: allocate in a child of fork(): the memory belongs to the parent "
-        "process. Hint: initialise the group after the fork, or use it only in the parent.",
-        state_->group_name));
-  }
+  state_->require_owner("allocate");
   if (size_bytes > state_->segment.size_bytes()) {
     const std::lock_guard lock(state_->mutex);
     state_->throw_used_up(size_bytes);
@@ -213,6 +219,7 @@ std::optional<std::uint64_t> Arena::offset_of(const void* pointer,
 }
 
 std::size_t Arena::used_bytes() const {
+  state_->require_owner("used_bytes");
   const std::lock_guard lock(state_->mutex);
   return state_->used_bytes;
 }

@@ -44,7 +44,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::optional<std::uint64_t> offset_of(const void* pointer,
                                          std::size_t size_bytes) const noexcept;
 
-  /// Bytes handed out and not yet freed.
+  /// Bytes handed out and not yet freed. StateError in a child of fork().
   std::size_t used_bytes() const;
 
   const SharedSegment& segment() const;

@@ -22,6 +22,7 @@ TEST_CASE("A Deadline expires and tells what is left") {
   REQUIRE(past.expired());
   REQUIRE(past.remaining(1h) == 0ns);
   REQUIRE(Deadline::after(-5ms).remaining(1h) == 0ns);
+  REQUIRE(Deadline::after(std::chrono::milliseconds::min()).expired());
   const Deadline future = Deadline::after(1h);
   REQUIRE_FALSE(future.expired());
   REQUIRE_FALSE(future.is_never());

@@ -174,6 +174,8 @@ TEST_CASE("An Arena belongs to the process that made it") {
   const auto results = libddp::test::fork_ranks(1, [&](int) -> std::string {
     expect(block.get()[5] == std::byte{9}, "the child sees the memory");
     const std::string message = message_of<StateError>([&] { arena->allocate(1); });
+    expect(contains(message_of<StateError>([&] { arena->used_bytes(); }), "used_bytes in a child"),
+           "no counting either");
     block.reset();  // in the parent's arena this would punch a hole
     return message;
   });
