@@ -173,13 +173,29 @@ def recv(tensor, src=None, group=None, tag: int = 0, group_src=None) -> int:
     return native.global_ranks()[native.recv(tensor, source, tag)]
 
 
-def barrier(group=None, async_op: bool = False, device_ids=None):
-    """Ends when all ranks of the group have come."""
+def barrier(group=None, async_op: bool = False, device_ids=None, timeout=None):
+    """Ends when all ranks of the group have come, or with an error after `timeout`.
+
+    `timeout` (timedelta; None = the group's) came into torch's signature after 2.11; here it works
+    with every torch.
+    """
     native = find(group)
+    if timeout is not None:
+        return _barrier_within(group or c10d._world.default_pg, async_op, timeout)
     on_host = native is not None and len((group or c10d._world.default_pg)._device_types) == 1
     if not on_host:
         return dist.barrier(group, async_op, device_ids)
     return native.barrier(async_op)
+
+
+def _barrier_within(group, async_op: bool, timeout):
+    options = dist.BarrierOptions()
+    options.timeout = timeout
+    options.asyncOp = async_op
+    work = group.barrier(opts=options)
+    if async_op:
+        return work
+    work.wait()
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks: bool = False):

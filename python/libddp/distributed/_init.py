@@ -6,6 +6,7 @@ torch's DistributedSampler, DCP, DTensor, Accelerate and others see the ranks.
 
 from __future__ import annotations
 
+import inspect
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
@@ -34,6 +35,7 @@ def init_process_group(
     group_name: str = "",
     pg_options=None,
     device_id: torch.device | int | None = None,
+    enable_reconfigure: bool = False,
 ) -> None:
     """Joins the default process group; blocks until all ranks have come.
 
@@ -49,6 +51,7 @@ def init_process_group(
         group_name: without effect, as in torch.
         pg_options: handed to the NCCL backend.
         device_id: the CUDA device of this process; a CPU device is accepted and has no effect.
+        enable_reconfigure: not supported; there because newer versions of torch have it.
 
     Raises:
         ArgumentError: a missing, contradictory or impossible argument or variable; it is named.
@@ -67,6 +70,8 @@ def init_process_group(
             "libddp: trying to initialize the default process group twice! "
             "Hint: call destroy_process_group() before the second init_process_group()."
         )
+    if enable_reconfigure:
+        raise ArgumentError("libddp: enable_reconfigure=True is not supported by libddp's backend.")
     choice = _backend.choose(backend)
     timeout = _checked_timeout(timeout)
     if store is None:
@@ -104,12 +109,20 @@ def new_group(
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
     device_id: torch.device | None = None,
+    sort_ranks: bool = True,
 ):
     """A group of some of the default group's ranks. All ranks must call it, members or not.
 
     Arguments as in torch.distributed.new_group; `backend` as in init_process_group, None = as the
-    default group.
+    default group. sort_ranks=False (group ranks in the order of `ranks`) needs a torch that has it.
     """
+    more = {}
+    if not sort_ranks:
+        if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+            raise ArgumentError(
+                f"libddp: new_group(sort_ranks=False) needs a newer torch than {torch.__version__}."
+            )
+        more["sort_ranks"] = False
     choice = None if backend is None else _backend.choose(backend)
     group = dist.new_group(
         ranks,
@@ -119,6 +132,7 @@ def new_group(
         use_local_synchronization=use_local_synchronization,
         group_desc=group_desc,
         device_id=_accelerator(device_id),
+        **more,
     )
     if choice and isinstance(group, dist.ProcessGroup):
         _reported[group] = choice.reported
