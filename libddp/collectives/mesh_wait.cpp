@@ -9,7 +9,6 @@
 // first pieces are short.
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <chrono>
@@ -45,10 +44,6 @@ void MeshCore::wait(const MeshCall& call, Bell& bell, WaitCondition& condition) 
   for (int done = 0; done < policy_.spins; done += kSpinsPerLook) {
     if (spin(condition, std::min(kSpinsPerLook, policy_.spins - done))) return;
     if (latch_.is_set()) break;
-  }
-  for (int i = 0; i < policy_.yields; ++i) {
-    sched_yield();
-    if (condition.ready()) return;
   }
   settle(call, bell, condition);
 }

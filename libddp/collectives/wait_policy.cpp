@@ -94,13 +94,11 @@ WaitPolicy WaitPolicy::choose(const std::vector<std::string>& cpu_masks) {
   if (policy.oversubscribed) {
     // A meeting costs a context switch per rank; every rank reads every payload.
     policy.spins = 16;
-    policy.yields = 8;
     policy.inline_bytes = std::clamp<std::size_t>((128u << 10) / ranks, 4u << 10, 32u << 10);
     policy.ordinary_inline_bytes = policy.inline_bytes;
     policy.chunk_bytes = HostPage::kStagingBytes;
   } else {
     policy.spins = 2000;
-    policy.yields = 0;
     policy.inline_bytes = 512;
     policy.ordinary_inline_bytes = std::max<std::size_t>(512, (16u << 10) / ranks);
     policy.chunk_bytes = 512u << 10;

@@ -18,10 +18,10 @@ namespace libddp {
 struct WaitPolicy {
   /// More ranks than CPUs: a spinning rank keeps the one it waits for from running.
   bool oversubscribed = false;
-  /// Rounds of `pause` before anything else.
+  /// Rounds of `pause` before the rank sleeps. There is no sched_yield between the two: since Linux
+  /// 6.18 a yield gives up a whole time slice, which under load made a meeting a hundred times
+  /// slower than going to sleep at once.
   int spins = 0;
-  /// Rounds of sched_yield after that, before the rank sleeps.
-  int yields = 0;
   /// Up to here every payload travels in the slot.
   std::size_t inline_bytes = 0;
   /// The same for memory outside the arena, where the alternative costs two copies.
