@@ -12,6 +12,8 @@
 #include <set>
 #include <thread>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
 #include "libddp/base/interrupt.h"
 #include "tests/support/catch.h"
 #include "tests/support/torch_group_fixture.h"
@@ -79,7 +81,7 @@ TEST_CASE("survivors of a killed rank name it, and nothing is left behind", "[fa
 }
 
 TEST_CASE("a rank killed anywhere in a collective is noticed", "[failure]") {
-  for (const int delay_ms : {1, 3, 7, 15}) {
+  for (const int delay_ms : {1, 9}) {
     const auto results = fork_group(3, [=](Group group) -> std::string {
       at::Tensor arena = group->allocate({1 << 20});
       at::Tensor ordinary = filled(0, 1 << 20);
@@ -221,16 +223,27 @@ TEST_CASE("a rank that is gone without shutdown is a failure", "[failure]") {
 }
 
 TEST_CASE("ranks that drop their groups after the last call see no error", "[failure]") {
-  for (int round = 0; round < 20; ++round) {
-    const auto results = round % 4 == 0 ? fork_group(3,
-                                                     [](Group group) -> std::string {
-                                                       at::Tensor tensor = filled(1, 50000);
-                                                       group->all_reduce(tensor);
-                                                       group->barrier();
-                                                       return "";
-                                                     })
-                                        : std::vector<RankResult>{};
-    require_all_ok(results);
+  const auto last_calls = [](ProcessGroup& group) {
+    at::Tensor tensor = filled(1, 50000);
+    group.all_reduce(tensor);
+    group.barrier();
+  };
+  SECTION("threads") {
+    auto store = c10::make_intrusive<c10d::HashStore>();
+    run_ranks(3, [&](int rank) {
+      for (int round = 0; round < 20; ++round) {
+        last_calls(*ProcessGroup::create(store, {.rank = rank,
+                                                 .world_size = 3,
+                                                 .name = std::to_string(round),
+                                                 .timeout = std::chrono::seconds(60)}));
+      }
+    });
+  }
+  SECTION("processes") {
+    require_all_ok(fork_group(3, [&](Group group) -> std::string {
+      last_calls(*group);
+      return "";
+    }));
   }
 }
 
@@ -246,7 +259,7 @@ TEST_CASE("a timeout names who did not come", "[failure]") {
     }
     // The other waiting rank may hear of it before its own time is over.
     const std::string text = message_of<Error>([&] { group.all_reduce(tensor, {}, options); });
-    expect_parts(text, {"all_reduce #1 float32 [8]", "timed out after 0.3 s", "rank 2 (pid "});
+    expect_parts(text, {"all_reduce #1 float32 [8]", "timed out after ", "rank 2 (pid "});
   });
 }
 
@@ -259,7 +272,7 @@ TEST_CASE("a receive that nobody answers times out", "[failure]") {
     at::Tensor tensor = filled(1);
     const std::string text = message_of<TimeoutError>(
         [&] { group.recv(tensor, 1, 5, {.timeout = std::chrono::milliseconds(100)}); });
-    expect_parts(text, {"recv", "timed out after 0.1 s waiting for rank 1 (pid "});
+    expect_parts(text, {"recv", "timed out after ", "waiting for rank 1 (pid "});
   });
 }
 
