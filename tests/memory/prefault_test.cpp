@@ -99,18 +99,4 @@ TEST_CASE("Prefault survives fork, in the middle of a job") {
   }
   job->cancel();
 }
-
-TEST_CASE("The process can exit while pages are faulted in") {
-  const auto results = libddp::test::fork_ranks(3, [](int rank) -> std::string {
-    // Still mapped at the end, as the arena of a group that nobody destroyed.
-    static auto* segment = new SharedSegment(SharedSegment::create("libddp-test", 256u << 20));
-    prefault(segment->data(), segment->size_bytes());
-    std::this_thread::sleep_for(std::chrono::milliseconds(rank));
-    std::exit(0);  // in the middle of the thread's work: neither a crash nor a hang
-  });
-  for (const auto& result : results) {
-    INFO(result.text);
-    REQUIRE(result.ok());
-  }
-}
 #endif
