@@ -55,19 +55,20 @@ def survive_a_kill():
     return work
 
 
-def leftovers():
+def leftovers(temporary_folder):
     """Named things of ours on the machine."""
-    places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+    places = (Path("/dev/shm"), temporary_folder)
     return {p for place in places for p in place.iterdir() if "libddp" in p.name}
 
 
-def test_a_killed_rank_is_named_and_leaves_nothing():
-    before = leftovers()
+def test_a_killed_rank_is_named_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # nobody else's: other tests may run beside this
+    before = leftovers(tmp_path)
     outcomes = ranks.launch(survive_a_kill, 3)
     assert outcomes[1].returncode == -signal.SIGKILL
     for survivor in (outcomes[0], outcomes[2]):
         assert survivor.value is True, ranks.describe(survivor)
-    assert leftovers() <= before
+    assert leftovers(tmp_path) <= before
 
 
 UNCAUGHT = """
