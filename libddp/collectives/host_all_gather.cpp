@@ -37,7 +37,7 @@ class AllGather {
  private:
   void gather_payloads() {
     copy_bytes(core_.own_payload(bytes_), input_, bytes_);
-    core_.meet(Slot::kInline);
+    core_.meet_with_payload(bytes_);
     for (int r = 0; r < core_.world_size(); ++r)
       copy_bytes(block(r), core_.payload(r, bytes_), bytes_);
   }
@@ -110,7 +110,7 @@ void broadcast(MeshCore& core, std::byte* data, std::size_t bytes, int root) {
   const bool is_root = core.rank() == root;
   if (bytes <= core.policy().inline_bytes) {
     if (is_root) copy_bytes(core.own_payload(bytes), data, bytes);
-    core.meet(Slot::kInline);
+    core.meet_with_payload(bytes);
     if (!is_root) copy_bytes(data, core.payload(root, bytes), bytes);
     return;
   }

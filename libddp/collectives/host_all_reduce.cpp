@@ -54,7 +54,7 @@ class AllReduce {
  private:
   void meet_inline() {
     copy_bytes(core_.own_payload(bytes_), data_, bytes_);
-    core_.meet(Slot::kInline);
+    core_.meet_with_payload(bytes_);
     reduce_payloads();
   }
 

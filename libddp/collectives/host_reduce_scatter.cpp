@@ -43,7 +43,7 @@ class ReduceScatter {
  private:
   void reduce_payloads() {
     copy_bytes(core_.own_payload(input_bytes_), input_, input_bytes_);
-    core_.meet(Slot::kInline);
+    core_.meet_with_payload(input_bytes_);
     const std::byte* sources[kMaxRanks];
     for (int r = 0; r < core_.world_size(); ++r) {
       sources[r] = core_.payload(r, input_bytes_) + core_.rank() * block_bytes_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -121,6 +122,30 @@ std::string MeshCore::last_call_of(int rank) const {
 }
 
 void MeshCore::meet(std::uint64_t input_place, std::uint64_t output_place) {
+  post(input_place, output_place);
+  await_everyone();
+}
+
+void MeshCore::meet_with_payload(std::size_t bytes) {
+  post(Slot::kInline, Slot::kStaged);
+  if (bytes > Slot::kTinyBytes) prefetch_payloads(bytes);
+  await_everyone();
+}
+
+// The peers' payloads cross the machine beside their stamps instead of after them.
+void MeshCore::prefetch_payloads(std::size_t bytes) const {
+  constexpr std::size_t kLine = 64;
+  constexpr std::size_t kMostBytes = 8 * kLine;
+  for (int r = 0; r < world_size_; ++r) {
+    if (r == rank_) continue;
+    const std::byte* payload = payload_at(r, meeting_, bytes);
+    for (std::size_t at = 0; at < std::min(bytes, kMostBytes); at += kLine) {
+      __builtin_prefetch(payload + at);
+    }
+  }
+}
+
+void MeshCore::post(std::uint64_t input_place, std::uint64_t output_place) {
   const std::uint64_t number = ++meeting_;
   Slot& mine = *slots_[number & 1][rank_];
   mine.fingerprint = fingerprint_;
@@ -129,9 +154,12 @@ void MeshCore::meet(std::uint64_t input_place, std::uint64_t output_place) {
   // See NOTE [Rings without a fence] in mesh_wait.cpp.
   mine.stamp.store(number,
                    policy_.oversubscribed ? std::memory_order_seq_cst : std::memory_order_release);
+}
+
+void MeshCore::await_everyone() {
   Meeting meeting(*this);
   if (!meeting.ready()) wait(*call_, pages_[0].bell(), meeting);
-  for (const Slot* slot : slots_[number & 1]) {
+  for (const Slot* slot : slots_[meeting_ & 1]) {
     if (slot->fingerprint != fingerprint_) report_mismatch();
   }
   // Whoever finds the meeting complete wakes those who sleep: the last one to come is among them.

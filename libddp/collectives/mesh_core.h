@@ -21,7 +21,7 @@
 //
 //   core.begin(call);
 //   std::memcpy(core.own_payload(bytes), data, bytes);
-//   core.meet(Slot::kInline);
+//   core.meet_with_payload(bytes);
 //   read(core.payload(peer, bytes));
 
 #include <array>
@@ -62,6 +62,9 @@ class MeshCore {
   void begin(const MeshCall& call);
   /// Posts the slot and waits for everyone's; throws if somebody called something else.
   void meet(std::uint64_t input_place = Slot::kStaged, std::uint64_t output_place = Slot::kStaged);
+
+  /// `meet` for ranks that all bring a payload of this size in the slot.
+  void meet_with_payload(std::size_t bytes);
 
   /// Where the payload of the next meeting goes. REQUIRES bytes <= HostPage::kInlineBytes.
   std::byte* own_payload(std::size_t bytes) const { return payload_at(rank_, meeting_ + 1, bytes); }
@@ -121,6 +124,9 @@ class MeshCore {
     const int parity = static_cast<int>(meeting & 1);
     return bytes <= Slot::kTinyBytes ? slots_[parity][rank]->tiny : payloads_[parity][rank];
   }
+  void post(std::uint64_t input_place, std::uint64_t output_place);
+  void prefetch_payloads(std::size_t bytes) const;
+  void await_everyone();
   void validate(const HostMeshOptions& options) const;
   void record(const MeshCall& call);
   void adopt_failure_of_peer();
