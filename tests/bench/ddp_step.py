@@ -1,13 +1,16 @@
-"""One training step of a small GPT on two ranks: no synchronisation, libddp, torch's DDP.
+"""One training step of a small GPT on two ranks: no synchronisation, a bare meeting, libddp, torch.
 
     python tests/bench/ddp_step.py [rounds] [steps per block]
 
-Six layers of width 256 (about 5 M parameters), batch 8 x 64, AdamW, one thread per rank. The three
+Six layers of width 256 (about 5 M parameters), batch 8 x 64, AdamW, one thread per rank. The four
 take turns in blocks inside one pair of processes; a block ends with a barrier, so its time is that
-of the slower rank. One JSON line per candidate, times per step; `overhead_ms` is the step's time
-above the one without synchronisation, by min and by median.
+of the slower rank. "meeting" exchanges nothing and only waits for the other rank in every step: the
+floor under any synchronous training, as each step then takes as long as its slower rank. One JSON
+line per candidate, times per step; `overhead_ms` is the step's time above the one without
+synchronisation, by min and by median.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -60,8 +63,8 @@ class Gpt(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
-def block_of_steps(wrap, steps: int):
-    """A callable that trains for `steps` steps and waits for the other rank."""
+def block_of_steps(wrap, steps: int, meet=lambda: None):
+    """A callable that trains for `steps` steps and waits for the other rank at their end."""
     torch.manual_seed(0)
     model = wrap(Gpt())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
@@ -71,6 +74,7 @@ def block_of_steps(wrap, steps: int):
         for _ in range(steps):
             optimizer.zero_grad()
             model(tokens).backward()
+            meet()
             optimizer.step()
         dist.barrier()
 
@@ -79,7 +83,7 @@ def block_of_steps(wrap, steps: int):
 
 def measure(rounds: int, steps: int) -> list[dict]:
     """On each rank; rank 0's numbers are reported."""
-    from libddp.distributed import init_process_group
+    from libddp.distributed import barrier, init_process_group
     from libddp.nn.parallel import DistributedDataParallel
 
     init_process_group("libddp")
@@ -93,6 +97,7 @@ def measure(rounds: int, steps: int) -> list[dict]:
 
     candidates = {
         "no sync": block_of_steps(lambda model: model, steps),
+        "meeting": block_of_steps(lambda model: model, steps, meet=barrier),
         "libddp": block_of_steps(DistributedDataParallel, steps),
         "torch": block_of_steps(torch_ddp, steps),
     }
@@ -101,7 +106,16 @@ def measure(rounds: int, steps: int) -> list[dict]:
     return lines
 
 
+def keep_freed_memory() -> None:
+    """glibc gives freed gradients back to the kernel now and then; the page faults that follow cost
+    some steps of any candidate 10 ms and drown what is measured. For the ranks, not this process.
+    """
+    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 40))
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(32 << 20))  # glibc's largest
+
+
 def main() -> None:
+    keep_freed_memory()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 12
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     lines = ranks.run(measure, 2, rounds, steps, deadline=550)[0]
