@@ -16,6 +16,7 @@
 
 #include "libddp/base/interrupt.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/torch_group_fixture.h"
 
 using namespace libddp;

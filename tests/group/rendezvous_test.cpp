@@ -15,6 +15,7 @@
 #include "libddp/base/unique_fd.h"
 #include "libddp/group/rendezvous.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/torch_group_fixture.h"
 
 using namespace libddp;

@@ -1,11 +1,10 @@
 #include "tests/support/folder_store.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <filesystem>
+#include <cstdio>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -15,34 +14,23 @@
 #include "libddp/base/unique_fd.h"
 
 namespace libddp::test {
-namespace fs = std::filesystem;
-
-FolderStore::FolderStore() : owner_(::getpid()) {
-  std::string pattern = (fs::temp_directory_path() / "libddp-store-XXXXXX").string();
-  if (::mkdtemp(pattern.data()) == nullptr) throw StoreError("FolderStore: mkdtemp failed");
-  folder_ = pattern;
-}
-
-FolderStore::~FolderStore() {
-  if (::getpid() != owner_) return;
-  std::error_code ignored;
-  fs::remove_all(folder_, ignored);
-}
 
 std::string FolderStore::path_of(const std::string& key) const {
   std::string file_name = key;
   for (char& c : file_name) {
     if (c == '/') c = '%';
   }
-  return folder_ + "/k." + file_name;
+  return folder_.path() + "/k." + file_name;
 }
 
 void FolderStore::set(const std::string& key, const std::string& value) {
   // Written aside and renamed: a reader sees the whole value or none.
   std::ostringstream aside;
-  aside << folder_ << "/t." << ::getpid() << '.' << std::this_thread::get_id();
+  aside << folder_.path() << "/t." << ::getpid() << '.' << std::this_thread::get_id();
   std::ofstream(aside.str()) << value;
-  fs::rename(aside.str(), path_of(key));
+  if (std::rename(aside.str().c_str(), path_of(key).c_str()) != 0) {
+    throw StoreError("FolderStore: cannot write " + path_of(key));
+  }
 }
 
 std::optional<std::string> FolderStore::try_get(const std::string& key) {
@@ -63,7 +51,8 @@ std::optional<std::string> FolderStore::wait_get(const std::string& key, Deadlin
 }
 
 long FolderStore::add(const std::string& key, long amount) {
-  const UniqueFd lock(::open((folder_ + "/lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+  const UniqueFd lock(
+      ::open((folder_.path() + "/lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
   if (!lock || ::flock(lock.get(), LOCK_EX) != 0) throw StoreError("FolderStore: flock failed");
   const auto value = try_get(key);
   const long sum = (value ? std::stol(*value) : 0) + amount;
@@ -71,9 +60,6 @@ long FolderStore::add(const std::string& key, long amount) {
   return sum;
 }
 
-void FolderStore::remove(const std::string& key) {
-  std::error_code ignored;
-  fs::remove(path_of(key), ignored);
-}
+void FolderStore::remove(const std::string& key) { ::unlink(path_of(key).c_str()); }
 
 }  // namespace libddp::test

@@ -7,20 +7,13 @@
 
 #include <string>
 
-#include <sys/types.h>
-
 #include "libddp/transport/key_value_store.h"
+#include "tests/support/temporary_folder.h"
 
 namespace libddp::test {
 
 class FolderStore : public KeyValueStore {
  public:
-  FolderStore();
-  /// Removes the folder, in the process that made it.
-  ~FolderStore() override;
-  FolderStore(const FolderStore&) = delete;
-  FolderStore& operator=(const FolderStore&) = delete;
-
   void set(const std::string& key, const std::string& value) override;
   std::optional<std::string> try_get(const std::string& key) override;
   std::optional<std::string> wait_get(const std::string& key, Deadline deadline) override;
@@ -30,8 +23,7 @@ class FolderStore : public KeyValueStore {
  private:
   std::string path_of(const std::string& key) const;
 
-  std::string folder_;
-  pid_t owner_;
+  TemporaryFolder folder_;
 };
 
 }  // namespace libddp::test

@@ -5,15 +5,14 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/stack.h>
 #include <c10/util/accumulate.h>
-#include <dirent.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include <sstream>
 #include <stdexcept>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "tests/support/temporary_folder.h"
 
 namespace libddp::test {
 
@@ -105,30 +104,6 @@ void expect_equal(const at::Tensor& actual, const at::Tensor& expected, const st
        << ", wanted " << expected.scalar_type() << " " << expected.sizes();
   if (actual.numel() <= 16) text << "\n" << actual << "\nwanted\n" << expected;
   throw std::runtime_error(text.str());
-}
-
-std::set<std::string> list_folder(const std::string& path) {
-  std::set<std::string> names;
-  DIR* folder = ::opendir(path.c_str());
-  if (folder == nullptr) throw std::runtime_error("cannot list " + path);
-  while (const dirent* entry = ::readdir(folder)) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") names.insert(name);
-  }
-  ::closedir(folder);
-  return names;
-}
-
-TemporaryFolder::TemporaryFolder() : owner_(::getpid()) {
-  const char* base = ::getenv("TMPDIR");
-  path_ = std::string(base != nullptr ? base : "/tmp") + "/libddp-test-XXXXXX";
-  if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  if (owner_ != ::getpid()) return;
-  for (const std::string& name : list_folder(path_)) ::unlink((path_ + "/" + name).c_str());
-  ::rmdir(path_.c_str());
 }
 
 }  // namespace libddp::test

@@ -12,7 +12,6 @@
 
 #include <chrono>
 #include <functional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -42,25 +41,5 @@ at::Tensor reduced(int world_size, at::IntArrayRef sizes, at::ScalarType dtype, 
 
 /// Throws, naming `what` and the tensors, unless they are equal bit for bit and in dtype.
 void expect_equal(const at::Tensor& actual, const at::Tensor& expected, const std::string& what);
-
-/// Names of the entries of a folder. (std::filesystem does not work beside libtorch, which exports
-/// symbols of an older one.)
-std::set<std::string> list_folder(const std::string& path);
-
-/// A folder of its own under the system's temporary folder, removed with the files in it.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-  bool is_empty() const { return list_folder(path_).empty(); }
-
- private:
-  std::string path_;
-  int owner_;
-};
 
 }  // namespace libddp::test
