@@ -10,10 +10,12 @@ A thin layer over torch.distributed.run with two defaults of its own:
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import record
 
 _RENDEZVOUS_FLAGS = ("rdzv_endpoint", "rdzv_id", "rdzv_backend", "master_addr", "master_port")
@@ -41,11 +43,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Args:
         arguments: the command line without the program; None = this process's.
+
+    A signal that ends the job (Ctrl-C, SIGTERM) reaches the workers first; the exit status is then
+    128 + its number, as a shell has it.
     """
     args = parse(sys.argv[1:] if arguments is None else arguments)
     workers = torchrun.determine_local_world_size(args.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
-    torchrun.run(args)
+    try:
+        torchrun.run(args)
+    except SignalException as end:
+        name = signal.Signals(end.sigval).name
+        print(f"libddp run: ended by {name}; the workers are stopped", file=sys.stderr)
+        sys.exit(128 + end.sigval)
 
 
 if __name__ == "__main__":

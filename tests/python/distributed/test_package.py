@@ -3,7 +3,6 @@
 import ast
 import builtins
 import inspect
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from libddp.__main__ import main
 
 import libddp
-from libddp import _load, errors, run
+from libddp import _load, errors
 from libddp import distributed as ddp_dist
 
 OURS = [
@@ -147,42 +146,6 @@ def test_another_torch_is_told_before_the_linker_fails(monkeypatch):
             _load.load()
     finally:
         _load.load.cache_clear()
-
-
-def test_the_launcher_takes_a_free_port_unless_a_rendezvous_is_named():
-    assert run.parse(["--nproc-per-node=2", "train.py", "--lr", "1"]).standalone
-    args = run.parse(["--nproc_per_node=2", "train.py", "--lr", "1"])
-    assert (args.training_script, args.training_script_args) == ("train.py", ["--lr", "1"])
-    assert not run.parse(["--master-port=29501", "train.py"]).standalone
-    assert not run.parse(["--rdzv-backend=c10d", "--rdzv-endpoint=a:1", "train.py"]).standalone
-    assert not run.parse(["--nnodes=2", "train.py"]).standalone
-
-
-def test_the_launcher_shares_out_the_cores():
-    cores = len(os.sched_getaffinity(0))
-    assert run.threads_per_worker(1) == cores
-    assert run.threads_per_worker(4 * cores) == 1
-
-
-def test_run_starts_ranks_that_find_each_other(tmp_path):
-    script = tmp_path / "job.py"
-    script.write_text(
-        "import os, sys, torch\n"
-        "from libddp.distributed import all_reduce, destroy_process_group, init_process_group\n"
-        "init_process_group('gloo')\n"
-        "t = torch.ones(1); all_reduce(t)\n"
-        "open(os.path.join(sys.argv[1], os.environ['RANK']), 'w').write(\n"
-        "    f\"{t.item()} {os.environ['OMP_NUM_THREADS']}\")\n"
-        "destroy_process_group()\n"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    command = [sys.executable, "-m", "libddp", "run", "--nproc-per-node=2", str(script)]
-    done = subprocess.run(
-        [*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    threads = run.threads_per_worker(2)
-    assert [(tmp_path / rank).read_text() for rank in "01"] == [f"2.0 {threads}"] * 2
 
 
 LAZY = """
