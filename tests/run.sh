@@ -43,7 +43,8 @@ build_and_test() {
     local directory="$1" prefix="$2"
     shift 2
     cmake -S . -B "$directory" -G Ninja -DPython_EXECUTABLE="$python" -DLIBDDP_BUILD_TESTS=ON \
-        -DLIBDDP_WERROR=ON -DLIBDDP_TEST_RESULTS="$results/$prefix" "$@" >"$results/$prefix-cmake.log" ||
+        -DLIBDDP_WERROR=ON -DCMAKE_UNITY_BUILD=ON -DLIBDDP_TEST_RESULTS="$results/$prefix" "$@" \
+        >"$results/$prefix-cmake.log" ||
         { cat "$results/$prefix-cmake.log"; return 1; }
     ninja -C "$directory" --quiet || return 1
     ctest --test-dir "$directory" --output-on-failure --timeout 900

@@ -30,7 +30,7 @@ std::string type_text(const at::Tensor& tensor) {
   return text;
 }
 
-void check_place(const CallSite& site, const char* argument, const at::Tensor& tensor) {
+void check_device(const CallSite& site, const char* argument, const at::Tensor& tensor) {
   if (!tensor.defined()) {
     site.refuse(fmt::format("argument {} is an undefined tensor", argument),
                 "pass a tensor with storage");
@@ -104,7 +104,7 @@ std::string describe(const char* argument, const at::Tensor& tensor) {
 
 Operand make_operand(const CallSite& site, const char* argument, const at::Tensor& tensor,
                      Access access) {
-  check_place(site, argument, tensor);
+  check_device(site, argument, tensor);
   const std::optional<Dtype> dtype = wire_dtype(tensor.scalar_type());
   if (!dtype) {
     site.refuse(fmt::format("argument {} has a dtype that a group does not move",

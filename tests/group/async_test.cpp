@@ -1,6 +1,5 @@
 // Asynchronous operations, several groups at a time, and the life of a group.
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <atomic>
@@ -14,15 +13,7 @@
 using namespace libddp;
 using namespace libddp::test;
 
-namespace {
-
-at::Tensor filled(double value, std::int64_t numel = 16) {
-  return at::full({numel}, value, at::kFloat);
-}
-
-double first(const at::Tensor& tensor) { return tensor[0].item<float>(); }
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("two hundred collectives in flight end in order", "[async]") {
   run_group(3, [](ProcessGroup& group) {

@@ -25,10 +25,6 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-at::Tensor filled(double value, std::int64_t numel = 8) {
-  return at::full({numel}, value, at::kFloat);
-}
-
 /// Process ids of all ranks, by rank.
 std::vector<pid_t> exchange_pids(ProcessGroup& group) {
   at::Tensor all = at::zeros({group.size()}, at::kLong);

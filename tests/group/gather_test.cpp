@@ -14,7 +14,7 @@ using namespace libddp::test;
 namespace {
 
 /// One wide and one narrow type where each call of many ranks takes its time.
-std::vector<at::ScalarType> dtypes_for(int world_size) {
+std::vector<at::ScalarType> some_dtypes(int world_size) {
   if (world_size > 2) return {at::kFloat, at::kBool};
   return {at::kFloat, at::kHalf, at::kLong, at::kByte, at::kBool};
 }
@@ -53,7 +53,7 @@ TEST_CASE("gather and scatter reach every root", "[gather]") {
     run_group(world_size, [](ProcessGroup& group) {
       const int p = group.size();
       for (int root = 0; root < p; ++root) {
-        for (const at::ScalarType dtype : dtypes_for(p)) {
+        for (const at::ScalarType dtype : some_dtypes(p)) {
           const bool is_root = group.rank() == root;
           const at::Tensor input = input_of(group.rank(), {2, 3}, dtype);
           auto gathered = zeros_like_each(is_root ? p : 0, {2, 3}, dtype);
@@ -78,7 +78,7 @@ TEST_CASE("all_gather fills a list", "[gather]") {
   for (const int world_size : {1, 2, 3, 5}) {
     run_group(world_size, [](ProcessGroup& group) {
       const int p = group.size();
-      for (const at::ScalarType dtype : dtypes_for(p)) {
+      for (const at::ScalarType dtype : some_dtypes(p)) {
         auto outputs = zeros_like_each(p, {2, 3}, dtype);
         outputs[0] = at::zeros({3, 2}, dtype).t();
         group.all_gather(outputs, input_of(group.rank(), {2, 3}, dtype));

@@ -1,6 +1,5 @@
 // send, recv, exchange: tags, any source, many in flight, none in the way of collectives.
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -12,15 +11,7 @@ using namespace libddp;
 using namespace libddp::test;
 using Direction = Exchange::Direction;
 
-namespace {
-
-at::Tensor filled(double value, std::int64_t numel = 4) {
-  return at::full({numel}, value, at::kFloat);
-}
-
-double first(const at::Tensor& tensor) { return tensor[0].item<float>(); }
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("a ring of blocking sends and receives", "[p2p]") {
   for (const int world_size : {2, 3, 5}) {

@@ -8,7 +8,7 @@
 namespace libddp::test {
 namespace {
 
-constexpr std::size_t kArenaBytes = 256u << 20;
+constexpr std::size_t kBytesPerArena = 256u << 20;
 
 SharedSegment map_again(const SharedSegment& segment) {
   return SharedSegment::map(UniqueFd(::fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0)));
@@ -19,7 +19,7 @@ SharedSegment map_again(const SharedSegment& segment) {
 MeshFixture::MeshFixture(int world_size, const char* cpu_mask) {
   std::vector<SharedSegment> pages;
   for (int r = 0; r < world_size; ++r) {
-    arenas_.push_back(Arena::create("test", kArenaBytes));
+    arenas_.push_back(Arena::create("test", kBytesPerArena));
     pages.push_back(HostMesh::create_page("test", world_size));
   }
   for (int r = 0; r < world_size; ++r) {

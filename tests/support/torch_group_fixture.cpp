@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <c10/util/accumulate.h>
 
@@ -93,6 +94,10 @@ at::Tensor reduced(int world_size, at::IntArrayRef sizes, at::ScalarType dtype, 
   }
   return result.to(dtype);
 }
+
+at::Tensor filled(double value, std::int64_t numel) { return at::full({numel}, value, at::kFloat); }
+
+double first(const at::Tensor& tensor) { return tensor[0].item<float>(); }
 
 void expect_equal(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
   if (actual.scalar_type() == expected.scalar_type() && actual.sizes() == expected.sizes() &&

@@ -39,6 +39,11 @@ at::Tensor all_inputs(int world_size, at::IntArrayRef sizes, at::ScalarType dtyp
 /// What torch computes for a reduction over them.
 at::Tensor reduced(int world_size, at::IntArrayRef sizes, at::ScalarType dtype, ReduceOp op);
 
+/// fp32, every element the same.
+at::Tensor filled(double value, std::int64_t numel = 8);
+/// The first element of an fp32 tensor.
+double first(const at::Tensor& tensor);
+
 /// Throws, naming `what` and the tensors, unless they are equal bit for bit and in dtype.
 void expect_equal(const at::Tensor& actual, const at::Tensor& expected, const std::string& what);
 

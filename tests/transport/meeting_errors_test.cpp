@@ -35,7 +35,7 @@ using libddp::test::run_ranks;
 
 namespace {
 
-MeetingOptions options_of(int rank, int world_size) {
+MeetingOptions bare_options(int rank, int world_size) {
   return {.rank = rank, .world_size = world_size, .group_name = "test"};
 }
 
@@ -99,7 +99,7 @@ TEST_CASE("Missing ranks are named when time is up") {
   run_ranks(2, [&](int thread) {
     const int rank = thread * 2;
     const std::string message = message_of<TimeoutError>(
-        [&] { meet(store, options_of(rank, 4), {}, Deadline::after(300ms)); });
+        [&] { meet(store, bare_options(rank, 4), {}, Deadline::after(300ms)); });
     expect(contains(message,
                     fmt::format("libddp[group test, rank {}/4] meeting: timed out after ", rank)),
            message);
@@ -114,7 +114,7 @@ TEST_CASE("Two processes with one rank: all fail and both pids are named") {
   const auto results = fork_ranks(3, [&](int process) -> std::string {
     const int rank = process == 2 ? 1 : process;
     try {
-      meet(store, options_of(rank, 3), {}, far());
+      meet(store, bare_options(rank, 3), {}, far());
     } catch (const PeerError& error) {
       expect(error.peer_rank() == 1, "the culprit is rank 1");
       expect(error.peer_pid() > 0, "with a pid");
@@ -139,7 +139,7 @@ TEST_CASE("World sizes that differ") {
   InMemoryStore store;
   run_ranks(2, [&](int rank) {
     try {
-      meet(store, options_of(rank, 2 + rank), {}, far());
+      meet(store, bare_options(rank, 2 + rank), {}, far());
       expect(false, "an error");
     } catch (const PeerError& error) {
       const std::string expected =
@@ -153,7 +153,7 @@ TEST_CASE("World sizes that differ") {
 TEST_CASE("Agreements that differ") {
   InMemoryStore store;
   run_ranks(3, [&](int rank) {
-    MeetingOptions options = options_of(rank, 3);
+    MeetingOptions options = bare_options(rank, 3);
     options.agreement = rank == 1 ? "version 2" : "version 1";
     const std::string message = message_of<PeerError>([&] { meet(store, options, {}, far()); });
     expect(contains(message, "'version 1'") && contains(message, "'version 2'"), message);
@@ -169,7 +169,7 @@ TEST_CASE("A rank on another host") {
   card.host = "faraway";
   store.set("card/1", card.encode());
   const std::string message =
-      message_of<NetworkError>([&] { meet(store, options_of(0, 2), {}, far()); });
+      message_of<NetworkError>([&] { meet(store, bare_options(0, 2), {}, far()); });
   REQUIRE(contains(message, "on faraway are "));
   REQUIRE(contains(message, "libddp works on one host for now"));
 }
@@ -178,7 +178,7 @@ TEST_CASE("A rank that published its card and does not answer") {
   InMemoryStore store;
   store.set("card/0", make_card(0, 2).encode());
   const std::string message =
-      message_of<PeerError>([&] { meet(store, options_of(1, 2), {}, far()); });
+      message_of<PeerError>([&] { meet(store, bare_options(1, 2), {}, far()); });
   REQUIRE(contains(message, who(0) + " on " + host_name() + " left before all ranks had met"));
   REQUIRE(contains(message, "connect: Connection refused"));
 }
@@ -189,7 +189,7 @@ TEST_CASE("A rank that is killed before all have come") {
   const auto results = fork_ranks(2, [&](int rank) -> std::string {
     if (rank == 1) set_interrupt_hook([] { ::kill(::getpid(), SIGKILL); });
     try {
-      meet(store, options_of(rank, 3), {}, far());
+      meet(store, bare_options(rank, 3), {}, far());
     } catch (const PeerError& error) {
       expect(error.peer_rank() == 1 && error.peer_pid() > 0, error.what());
       return error.what();
@@ -208,18 +208,18 @@ TEST_CASE("A mistake of one rank reaches the others") {
   run_ranks(2, [&](int rank) {
     if (rank == 1) {
       const std::string message =
-          message_of<ArgumentError>([&] { meet(store, options_of(5, 2), {}, far()); });
+          message_of<ArgumentError>([&] { meet(store, bare_options(5, 2), {}, far()); });
       expect(contains(message, "rank 5 is not in [0, 2). Hint: check RANK"), message);
       return;
     }
     const std::string message =
-        message_of<PeerError>([&] { meet(store, options_of(0, 2), {}, far()); });
+        message_of<PeerError>([&] { meet(store, bare_options(0, 2), {}, far()); });
     expect(contains(message, "rank 5 (pid"), message);
     expect(contains(message, "could not take part: "), message);
     expect(contains(message, "is not in [0, 2)"), message);
   });
-  REQUIRE_THROWS_AS(meet(store, options_of(0, 0), {}, far()), ArgumentError);
-  REQUIRE_THROWS_AS(meet(store, options_of(-1, 2), {}, far()), ArgumentError);
+  REQUIRE_THROWS_AS(meet(store, bare_options(0, 0), {}, far()), ArgumentError);
+  REQUIRE_THROWS_AS(meet(store, bare_options(-1, 2), {}, far()), ArgumentError);
 }
 
 TEST_CASE("A store that one rank loses") {
@@ -229,13 +229,13 @@ TEST_CASE("A store that one rank loses") {
       if (rank == 2) return;  // never comes: nobody can be through before the store breaks
       if (rank == 1) {
         BreakingStore broken(store, num_calls);
-        expect(message_of<StoreError>([&] { meet(broken, options_of(1, 3), {}, far()); }) ==
+        expect(message_of<StoreError>([&] { meet(broken, bare_options(1, 3), {}, far()); }) ==
                    "the store broke",
                "the store's own error");
         return;
       }
       const std::string message =
-          message_of<PeerError>([&] { meet(store, options_of(0, 3), {}, far()); });
+          message_of<PeerError>([&] { meet(store, bare_options(0, 3), {}, far()); });
       expect(contains(message, who(1) + " could not take part: the store broke"), message);
     });
   }
@@ -251,7 +251,7 @@ TEST_CASE("An interrupt leaves the meeting and is told to the others") {
   run_ranks(2, [&](int rank) {
     is_interrupted = rank == 1;
     try {
-      meet(store, options_of(rank, 3), {}, far());
+      meet(store, bare_options(rank, 3), {}, far());
       expect(false, "an exception");
     } catch (const Interrupt&) {
       expect(rank == 1, "the hook's own exception leaves");
@@ -281,7 +281,7 @@ TEST_CASE("Strangers do not disturb a meeting") {
       }
       connect_unix(card.socket_name, far()).reset();
     }
-    const auto peers = meet(store, options_of(rank, 2), {}, far());
+    const auto peers = meet(store, bare_options(rank, 2), {}, far());
     expect(peers[static_cast<std::size_t>(1 - rank)].control.get() >= 0, "the ranks met");
   });
   set_log_level(level);
@@ -289,8 +289,8 @@ TEST_CASE("Strangers do not disturb a meeting") {
 
 TEST_CASE("A late second claimant fails although the meeting is over") {
   InMemoryStore store;
-  run_ranks(2, [&](int rank) { meet(store, options_of(rank, 2), {}, far()); });
+  run_ranks(2, [&](int rank) { meet(store, bare_options(rank, 2), {}, far()); });
   const std::string message =
-      message_of<PeerError>([&] { meet(store, options_of(1, 2), {}, far()); });
+      message_of<PeerError>([&] { meet(store, bare_options(1, 2), {}, far()); });
   REQUIRE(contains(message, "two processes call themselves rank 1"));
 }
