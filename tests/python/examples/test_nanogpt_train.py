@@ -172,31 +172,43 @@ def test_sample_script(tmp_path, text_file, capsys):
     assert capsys.readouterr().out.startswith("the lazy")
 
 
-def test_two_ranks_train_on_the_same_global_batch(tmp_path, text_file):
-    two, one = tmp_path / "two", tmp_path / "one"
-    arguments = [*TINY, f"--data={text_file}", "--max_iters=20", f"--out_dir={two}"]
-    command = [sys.executable, "-m", "libddp.run", "--standalone", "--nproc-per-node=2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+def run_ranks(launcher: str, ranks: int, arguments: list[str]) -> str:
+    """What train.py printed on so many ranks."""
+    command = [sys.executable, "-m", launcher, "--standalone", f"--nproc-per-node={ranks}"]
     process = subprocess.Popen(
         [*command, str(SCRIPT), *arguments],
-        env=environment,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=180)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks"),
+    [("libddp.run", 2), ("torch.distributed.run", 2), ("libddp.run", 4)],
+    ids=["libddp-2", "torchrun-2", "libddp-4"],
+)
+def test_ranks_train_on_the_same_global_batch(tmp_path, text_file, launcher, ranks):
+    several, one = tmp_path / "several", tmp_path / "one"
+    shared = ["--max_iters=20", "--gradient_accumulation_steps=4"]
+    output = run_ranks(
+        launcher, ranks, [*TINY, *shared, f"--data={text_file}", f"--out_dir={several}"]
+    )
     assert output.count("done: val loss") == 1
-    assert (two / "sample.txt").exists()
-    run(one, text_file, "--max_iters=20")
-    assert [r["iter"] for r in lines(two)] == list(range(21))
-    # Rank 0's own loss is over half of the batch; the evaluation is over the same text.
-    for a, b in zip(lines(two), lines(one), strict=True):
+    assert (several / "sample.txt").exists()
+    run(one, text_file, *shared)
+    assert [r["iter"] for r in lines(several)] == list(range(21))
+    # Rank 0's own loss is over its part of the batch; the evaluation is over the same text.
+    for a, b in zip(lines(several), lines(one), strict=True):
         assert json.dumps(a.get("lr")) == json.dumps(b.get("lr"))
         assert a["tokens"] == b["tokens"]
         if "val_loss" in a:
