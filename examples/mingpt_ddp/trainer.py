@@ -1,0 +1,172 @@
+"""Trains a model on a data set, epoch by epoch, on one rank or many.
+
+    trainer = Trainer(trainer_config, optimizer_config, model, train_set, test_set, ranks)
+    trainer.restore()
+    trainer.train()
+
+The batch size is that of all ranks together. DistributedSampler deals the shuffled samples out in
+turn, so the k-th batches of the ranks together are the same samples for every number of ranks: 1, 2
+and 4 ranks take the same steps up to rounding (and up to dropout, which is drawn per rank).
+"""
+
+import random
+from dataclasses import dataclass
+
+import snapshot
+import storage
+import torch
+from char_dataset import CharDataset
+from errors import UserError
+from libddp.nn.parallel import DistributedDataParallel as DDP
+from libddp.utils.data.distributed import DistributedSampler
+from model import GPT
+from ranks import Ranks
+from torch.utils.data import DataLoader
+
+
+@dataclass
+class OptimizerConfig:
+    learning_rate: float
+    beta1: float
+    beta2: float
+    weight_decay: float
+
+
+@dataclass
+class TrainerConfig:
+    max_epochs: int
+    batch_size: int
+    data_loader_workers: int
+    grad_norm_clip: float
+    snapshot_path: str
+    save_every: int
+    log_every: int
+    use_amp: bool
+    amp_dtype: str
+    device: str
+    seed: int
+
+
+class Trainer:
+    """Thread rule: one thread. Every rank makes the same calls."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        optimizer_config: OptimizerConfig,
+        model: GPT,
+        train_set: CharDataset,
+        test_set: CharDataset,
+        ranks: Ranks,
+    ):
+        self.config, self.ranks, self.chars = config, ranks, train_set.chars
+        self.finished_epochs = 0
+        self.loaders = {"train": self._loader(train_set), "test": self._loader(test_set)}
+        self.core = model.to(ranks.device)
+        self.optimizer = torch.optim.AdamW(
+            model.parameter_groups(optimizer_config.weight_decay),
+            lr=optimizer_config.learning_rate,
+            betas=(optimizer_config.beta1, optimizer_config.beta2),
+        )
+        # float16 alone has so few exponents that gradients vanish without scaling.
+        half = config.use_amp and config.amp_dtype == "float16"
+        self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=half)
+        self.model = self.core
+
+    def restore(self) -> None:
+        """Go on where the snapshot ends, if there is one, and wrap the model.
+
+        Rank 0 alone reads and writes snapshots, so the path need not be seen by other hosts.
+        """
+        path = self.config.snapshot_path
+        self.ranks.on_first(lambda: storage.try_out(path, "snapshot"))
+        data = self.ranks.on_first(lambda: storage.read(path, "snapshot"))
+        if data is not None:
+            snapshot.unpack(data, self, path)
+            self._say(f"resuming {path} after epoch {self.finished_epochs}")
+        if self.ranks.distributed:
+            index = [self.ranks.device.index] if self.ranks.device.type == "cuda" else None
+            self.model = DDP(self.core, device_ids=index)
+
+    def train(self) -> list[tuple[float, float]]:
+        """Train up to `max_epochs`; return (train loss, test loss) of each epoch done here."""
+        losses, last = [], self.config.max_epochs
+        if self.finished_epochs >= last:
+            self._say(f"epoch {last} is done: a larger trainer_config.max_epochs trains on")
+        for epoch in range(self.finished_epochs, last):
+            self._seed(epoch)
+            losses.append((self._epoch(epoch, "train"), self._epoch(epoch, "test")))
+            self.finished_epochs = epoch + 1
+            line = "epoch {} | train loss {:.5f} | test loss {:.5f}"
+            self._say(line.format(self.finished_epochs, *losses[-1]))
+            if self.finished_epochs % self.config.save_every == 0 or self.finished_epochs == last:
+                self.ranks.on_first(self._save)
+        return losses
+
+    def _epoch(self, epoch: int, name: str) -> float:
+        """One pass over a data set; return its mean loss over all ranks."""
+        loader, training = self.loaders[name], name == "train"
+        loader.sampler.set_epoch(epoch)  # shuffle anew, on every rank in the same way
+        self.model.train(training)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        for number, (x, y) in enumerate(loader, 1):
+            loss = self._step(x.to(self.ranks.device), y.to(self.ranks.device), training)
+            loss_sum += loss  # batches are all of one size
+            if training and number % self.config.log_every == 0:
+                self._say(f"epoch {epoch + 1} | step {number}/{len(loader)} | loss {loss:.5f}")
+        return self.ranks.sum(loss_sum).item() / (len(loader) * self.ranks.world)
+
+    def _step(self, x: torch.Tensor, y: torch.Tensor, training: bool) -> torch.Tensor:
+        """Loss of one batch, x and y int64 [batch, block_size]; in training also the update."""
+        dtype = getattr(torch, self.config.amp_dtype)
+        amp = torch.autocast(self.ranks.device.type, dtype, enabled=self.config.use_amp)
+        with torch.set_grad_enabled(training), amp:
+            loss = self.model(x, y)[1]
+        if training:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(self.optimizer)  # else the scaled gradients would be clipped
+            torch.nn.utils.clip_grad_norm_(self.core.parameters(), self.config.grad_norm_clip)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        return loss.detach()
+
+    def _loader(self, dataset: CharDataset) -> DataLoader:
+        """This rank's share of full batches; a tail that is no full batch is left out."""
+        world, size = self.ranks.world, self.config.batch_size
+        where = f"trainer_config.batch_size={size}"
+        if size % world:
+            raise UserError(
+                f"{where} (of all ranks together) cannot be shared by {world} ranks. "
+                f"Hint: a multiple of {world}"
+            )
+        if len(dataset) < size:
+            raise UserError(
+                f"{where} is more than the {len(dataset)} samples of a data set. Hint: a smaller "
+                "batch_size, a longer text, or a smaller data_config.stride"
+            )
+        sampler = DistributedSampler(
+            dataset, world, self.ranks.rank, seed=self.config.seed, drop_last=True
+        )
+        return DataLoader(
+            dataset,
+            size // world,
+            sampler=sampler,
+            drop_last=True,
+            num_workers=self.config.data_loader_workers,
+            pin_memory=self.ranks.device.type == "cuda",
+        )
+
+    def _seed(self, epoch: int) -> None:
+        """Dropout of an epoch follows from seed, epoch and rank, so a resumed run repeats it."""
+        name = f"{self.config.seed} {epoch} {self.ranks.rank}"
+        torch.manual_seed(random.Random(name).getrandbits(63))
+
+    def _save(self) -> None:
+        path = self.config.snapshot_path
+        storage.replace(path, snapshot.pack(self), "snapshot")
+        self._say(f"saved {path} after epoch {self.finished_epochs}")
+
+    def _say(self, line: str) -> None:
+        if self.ranks.rank == 0:
+            print(line, flush=True)

@@ -1,0 +1,91 @@
+"""Runs of examples/mingpt_ddp with a tiny model: in this process, or under a launcher."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+from example_modules import load
+from hydra import compose, initialize_config_dir
+
+mingpt = load("mingpt_ddp")
+UserError = mingpt.errors.UserError
+SCRIPT = mingpt.folder / "main.py"
+
+LINE = "the quick brown fox jumps over the lazy dog.\n"
+TINY = [
+    "gpt_config.n_layer=2",
+    "gpt_config.n_head=2",
+    "gpt_config.n_embd=32",
+    "gpt_config.embd_pdrop=0",
+    "gpt_config.resid_pdrop=0",
+    "gpt_config.attn_pdrop=0",
+    "optimizer_config.learning_rate=0.003",
+    "data_config.block_size=16",
+    "data_config.stride=8",
+    "data_config.truncate=1.0",
+    "trainer_config.max_epochs=2",
+    "trainer_config.batch_size=8",
+    "trainer_config.device=cpu",
+    "trainer_config.log_every=5",
+]
+EPOCH = re.compile(r"^epoch (\d+) \| train loss ([\d.]+) \| test loss ([\d.]+)$", re.M)
+
+
+def config(*overrides):
+    """What main.py would use with these overrides."""
+    with initialize_config_dir(str(mingpt.folder), version_base="1.3"):
+        return mingpt.settings.read(compose("gpt2_train_cfg", [*TINY, *map(str, overrides)]))
+
+
+def places(text, snapshot) -> list[str]:
+    return [f"data_config.path={text}", f"trainer_config.snapshot_path={snapshot}"]
+
+
+def train(text, snapshot, *overrides):
+    """Train in this process; return (train loss, test loss) of each epoch."""
+    return mingpt.main.run(config(*places(text, snapshot), *overrides))
+
+
+def launch(command, folder, **environment) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(*processes, deadline: float = 300) -> list[tuple[int, str]]:
+    """Exit status and output of each; whatever they left running is ended."""
+    try:
+        outputs = [process.communicate(timeout=deadline)[0] for process in processes]
+    finally:
+        for process in processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+    return [(p.returncode, o) for p, o in zip(processes, outputs, strict=True)]
+
+
+def script(folder, launcher, *overrides, **environment) -> tuple[int, str]:
+    """Run main.py as a user would; `launcher` is [] or a launcher's module and flags."""
+    command = [*launcher, SCRIPT, *TINY, *overrides]
+    (result,) = finish(launch(command, folder, **environment))
+    return result
+
+
+def ranks(number: int, module: str = "libddp.run") -> list[str]:
+    return ["-m", module, "--standalone", f"--nproc-per-node={number}"]
+
+
+def losses(output: str) -> list[tuple[float, float]]:
+    """The epochs' losses that main.py printed, in order."""
+    return [(float(train), float(test)) for _, train, test in EPOCH.findall(output)]
