@@ -1,0 +1,26 @@
+#pragma once
+
+// What the command line of `train` says.
+
+#include <cstdint>
+#include <string>
+
+enum class OptimizerKind { AdamW, Sgd };
+
+struct Options {
+  std::int64_t steps = 100;
+  std::string data = DEFAULT_DATA;
+  std::uint64_t seed = 1;
+  /// Compute threads of each rank. Sums depend on their number, so it is not taken from the
+  /// machine.
+  int threads = 1;
+  OptimizerKind optimizer = OptimizerKind::AdamW;
+  double learning_rate = 1e-3;
+  bool help = false;
+};
+
+/// The text that --help prints.
+std::string usage();
+
+/// Throws std::invalid_argument with the option, its value and what is allowed.
+Options parse_options(int argc, char** argv);

@@ -1,0 +1,6 @@
+"""Makes ``twin`` and ``program`` importable for the tests of examples/cpp/ddp."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

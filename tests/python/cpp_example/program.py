@@ -1,0 +1,133 @@
+"""Builds examples/cpp/ddp and runs it, always with a deadline and with no process left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import libddp
+
+SOURCES = Path(__file__).parents[3] / "examples" / "cpp" / "ddp"
+BUILD_SECONDS = 300
+RUN_SECONDS = 120
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LINE = re.compile(r"^step (\d+) loss (\S+) average (\S+)$", re.M)
+
+
+def build(folder: Path) -> Path:
+    """The program, built in `folder` as a user builds it; skips where libddp is not installed."""
+    prefix = Path(libddp.__file__).parent
+    if not (prefix / "share/cmake/libddp/libddp-config.cmake").exists():
+        pytest.skip(f"{prefix} is no installed libddp (pip install .): it has no CMake package")
+    # One translation unit, not optimised: torch's headers are what takes long.
+    check(
+        ["cmake", "-S", SOURCES, "-B", folder, "-G", "Ninja", "-DCMAKE_UNITY_BUILD=ON"]
+        + ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0"]
+        + [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DLIBDDP_TORCH_DIR={Path(torch.__file__).parent}"]
+    )
+    check(["cmake", "--build", folder])
+    return folder / "train"
+
+
+def check(command: list) -> None:
+    """Runs one step of the build; its output is the message if it fails."""
+    done = run(command, seconds=BUILD_SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def environment(**place: str) -> dict[str, str]:
+    """This process's, with nothing in it of another job's ranks but what `place` says."""
+    inherited = {k: v for k, v in os.environ.items() if k not in PLACE and "TORCHELASTIC" not in k}
+    return {**inherited, **place}
+
+
+def start(command: list, **place: str) -> subprocess.Popen:
+    """Leads a session of its own, so that `end` can reach whatever it started."""
+    return subprocess.Popen(
+        list(map(str, command)),
+        env=environment(**place),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen, seconds: float = RUN_SECONDS) -> subprocess.CompletedProcess:
+    """Waits for the end and collects the output; past the deadline it is ended."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    finally:
+        end(process)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def end(process: subprocess.Popen) -> None:
+    """Ends a process that still runs: politely first, so that a launcher stops its workers."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def first_line(process: subprocess.Popen, seconds: float = RUN_SECONDS) -> str:
+    """The first line that it prints; empty if it ends without one."""
+    ready, _, _ = select.select([process.stdout], [], [], seconds)
+    assert ready, f"{process.args} printed nothing in {seconds} s"
+    return process.stdout.readline()
+
+
+def run(command: list, seconds: float = RUN_SECONDS, **place: str) -> subprocess.CompletedProcess:
+    return finish(start(command, **place), seconds)
+
+
+@contextlib.contextmanager
+def reserved_port():
+    """A port that nobody else is given while rank 0 has yet to listen on it.
+
+    Bound, not listening: with SO_REUSEADDR on both sides rank 0 may listen all the same.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield str(holder.getsockname()[1])
+
+
+@contextlib.contextmanager
+def by_hand(command: list):
+    """Both ranks, started as a shell would; ended when the block ends."""
+    with reserved_port() as port, contextlib.ExitStack() as stack:
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ranks = []
+        for rank in "01":
+            ranks.append(start(command, RANK=rank, **place))
+            stack.callback(end, ranks[-1])
+        yield ranks
+
+
+def launcher(name: str) -> list:
+    """The command of torchrun or libddp run, from this interpreter's environment."""
+    module = {"torchrun": ["torch.distributed.run", "--standalone"], "libddp": ["libddp", "run"]}
+    return [sys.executable, "-m", *module[name], "--no-python", "--nproc-per-node=2"]
+
+
+def losses(output: str) -> list[tuple[float, float]]:
+    """Loss and average of each printed step, in order; %.9g holds a float32 exactly."""
+    found = LINE.findall(output)
+    assert [int(step) for step, _, _ in found] == list(range(len(found))), output
+    as_float32 = torch.tensor([[float(own), float(mean)] for _, own, mean in found])
+    return [tuple(row) for row in as_float32.tolist()]

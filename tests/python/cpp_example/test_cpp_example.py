@@ -1,0 +1,100 @@
+"""examples/cpp/ddp: equal to its Python twin, in every way of starting it, and its errors."""
+
+import program
+import pytest
+import ranks
+import twin
+
+STEPS = 20
+TEXT = str(program.SOURCES / "transformer.cpp")
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    return program.build(tmp_path_factory.mktemp("cpp_example"))
+
+
+def command(train, optimizer="sgd", lr=0.1):
+    return [train, f"--steps={STEPS}", f"--data={TEXT}", f"--optimizer={optimizer}", f"--lr={lr}"]
+
+
+@pytest.fixture(scope="module")
+def sgd_losses():
+    return ranks.run(twin.train, 2, TEXT, STEPS, "sgd", 0.1)[0]
+
+
+def run_by_hand(arguments):
+    with program.by_hand(arguments) as (first, second):
+        return program.finish(first), program.finish(second)
+
+
+def test_started_by_hand_the_losses_are_python_s_bit_for_bit(train, sgd_losses):
+    first, second = run_by_hand(command(train))
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert program.losses(first.stdout) == sgd_losses
+    assert len(sgd_losses) == STEPS
+    assert second.stdout == ""
+    own, average = zip(*sgd_losses, strict=True)
+    assert own != average
+    assert sum(average[-5:]) < sum(average[:5])
+
+
+@pytest.mark.parametrize("name", ["torchrun", "libddp"])
+def test_started_by_a_launcher_the_losses_are_the_same(train, sgd_losses, name):
+    done = program.run([*program.launcher(name), *command(train)])
+    assert done.returncode == 0, done.stderr
+    assert program.losses(done.stdout) == sgd_losses
+
+
+def test_adamw_follows_python_s_up_to_the_order_of_one_sum(train):
+    """LibTorch's C++ AdamW averages the gradient as b * m + (1 - b) * g, Python's by lerp."""
+    first, _ = run_by_hand(command(train, "adamw", 0.001))
+    python = ranks.run(twin.train, 2, TEXT, STEPS, "adamw", 0.001)[0]
+    for ours, theirs in zip(program.losses(first.stdout), python, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--data=missing.txt"], "--data 'missing.txt': cannot open it: No such file"),
+        (["--data=/"], "--data '/': cannot read it: Is a directory"),
+        (["--data=/dev/null"], "it has 0 bytes, and one row takes 33"),
+        (["--steps=0"], "--steps '0' is not a number from 1 to 9223372036854775807"),
+        (["--lr=nan"], "--lr 'nan' is not a number from 0 to"),
+        (["--optimizer=adam"], "--optimizer 'adam' is not 'adamw' or 'sgd'"),
+        (["--data"], "option '--data' needs a value"),
+        (["--epochs=3"], "unknown option '--epochs=3'"),
+        (["extra"], "unexpected argument 'extra'"),
+    ],
+)
+def test_bad_arguments_are_named(train, arguments, text):
+    done = program.run([train, *arguments], RANK="0", WORLD_SIZE="1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("train: rank 0: ")
+    assert text in done.stderr
+    assert "Hint: " in done.stderr
+
+
+def test_a_world_size_without_a_rank_is_an_error(train):
+    done = program.run([train], WORLD_SIZE="2")
+    assert done.returncode == 1
+    assert done.stderr.startswith("train: libddp: environment variable RANK is not set")
+
+
+def test_help_lists_the_options(train):
+    done = program.run([train, "--help"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--threads N" in done.stdout
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_when_a_rank_is_killed_the_other_ends_and_names_it(train, killed):
+    with program.by_hand([train, "--steps=1000000000", f"--data={TEXT}"]) as both:
+        assert program.first_line(both[0]).startswith("step 0 ")
+        both[killed].kill()
+        left = program.finish(both[1 - killed])
+    assert left.returncode == 1
+    assert left.stderr.startswith(f"train: rank {1 - killed}: libddp[group world, rank ")
+    assert f"rank {killed} (pid {both[killed].pid}" in left.stderr
+    assert "died" in left.stderr
