@@ -8,6 +8,8 @@ Take torch's path and swap the first word:
 
 Importing this package alone loads nothing: `import torch` does it to find the "libddp" backend.
 The exception classes of `libddp.errors` and the sub-packages are loaded when they are asked for.
+
+`install()` does without swapping: torch's own names then answer libddp's (docs/drop_in.md).
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from libddp._autoload import drop_in_wanted
 from libddp._version import __version__
 
 if TYPE_CHECKING:
     from libddp import distributed, errors, nn, utils
+    from libddp._drop_in import install, uninstall
     from libddp.errors import (
         ArgumentError,
         DeviceError,
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     )
 
 _PACKAGES = ("distributed", "errors", "nn", "utils")
+_DROP_IN = ("install", "uninstall")
 
 __all__ = [
     "ArgumentError",
@@ -46,7 +51,9 @@ __all__ = [
     "__version__",
     "distributed",
     "errors",
+    "install",
     "nn",
+    "uninstall",
     "utils",
 ]
 
@@ -54,6 +61,8 @@ __all__ = [
 def __getattr__(name: str):
     if name in _PACKAGES:
         return import_module(f"libddp.{name}")
+    if name in _DROP_IN:
+        return getattr(import_module("libddp._drop_in"), name)
     if name in __all__:
         return getattr(import_module("libddp.errors"), name)
     raise AttributeError(f"module 'libddp' has no attribute {name!r}")
@@ -61,3 +70,8 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if drop_in_wanted():
+    # torch first: at its end it installs libddp, for which no part of libddp may be half imported.
+    import torch  # noqa: F401

@@ -2,7 +2,8 @@
 
     libddp run --nproc-per-node=2 train.py --its=arguments
 
-A thin layer over torch.distributed.run with two defaults of its own:
+A thin layer over torch.distributed.run with one flag and two defaults of its own:
+- --drop-in: the workers run on libddp although their script names only torch (docs/drop_in.md).
 - One node and no rendezvous named: a free port is taken, so that jobs on one machine cannot meet.
 - OMP_NUM_THREADS unset: the cores are shared out among the workers (torchrun: 1 each).
 """
@@ -10,6 +11,7 @@ A thin layer over torch.distributed.run with two defaults of its own:
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,6 +20,8 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from libddp._autoload import DROP_IN
+
 _RENDEZVOUS_FLAGS = ("rdzv_endpoint", "rdzv_id", "rdzv_backend", "master_addr", "master_port")
 
 
@@ -25,11 +29,43 @@ def parse(arguments: Sequence[str]):
     """torchrun's namespace for a command line, with libddp's defaults filled in."""
     parser = torchrun.get_args_parser()
     parser.prog = "libddp run"
+    parser.add_argument(
+        "--drop-in",
+        "--drop_in",
+        action="store_true",
+        help="Put libddp in the place of torch's process group and DistributedDataParallel, for "
+        "scripts that name only torch.",
+    )
     args = parser.parse_args(arguments)
     named = any(getattr(args, flag) != parser.get_default(flag) for flag in _RENDEZVOUS_FLAGS)
     if args.nnodes in ("1", "1:1") and not named:
         args.standalone = True
     return args
+
+
+def wish_drop_in(args) -> None:
+    """Tells the workers, through their environment, to install libddp as they import torch.
+
+    Raises:
+        ArgumentError: it would not reach them; the message says why.
+    """
+    from libddp._drop_in import require_automatic
+    from libddp.errors import ArgumentError
+
+    if args.no_python:
+        raise ArgumentError(
+            "libddp run: --drop-in replaces names in Python, and --no-python says that the workers "
+            f"are something else. Hint: leave out --no-python, or put {DROP_IN}=1 into the "
+            "environment of the Python that the program starts."
+        )
+    other = os.environ.get("PYTHON_EXEC", sys.executable)
+    if shutil.which(other) != shutil.which(sys.executable):
+        raise ArgumentError(
+            f"libddp run: PYTHON_EXEC={other} is not the Python of this command, so it may have no "
+            "libddp to drop in. Hint: unset PYTHON_EXEC, or start libddp run with that Python."
+        )
+    require_automatic()
+    os.environ[DROP_IN] = "1"
 
 
 def threads_per_worker(workers: int) -> int:
@@ -48,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     128 + its number, as a shell has it.
     """
     args = parse(sys.argv[1:] if arguments is None else arguments)
+    if args.drop_in:
+        wish_drop_in(args)
     workers = torchrun.determine_local_world_size(args.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
     try:

@@ -16,6 +16,8 @@ from torch.distributed import ReduceOp
 from libddp.distributed._groups import find
 from libddp.errors import ArgumentError
 
+#: torch's own, also after libddp.install() has put ours in its place.
+_torch_monitored_barrier = c10d.monitored_barrier
 #: Types without a __torch_function__ of their own.
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -207,7 +209,7 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks: bool = False):
     """
     native = find(group)
     if native is None:
-        return dist.monitored_barrier(group, timeout, wait_all_ranks)
+        return _torch_monitored_barrier(group, timeout, wait_all_ranks)
     pg = group or c10d._world.default_pg
     return pg.monitored_barrier(timeout or native.timeout, wait_all_ranks=wait_all_ranks)
 

@@ -19,6 +19,9 @@ from libddp.distributed import _backend, _groups
 from libddp.errors import ArgumentError
 
 _C = load()
+#: torch's own, also after libddp.install() has put libddp's in their places.
+_torch_init, _torch_new_group = c10d.init_process_group, c10d.new_group
+_torch_get_backend = c10d.get_backend
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 _OUR_SCHEMES = ("env", "tcp", "file")
 #: group -> the backend name that its creator passed
@@ -78,7 +81,7 @@ def init_process_group(
         store, rank, world_size = _rendezvous(init_method, rank, world_size, timeout)
     else:
         _check_store_arguments(init_method, rank, world_size)
-    dist.init_process_group(
+    _torch_init(
         choice.torch_name,
         store=store,
         rank=rank,
@@ -118,13 +121,13 @@ def new_group(
     """
     more = {}
     if not sort_ranks:
-        if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+        if "sort_ranks" not in inspect.signature(_torch_new_group).parameters:
             raise ArgumentError(
                 f"libddp: new_group(sort_ranks=False) needs a newer torch than {torch.__version__}."
             )
         more["sort_ranks"] = False
     choice = None if backend is None else _backend.choose(backend)
-    group = dist.new_group(
+    group = _torch_new_group(
         ranks,
         timeout=None if timeout is None else _checked_timeout(timeout),
         backend=choice and choice.torch_name,
@@ -148,9 +151,9 @@ def get_backend(group: dist.ProcessGroup | None = None) -> str:
     known = _reported.get(group or c10d.GroupMember.WORLD)
     if known is not None:
         return known
-    name = str(dist.get_backend(group))
+    name = str(_torch_get_backend(group))
     default = c10d.GroupMember.WORLD
-    return _reported.get(default, name) if name == str(dist.get_backend(default)) else name
+    return _reported.get(default, name) if name == str(_torch_get_backend(default)) else name
 
 
 def _checked_timeout(timeout: timedelta | None) -> timedelta:
