@@ -1,6 +1,6 @@
 """Makes torch.distributed know the backend "libddp", without importing libddp's extension.
 
-`load` is the entry point of group `torch.backends`: torch calls it at the end of `import torch`
+`register` is the entry point of group `torch.backends`: torch calls it at the end of `import torch`
 in every process of an environment that has libddp, so it only writes a name into a table. The
 extension is loaded when a group is created, or at once with LIBDDP_DROP_IN=1 in the environment:
 then libddp takes the place of torch's process group and DDP (libddp._drop_in).
@@ -26,7 +26,7 @@ def drop_in_wanted() -> bool:
     return value == "1"
 
 
-def register() -> None:
+def register_backend() -> None:
     """Registers the backend; does nothing where it is known already or torch has no c10d."""
     from torch import distributed
 
@@ -34,9 +34,9 @@ def register() -> None:
         distributed.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
 
 
-def load() -> None:
+def register() -> None:
     """The entry point: registers the backend, and installs libddp where the user wants that."""
-    register()
+    register_backend()
     if drop_in_wanted():
         from libddp._drop_in import install
 

@@ -103,4 +103,4 @@ def _refusal(backend, why: str) -> ArgumentError:
     return ArgumentError(f"libddp: backend {backend!r} {why}. Hint: pass one of {_ACCEPTED}.")
 
 
-_autoload.register()
+_autoload.register_backend()

@@ -88,5 +88,5 @@ def _metadata(folder: Path) -> Path:
     info = folder / "metadata" / "libddp-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: libddp\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[torch.backends]\nlibddp = libddp._autoload:load\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\nlibddp = libddp._autoload:register\n")
     return info.parent
