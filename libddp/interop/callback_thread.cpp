@@ -13,9 +13,22 @@
 namespace libddp {
 namespace {
 
+/// A callback that waits for what a callback issued that waits ... this deep does not exist; a
+/// chain of callbacks that do not wait may be longer and uses the threads again.
+constexpr int kMaxDepth = 8;
+
+/// Of the thread that runs now.
+struct Place {
+  const ProcessGroup* group = nullptr;
+  int depth = 0;
+};
+thread_local Place here;
+
+using Chain = std::map<int, std::shared_ptr<CallbackThread>>;
+
 struct Registry {
   std::mutex mutex;
-  std::map<const ProcessGroup*, std::shared_ptr<CallbackThread>> threads;
+  std::map<const ProcessGroup*, Chain> chains;
   const pid_t pid = getpid();
 };
 
@@ -33,39 +46,47 @@ struct CallbackThread::Queue {
   std::deque<std::function<void()>> tasks;
   bool is_stopped = false;
   std::thread thread;
+  Place place;
 };
 
 std::shared_ptr<CallbackThread> CallbackThread::of(const ProcessGroup* group) {
   Registry& known = registry();
   std::lock_guard lock(known.mutex);
-  auto& thread = known.threads[group];
-  if (!thread) thread = std::make_shared<CallbackThread>();
+  int depth = here.group == group ? here.depth + 1 : 0;
+  if (depth == kMaxDepth) depth = 1;
+  auto& thread = known.chains[group][depth];
+  if (!thread) thread = std::make_shared<CallbackThread>(group, depth);
   return thread;
 }
 
 void CallbackThread::release(const ProcessGroup* group) {
-  std::shared_ptr<CallbackThread> last;  // freed without the lock
+  Chain last;  // freed without the lock
   Registry& known = registry();
   if (known.pid != getpid()) return;
   std::lock_guard lock(known.mutex);
-  const auto entry = known.threads.find(group);
-  if (entry == known.threads.end()) return;
+  const auto entry = known.chains.find(group);
+  if (entry == known.chains.end()) return;
   last = std::move(entry->second);
-  known.threads.erase(entry);
+  known.chains.erase(entry);
 }
 
 void CallbackThread::stop_all() {
   Registry& known = registry();
   if (known.pid != getpid()) return;
-  std::map<const ProcessGroup*, std::shared_ptr<CallbackThread>> threads;
+  std::map<const ProcessGroup*, Chain> chains;
   {
     std::lock_guard lock(known.mutex);
-    threads = known.threads;
+    chains = known.chains;
   }
-  for (const auto& [group, thread] : threads) thread->stop_and_join();
+  for (const auto& [group, chain] : chains) {
+    for (const auto& [depth, thread] : chain) thread->stop_and_join();
+  }
 }
 
-CallbackThread::CallbackThread() : queue_(std::make_shared<Queue>()) {}
+CallbackThread::CallbackThread(const ProcessGroup* group, int depth)
+    : queue_(std::make_shared<Queue>()) {
+  queue_->place = {group, depth};
+}
 
 CallbackThread::~CallbackThread() {
   std::lock_guard lock(queue_->mutex);
@@ -101,6 +122,7 @@ void CallbackThread::stop_and_join() {
 
 void CallbackThread::run(const std::shared_ptr<Queue>& queue) {
   pthread_setname_np(pthread_self(), "libddp_futures");
+  here = queue->place;
   std::unique_lock lock(queue->mutex);
   while (true) {
     queue->changed.wait(lock, [&] { return queue->is_stopped || !queue->tasks.empty(); });

@@ -3,6 +3,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <algorithm>
+#include <functional>
 #include <future>
 
 #include "libddp/interop/callback_thread.h"
@@ -36,6 +37,26 @@ TEST_CASE("a future's callback may use the group and wait", "[c10d]") {
         c10::TensorType::get());
     chained->wait();
     expect_equal(chained->value().toTensor(), filled({1}, 3), "second sum");
+  });
+}
+
+TEST_CASE("a future's callback may wait for another future, several deep", "[c10d]") {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    std::vector<Tensors> tensors;
+    for (int i = 0; i < 4; ++i) tensors.push_back({filled({1}, rank + i)});
+    const std::function<void(std::size_t)> sum = [&](std::size_t i) {
+      if (i == tensors.size()) return;
+      auto future = backend.allreduce(tensors[i], {})->getFuture();
+      auto deeper = future->then(
+          [&, i](c10::ivalue::Future&) -> c10::IValue {
+            sum(i + 1);
+            return static_cast<std::int64_t>(i);
+          },
+          c10::IntType::get());
+      deeper->wait();
+    };
+    sum(0);
+    for (int i = 0; i < 4; ++i) expect_equal(tensors[i][0], filled({1}, 1 + 2 * i), "sum");
   });
 }
 
@@ -106,7 +127,7 @@ TEST_CASE("tasks run in order, also those left when the owner goes", "[callbacks
   std::vector<int> order;
   std::promise<void> last;
   {
-    CallbackThread callbacks;
+    CallbackThread callbacks(nullptr, 0);
     for (int i = 0; i < 100; ++i) callbacks.post([&, i] { order.push_back(i); });
     callbacks.post([&] { last.set_value(); });
   }  // its end loses no task and waits for none
