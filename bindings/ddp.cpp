@@ -2,6 +2,7 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/groups.h"
+#include "libddp/ddp/compress_hook.h"
 #include "libddp/ddp/replica.h"
 
 namespace py = pybind11;
@@ -81,6 +83,16 @@ bool after_forward(Replica& replica, py::handle output, bool sync) {
   return replica.after_forward(found, sync);
 }
 
+// A hook of Python's: torch's own adapter calls it and reads its future.
+void register_comm_hook(Replica& replica, py::object state, py::object hook) {
+  replica.reducer().set_comm_hook(
+      std::make_shared<c10d::PythonCommHook>(std::move(state), std::move(hook)));
+}
+
+void register_compress_hook(Replica& replica, at::ScalarType dtype) {
+  replica.reducer().set_comm_hook(compress_hook(replica.group(), dtype));
+}
+
 /// Parameter indices, bucket by bucket: for tests and for the curious.
 BucketPlan bucket_plan(Replica& replica) { return replica.reducer().buckets().plan(); }
 
@@ -92,10 +104,17 @@ void bind_ddp(py::module_& module) {
            py::arg("group"), py::arg("cap_bytes"), py::arg("first_bytes"),
            py::arg("find_unused_parameters"), py::arg("static_graph"), py::arg("broadcast_buffers"),
            py::arg("init_sync"))
-      .def("broadcast_buffers", &Replica::broadcast_buffers, py::arg("buffers"),
+      .def("broadcast", &Replica::broadcast, py::arg("tensors"), py::arg("root") = 0,
            py::call_guard<py::gil_scoped_release>())
       .def("after_forward", &after_forward, py::arg("output"), py::arg("sync"))
       .def("set_static_graph", &Replica::set_static_graph)
+      .def(
+          "run_empty_pass", [](Replica& replica) { replica.reducer().run_empty_pass(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def("set_gradient_scale",
+           [](Replica& replica, double scale) { replica.reducer().set_gradient_scale(scale); })
+      .def("register_comm_hook", &register_comm_hook, py::arg("state"), py::arg("hook"))
+      .def("register_compress_hook", &register_compress_hook, py::arg("dtype"))
       .def("bucket_plan", &bucket_plan);
 }
 

@@ -60,7 +60,7 @@ class DistributedDataParallel {
   /// are off or a NoSync guard lives.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
-    if (buffers_are_due_ && broadcasts_buffers_) replica_.broadcast_buffers(module_->buffers());
+    if (buffers_are_due_ && broadcasts_buffers_) replica_.broadcast(module_->buffers());
     auto output = module_->forward(std::forward<Arguments>(arguments)...);
     buffers_are_due_ = replica_.after_forward(output_tensors(output), synchronises_);
     return output;

@@ -1,5 +1,6 @@
 #include "libddp/ddp/gradient_buckets.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/ones.h>
 #include <fmt/format.h>
@@ -58,6 +59,7 @@ GradientBuckets::Bucket GradientBuckets::build(ProcessGroup& group, const NamedT
   built.flat = group.allocate({static_cast<std::int64_t>(numel + tail_numel)}, dtype);
   built.label = label_of(bucket, members, parameters);
   built.element_bytes = built.flat.element_size();
+  built.num_flags = tail_numel;
   auto* const data = static_cast<std::byte*>(built.flat.data_ptr());
   std::memset(data, 0, built.flat.nbytes());
   built.tail = data + numel * built.element_bytes;
@@ -72,6 +74,41 @@ GradientBuckets::Bucket GradientBuckets::build(ProcessGroup& group, const NamedT
     next += padded_numel(parameters[index].tensor) * built.element_bytes;
   }
   return built;
+}
+
+at::Tensor GradientBuckets::gradients(std::size_t bucket) const {
+  const Bucket& b = buckets_[bucket];
+  return b.flat.narrow(0, 0, b.flat.numel() - static_cast<std::int64_t>(b.num_flags));
+}
+
+std::vector<std::size_t> GradientBuckets::offsets(std::size_t bucket) const {
+  const auto* const begin = static_cast<const std::byte*>(buckets_[bucket].flat.const_data_ptr());
+  std::vector<std::size_t> offsets;
+  for (const std::size_t index : plan_[bucket]) {
+    const auto* const at = static_cast<const std::byte*>(views_[index].const_data_ptr());
+    offsets.push_back(static_cast<std::size_t>(at - begin) / buckets_[bucket].element_bytes);
+  }
+  return offsets;
+}
+
+at::Tensor GradientBuckets::flags() const {
+  std::size_t num_flags = 0;
+  for (const Bucket& bucket : buckets_) num_flags += bucket.num_flags;
+  at::Tensor all = at::empty({static_cast<std::int64_t>(num_flags)}, at::kByte);
+  auto* next = all.mutable_data_ptr<std::uint8_t>();
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    for (std::size_t k = 0; k < buckets_[bucket].num_flags; ++k) *next++ = flag(bucket, k);
+  }
+  return all;
+}
+
+void GradientBuckets::set_flags(const at::Tensor& flags) {
+  const auto* next = flags.const_data_ptr<std::uint8_t>();
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    for (std::size_t k = 0; k < buckets_[bucket].num_flags; ++k) {
+      set_flag(bucket, k, *next++ != 0);
+    }
+  }
 }
 
 void GradientBuckets::set_flag(std::size_t bucket, std::size_t position, bool value) {

@@ -37,6 +37,9 @@ class GradientBuckets {
   std::size_t bucket_of(std::size_t parameter) const { return bucket_of_[parameter]; }
   /// The whole bucket, tail included: what is communicated.
   const at::Tensor& flat(std::size_t bucket) const { return buckets_[bucket].flat; }
+  /// The part of it that holds gradients, and where each member's starts there, in elements.
+  at::Tensor gradients(std::size_t bucket) const;
+  std::vector<std::size_t> offsets(std::size_t bucket) const;
   /// "bucket 3 (h.0.attn.weight, ...)", for errors.
   const std::string& label(std::size_t bucket) const { return buckets_[bucket].label; }
   /// The parameter's piece. It has a storage of its own size, so saving it saves nothing else.
@@ -47,6 +50,9 @@ class GradientBuckets {
   /// REQUIRES: with_usage. `member` = position in members(bucket).
   void set_used(std::size_t bucket, std::size_t member, bool v) { set_flag(bucket, 1 + member, v); }
   bool is_used(std::size_t bucket, std::size_t member) const { return flag(bucket, 1 + member); }
+  /// All flags of all buckets, one byte each, for a message of their own.
+  at::Tensor flags() const;
+  void set_flags(const at::Tensor& flags);
 
  private:
   struct Bucket {
@@ -54,6 +60,7 @@ class GradientBuckets {
     std::string label;
     std::byte* tail = nullptr;
     std::size_t element_bytes = 0;
+    std::size_t num_flags = 0;
     /// The bytes of the number 1 in the bucket's dtype.
     std::vector<std::byte> one;
   };

@@ -128,6 +128,20 @@ void Reducer::launch_complete_buckets() {
 }
 
 void Reducer::launch(std::size_t bucket, bool async) {
+  fill(bucket);
+  if (hook_) return hook_->start(*buckets_, bucket, parameters_);
+  if (group_->size() == 1) return;
+  states_[bucket].work =
+      group_->all_reduce(buckets_->flat(bucket), {.op = ReduceOp::Avg, .scale = gradient_scale_},
+                         {.async = async, .timeout = {}, .label = buckets_->label(bucket)});
+}
+
+// What no gradient has come for, and the flags.
+void Reducer::fill(std::size_t bucket) {
+  if (is_empty_pass_) {
+    buckets_->flat(bucket).zero_();
+    return;
+  }
   bool is_missing = false;
   const std::vector<std::size_t>& members = buckets_->members(bucket);
   for (std::size_t member = 0; member < members.size(); ++member) {
@@ -138,10 +152,6 @@ void Reducer::launch(std::size_t bucket, bool async) {
     is_missing |= !used;
   }
   buckets_->set_missing(bucket, is_missing);
-  if (group_->size() == 1) return;
-  states_[bucket].work =
-      group_->all_reduce(buckets_->flat(bucket), {.op = ReduceOp::Avg},
-                         {.async = async, .timeout = {}, .label = buckets_->label(bucket)});
 }
 
 void Reducer::refuse_second_gradient(std::size_t index) const {
@@ -167,6 +177,10 @@ void Reducer::guarded(Function&& function) {
     function();
   } catch (const Error&) {
     options_.rethrow(std::current_exception());
+    throw;
+  } catch (...) {
+    // A hook may throw anything of the language that it is written in.
+    if (hook_) options_.rethrow(std::current_exception());
     throw;
   }
 }

@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "libddp/ddp/accumulate_hooks.h"
+#include "libddp/ddp/bucket_hook.h"
 #include "libddp/ddp/bucket_plan.h"
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/gradient_slot.h"
@@ -68,6 +69,16 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// synchronising pass only.
   void set_static_graph();
 
+  /// A whole pass of a rank that has no data while others have: contributes zeros, and takes part
+  /// in everything that their pass does. Its `.grad`s hold the others' averages afterwards.
+  void run_empty_pass();
+  /// Multiplies the averages of the passes to come; the same on every rank. Without a hook only.
+  void set_gradient_scale(double scale) { gradient_scale_ = scale; }
+
+  /// From now on `hook` takes each bucket instead of the average; see bucket_hook.h. Once, and
+  /// before the first synchronising pass, on every rank alike.
+  void set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
+
   std::size_t num_buckets() const { return buckets_->size(); }
   const GradientBuckets& buckets() const { return *buckets_; }
   const Group& group() const { return group_; }
@@ -92,11 +103,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void queue_finish(PassEnd end);
   void launch_complete_buckets();
   void launch(std::size_t bucket, bool async);
+  void fill(std::size_t bucket);
   void refuse_second_gradient(std::size_t index) const;
 
   // reducer_finish.cpp: the end of a pass.
   void on_pass_end(PassEnd end);
   void finish_pass();
+  bool collect_results();
   bool is_complete() const;
   bool is_used(std::size_t index) const;
   void refuse_unused();
@@ -121,9 +134,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::unique_ptr<GradientBuckets> buckets_;
   std::unique_ptr<BucketState[]> states_;
   std::optional<BucketPlan> planned_;
+  std::optional<BucketHook> hook_;
 
   Phase phase_ = Phase::Idle;
   bool is_finish_queued_ = false;
+  bool is_empty_pass_ = false;
+  double gradient_scale_ = 1.0;
   /// Number of the pass that synchronises now or has done so last.
   std::uint64_t pass_number_ = 0;
   std::mutex launch_mutex_;

@@ -30,6 +30,20 @@ void Reducer::set_static_graph() {
   if (!had_usage) build_buckets(buckets_->plan());
 }
 
+void Reducer::set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  if (hook_) {
+    throw StateError(
+        "libddp: register_comm_hook or register_builtin_comm_hook can only be called once. Hint: "
+        "wrap the model again to use another hook.");
+  }
+  if (!is_learning_ || phase_ == Phase::Running) {
+    throw StateError(
+        "libddp: a communication hook must be registered before the first backward pass. Hint: "
+        "call register_comm_hook right after wrapping the model.");
+  }
+  hook_.emplace(std::move(hook), group_);
+}
+
 void Reducer::build_buckets(BucketPlan plan) {
   buckets_ = nullptr;
   for (GradientSlot& slot : slots_) slot.leave_bucket();

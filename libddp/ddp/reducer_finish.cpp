@@ -19,6 +19,20 @@ void Reducer::on_pass_end(PassEnd end) {
   finish_pass();
 }
 
+void Reducer::run_empty_pass() {
+  check_last_pass();
+  rebuild_if_planned();
+  reset_counters();
+  phase_ = Phase::Running;
+  ++pass_number_;
+  is_empty_pass_ = true;
+  struct Leave {
+    bool& flag;
+    ~Leave() { flag = false; }
+  } leave{is_empty_pass_};
+  finish_pass();
+}
+
 bool Reducer::is_complete() const {
   for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
     if (states_[bucket].num_missing.load() != 0) return false;
@@ -34,18 +48,25 @@ void Reducer::finish_pass() {
       launch(next_bucket_++, !is_last);
     }
   }
+  const bool is_missing = collect_results();
+  // From here on all ranks know the same.
+  phase_ = Phase::Idle;
+  if (is_missing && !tolerates_unused()) refuse_unused();
+  if (is_missing && !is_empty_pass_) install_gradients_of_others();
+  if (is_learning_) learn();
+  touched_.assign(touched_.size(), 0);
+}
+
+// Whether some rank has no gradient for some parameter.
+bool Reducer::collect_results() {
+  if (hook_) hook_->finish(*buckets_);
   bool is_missing = false;
   for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
     if (states_[bucket].work) states_[bucket].work->wait();
     states_[bucket].work = nullptr;
     is_missing |= buckets_->is_missing(bucket);
   }
-  // From here on all ranks know the same.
-  phase_ = Phase::Idle;
-  if (is_missing && !tolerates_unused()) refuse_unused();
-  if (is_missing) install_gradients_of_others();
-  if (is_learning_) learn();
-  touched_.assign(touched_.size(), 0);
+  return is_missing;
 }
 
 bool Reducer::is_used(std::size_t index) const {
@@ -57,7 +78,7 @@ void Reducer::refuse_unused() {
   std::vector<std::uint8_t> unused;
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     names.push_back(slots_[index].name());
-    unused.push_back(is_used(index) ? 0 : 1);
+    unused.push_back(is_used(index) || is_empty_pass_ ? 0 : 1);
   }
   touched_.assign(touched_.size(), 0);
   throw StateError(describe_unused(*group_, names, unused));
@@ -83,7 +104,8 @@ void Reducer::learn() {
   }
   BucketPlan plan = plan_buckets(sizes, agreed_order(), options_.limits);
   if (plan != buckets_->plan()) planned_ = std::move(plan);
-  if (options_.static_graph) num_expected_ = num_fired_;
+  // Counts of a pass without data say nothing: buckets then wait for the end of each pass.
+  if (options_.static_graph && !is_empty_pass_) num_expected_ = num_fired_;
 }
 
 }  // namespace libddp

@@ -55,8 +55,8 @@ Replica::Replica(NamedTensors parameters, const NamedTensors& buffers, Group gro
   reducer_ = Reducer::create(std::move(trained), group_, std::move(reducer));
 }
 
-void Replica::broadcast_buffers(const std::vector<at::Tensor>& buffers) {
-  broadcaster_.broadcast(buffers, 0, "buffers");
+void Replica::broadcast(const std::vector<at::Tensor>& tensors, int root) {
+  broadcaster_.broadcast(tensors, root, "buffers");
 }
 
 bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {

@@ -6,7 +6,7 @@
 // Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
 //
 //   Replica replica(parameters, buffers, group, {});
-//   replica.broadcast_buffers(buffer_tensors);      // before a forward, where it is due
+//   replica.broadcast(buffer_tensors);      // before a forward, where it is due
 //   auto y = net->forward(x);
 //   bool synchronises = replica.after_forward({y}, true);
 
@@ -44,8 +44,8 @@ class Replica {
   Replica(NamedTensors parameters, const NamedTensors& buffers, Group group,
           const DistributedDataParallelOptions& options, Rethrow rethrow = nullptr);
 
-  /// Collective: every rank gets rank 0's values.
-  void broadcast_buffers(const std::vector<at::Tensor>& buffers);
+  /// Collective: every rank gets the values of `root` (buffers before a forward, or the model).
+  void broadcast(const std::vector<at::Tensor>& tensors, int root = 0);
 
   /// After a forward that returned `outputs`. Returns whether its backward synchronises: it does
   /// if `sync` and gradients are recorded.

@@ -110,11 +110,6 @@ def check_unsupported_arguments():
     ):
         with expect("ArgumentError", f"libddp does not support {next(iter(arguments))} yet"):
             wrap(models.Mlp(), **arguments)
-    model = wrap(models.Mlp())
-    with expect("ArgumentError", "does not support join yet"):
-        model.join()
-    with expect("ArgumentError", "does not support register_comm_hook yet"):
-        model.register_comm_hook(None, print)
 
 
 def check_bad_arguments():

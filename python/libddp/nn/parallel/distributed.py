@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parameter import UninitializedParameter
 
 from libddp._load import load
 from libddp.distributed._groups import native
 from libddp.errors import ArgumentError, StateError
+from libddp.nn.parallel import _join
+from libddp.nn.parallel._comm_hooks import builtin_dtype, check_comm_hook
 
 _C = load()
 _MEBIBYTE = 1024 * 1024
@@ -23,7 +26,7 @@ _DEFAULT_CAP_MB = 25
 _FIRST_BUCKET_BYTES = 1 * _MEBIBYTE
 
 
-class DistributedDataParallel(torch.nn.Module):
+class DistributedDataParallel(torch.nn.Module, Joinable):
     """Averages gradients over the ranks of a process group while `backward()` runs.
 
     All ranks start from rank 0's parameters and buffers. Parameters keep their identity, so an
@@ -83,6 +86,7 @@ class DistributedDataParallel(torch.nn.Module):
         bucket_cap_mb_list=None,
     ) -> None:
         super().__init__()
+        Joinable.__init__(self)
         _refuse_unsupported(
             delay_all_reduce_named_params=delay_all_reduce_named_params,
             param_to_hook_all_reduce=param_to_hook_all_reduce,
@@ -107,6 +111,8 @@ class DistributedDataParallel(torch.nn.Module):
         self.bucket_bytes_cap = _bucket_bytes(bucket_cap_mb)
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
+        self._divide_by_initial_world_size = True
+        self._comm_hooks = []
         self._replicate(init_sync)
 
     def _replicate(self, init_sync: bool) -> None:
@@ -141,20 +147,32 @@ class DistributedDataParallel(torch.nn.Module):
             (module._buffers, key)
             for prefix, module in self.module.named_modules()
             for key, buffer in module._buffers.items()
-            if buffer is not None and _join(prefix, key) not in self.parameters_to_ignore
+            if buffer is not None and _qualified(prefix, key) not in self.parameters_to_ignore
         ]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's own forward; its backward averages gradients."""
         replica = self._replica
-        if self.require_forward_param_sync and self._buffer_places:
-            replica.broadcast_buffers([buffers[key] for buffers, key in self._buffer_places])
+        if self._join_config.enable and torch.is_grad_enabled():
+            _join.before_forward(self)
+        elif self._buffers_are_due():
+            replica.broadcast(self._buffer_tensors())
         output = self.module(*inputs, **kwargs)
         # Past nn.Module.__setattr__, which looks for parameters first.
         self.__dict__["require_forward_param_sync"] = replica.after_forward(
             output, self.require_backward_grad_sync
         )
         return output
+
+    def _buffers_are_due(self) -> bool:
+        return self.require_forward_param_sync and bool(self._buffer_places)
+
+    def _buffer_tensors(self) -> list[torch.Tensor]:
+        return [buffers[key] for buffers, key in self._buffer_places]
+
+    def _model_tensors(self) -> list[torch.Tensor]:
+        parameters = self._tensors(self.module.named_parameters())
+        return [tensor.detach() for _, tensor in parameters] + self._buffer_tensors()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -182,13 +200,79 @@ class DistributedDataParallel(torch.nn.Module):
         """Names that the next DistributedDataParallel over `module` leaves alone."""
         module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
 
-    def join(self, *args: Any, **kwargs: Any):
-        """Not supported yet."""
-        _refuse_unsupported(join=True)
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """A context in which ranks may have different numbers of batches.
+
+        A rank that is done takes part in the others' collectives until all are done; then every
+        rank has the model of one that trained to the end.
+
+        Args:
+            divide_by_initial_world_size: average over all ranks; False = over those with data.
+            enable: False = as if it were not there.
+            throw_on_early_termination: RuntimeError on every rank once the first one is done.
+
+        Example:
+            >>> with model.join():                                     # doctest: +SKIP
+            ...     for x in uneven_loader:
+            ...         model(x).sum().backward()
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> _join.DistributedDataParallelJoinHook:
+        """For torch.distributed.algorithms.Join."""
+        divide = kwargs.get("divide_by_initial_world_size", True)
+        return _join.DistributedDataParallelJoinHook(self, divide)
+
+    @property
+    def join_device(self) -> torch.device:
+        """For torch.distributed.algorithms.Join."""
+        return self.device
+
+    @property
+    def join_process_group(self):
+        """For torch.distributed.algorithms.Join."""
+        return dist.group.WORLD if self.process_group is None else self.process_group
 
     def register_comm_hook(self, state: object, hook) -> None:
-        """Not supported yet."""
-        _refuse_unsupported(register_comm_hook=True)
+        """Lets `hook` exchange the gradients; before the first backward pass, on every rank.
+
+        Args:
+            state: passed to the hook.
+            hook: `hook(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]`,
+                called once per bucket, in the same order on every rank; its future holds what
+                shall stand in the bucket. It divides by the world size itself. torch's own hooks
+                (torch.distributed.algorithms.ddp_comm_hooks) run unchanged.
+
+        Raises:
+            TypeError, ArgumentError: the hook does not look like one.
+            StateError: a hook is registered already, or a backward pass has run.
+        """
+        check_comm_hook(hook)
+        self._replica.register_comm_hook(state, hook)
+        self._comm_hooks.append((hook, state))
+
+    def _register_builtin_comm_hook(self, comm_hook_type) -> None:
+        """One of torch's built-in hooks: ALLREDUCE or FP16_COMPRESS, in C++."""
+        dtype = builtin_dtype(comm_hook_type)
+        if dtype is not None:
+            self.compress_gradients(dtype)
+
+    def compress_gradients(self, dtype: torch.dtype) -> None:
+        """Averages gradients in `dtype` (float16 or bfloat16): half the bytes, one rounding.
+
+        In C++, without Python on the way; otherwise as `register_comm_hook`.
+        """
+        self._replica.register_compress_hook(dtype)
 
     def __getstate__(self) -> dict:
         if self.process_group not in (None, dist.group.WORLD):
@@ -226,5 +310,5 @@ def _bucket_bytes(bucket_cap_mb: float | None) -> int:
     return cap_bytes
 
 
-def _join(prefix: str, key: str) -> str:
+def _qualified(prefix: str, key: str) -> str:
     return f"{prefix}.{key}" if prefix else key

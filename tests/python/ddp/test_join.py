@@ -1,0 +1,146 @@
+"""Uneven inputs: `join` gives torch's numbers on two ranks, and every rank the same model."""
+
+import checks
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from ddp_models import Mlp
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+
+def libddp_ddp():
+    from libddp.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel
+
+
+_gloo = None
+
+
+def gloo():
+    global _gloo
+    if _gloo is None:
+        _gloo = dist.new_group(backend="gloo")
+    return _gloo
+
+
+def num_batches() -> int:
+    return 3 + 2 * dist.get_rank()
+
+
+def train(ddp_class, make_model=Mlp, accumulate=False, ddp=None, **join):
+    """The model after an uneven number of steps; rank r has 3 + 2 r batches."""
+    torch.manual_seed(5)
+    group = {"process_group": gloo()} if ddp_class is TorchDDP else {}
+    model = ddp_class(make_model(), **group, **(ddp or {}))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(100 + dist.get_rank())
+    with model.join(**join):
+        for batch in range(num_batches()):
+            data = torch.randn(8, 16, generator=generator)
+            model.require_backward_grad_sync = not accumulate or batch % 2 == 0
+            model(data).pow(2).mean().backward()
+            if model.require_backward_grad_sync:
+                optimizer.step()
+                optimizer.zero_grad()
+    return model.module.state_dict()
+
+
+def compare(*arguments, **options):
+    ours = train(libddp_ddp(), *arguments, **options)
+    for value in ours.values():
+        first = value.clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(first, value)
+    theirs = train(TorchDDP, *arguments, **options)
+    for name, value in theirs.items():
+        assert torch.equal(ours[name], value), name
+
+
+def with_buffers():
+    return torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.BatchNorm1d(8))
+
+
+def check_plain():
+    compare()
+
+
+def check_average_over_ranks_with_data():
+    compare(divide_by_initial_world_size=False)
+
+
+def check_many_buckets_and_unused_parameters():
+    compare(ddp={"bucket_cap_mb": 0.002})
+    compare(ddp={"find_unused_parameters": True})
+
+
+def check_buffers():
+    compare(with_buffers)
+
+
+def check_a_rank_without_any_data():
+    model = libddp_ddp()(Mlp())
+    with model.join():
+        for _ in range(4 * dist.get_rank()):
+            model(torch.ones(2, 16)).sum().backward()
+    # And the same model goes on with even inputs.
+    model.zero_grad()
+    model(torch.ones(2, 16)).sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def check_accumulation():
+    train(libddp_ddp(), accumulate=True)
+
+
+def check_disabled():
+    model = libddp_ddp()(Mlp())
+    with model.join(enable=False):
+        model(torch.ones(2, 16)).sum().backward()
+
+
+def check_a_hook():
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    model = libddp_ddp()(Mlp())
+    model.register_comm_hook(None, allreduce_hook)
+    with model.join():
+        for _ in range(num_batches()):
+            model(torch.ones(2, 16)).sum().backward()
+
+
+def check_early_termination():
+    model = libddp_ddp()(Mlp())
+    text = "exhausted all inputs" if dist.get_rank() == 0 else "at least one rank that exhausted"
+    with pytest.raises(RuntimeError, match=text), model.join(throw_on_early_termination=True):  # noqa: PT012
+        for _ in range(num_batches()):
+            model(torch.ones(2, 16)).sum().backward()
+
+
+def run_all():
+    from libddp.distributed import init_process_group
+
+    init_process_group("libddp")
+    return checks.run(globals())
+
+
+results = checks.fixture(run_all, world_size=2)
+
+
+@pytest.mark.parametrize("name", checks.names(globals()))
+def test_on_every_rank(results, name):
+    checks.verify(results, name)
+
+
+def four_ranks() -> list[torch.Tensor]:
+    from libddp.distributed import init_process_group
+
+    init_process_group("libddp")
+    return list(train(libddp_ddp()).values())
+
+
+def test_four_ranks_end_with_the_same_model():
+    first, *others = ranks.run(four_ranks, 4)
+    for other in others:
+        assert all(map(torch.equal, first, other))
