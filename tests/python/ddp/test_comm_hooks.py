@@ -5,27 +5,11 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from ddp_models import Mlp
+from ddp_models import Mlp, gloo, libddp_ddp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 STEPS = 6
-
-
-def libddp_ddp():
-    from libddp.nn.parallel import DistributedDataParallel
-
-    return DistributedDataParallel
-
-
-_gloo = None
-
-
-def gloo():
-    global _gloo
-    if _gloo is None:
-        _gloo = dist.new_group(backend="gloo")
-    return _gloo
 
 
 def train(ddp_class, register, **options):

@@ -5,24 +5,8 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from ddp_models import Mlp
+from ddp_models import Mlp, gloo, libddp_ddp
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-
-
-def libddp_ddp():
-    from libddp.nn.parallel import DistributedDataParallel
-
-    return DistributedDataParallel
-
-
-_gloo = None
-
-
-def gloo():
-    global _gloo
-    if _gloo is None:
-        _gloo = dist.new_group(backend="gloo")
-    return _gloo
 
 
 def num_batches() -> int:

@@ -16,12 +16,6 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 STEPS = 50
 
 
-def libddp_ddp():
-    from libddp.nn.parallel import DistributedDataParallel
-
-    return DistributedDataParallel
-
-
 def build(make_model):
     torch.manual_seed(17 + dist.get_rank())  # both libraries start from rank 0's values
     return make_model()
@@ -29,7 +23,7 @@ def build(make_model):
 
 def train(ddp_class, make_model, loss_of, optimizer_class=torch.optim.AdamW, each_step=None, **ddp):
     """The model after 50 steps; every rank and step has data of its own."""
-    group = {"process_group": gloo()} if ddp_class is TorchDDP else {}
+    group = {"process_group": models.gloo()} if ddp_class is TorchDDP else {}
     model = ddp_class(build(make_model), **group, **ddp)
     optimizer = optimizer_class(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(100 + dist.get_rank())
@@ -42,18 +36,8 @@ def train(ddp_class, make_model, loss_of, optimizer_class=torch.optim.AdamW, eac
     return model.module
 
 
-_gloo = None
-
-
-def gloo():
-    global _gloo
-    if _gloo is None:
-        _gloo = dist.new_group(backend="gloo")
-    return _gloo
-
-
 def compare(*arguments, **options):
-    ours = train(libddp_ddp(), *arguments, **options)
+    ours = train(models.libddp_ddp(), *arguments, **options)
     theirs = train(TorchDDP, *arguments, **options)
     first = [p.detach().clone() for p in ours.parameters()]
     for tensor in first:

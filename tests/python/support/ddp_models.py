@@ -1,7 +1,26 @@
 """Small models for the DDP tests."""
 
 import torch
+import torch.distributed as dist
 from torch import nn
+
+
+def libddp_ddp():
+    """libddp's class; imported on the ranks only."""
+    from libddp.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel
+
+
+_gloo = None
+
+
+def gloo():
+    """A Gloo group over all ranks, for torch's own DDP; made by the first call, on every rank."""
+    global _gloo
+    if _gloo is None:
+        _gloo = dist.new_group(backend="gloo")
+    return _gloo
 
 
 class TiedLanguageModel(nn.Module):
