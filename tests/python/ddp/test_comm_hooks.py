@@ -1,5 +1,7 @@
 """Communication hooks: torch's own run unchanged and give torch's numbers on two ranks."""
 
+import copy
+
 import checks
 import pytest
 import ranks
@@ -122,6 +124,24 @@ def check_a_hook_sees_each_bucket_once_in_order():
         assert [is_last for _, is_last in seen] == [False] * (len(seen) - 1) + [True]
         assert all((p.grad == 3).all() for p in model.parameters())
         model.zero_grad()
+
+
+def check_a_copy_keeps_the_hook():
+    model = libddp_ddp()(Mlp())
+    model.register_comm_hook(None, answer_seven)
+    twin = copy.deepcopy(model)
+    twin(torch.ones(2, 16)).sum().backward()
+    assert all((p.grad == 7).all() for p in twin.parameters())
+    compressed = libddp_ddp()(Mlp())
+    compressed.compress_gradients(torch.float16)
+    with pytest.raises(RuntimeError, match="can only be called once"):
+        copy.deepcopy(compressed).register_comm_hook(None, answer_seven)
+
+
+def answer_seven(state, bucket):
+    future = torch.futures.Future()
+    future.set_result(torch.full_like(bucket.buffer(), 7.0))
+    return future
 
 
 def check_unused_parameters_are_found_beside_a_hook():

@@ -113,6 +113,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         self.require_forward_param_sync = True
         self._divide_by_initial_world_size = True
         self._comm_hooks = []
+        self._gradient_dtype = None
         self._replicate(init_sync)
 
     def _replicate(self, init_sync: bool) -> None:
@@ -273,6 +274,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         In C++, without Python on the way; otherwise as `register_comm_hook`.
         """
         self._replica.register_compress_hook(dtype)
+        self._gradient_dtype = dtype
 
     def __getstate__(self) -> dict:
         if self.process_group not in (None, dist.group.WORLD):
@@ -289,6 +291,10 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         super().__setstate__(state)
         self.process_group = None
         self._replicate(init_sync=False)
+        for hook, hook_state in self._comm_hooks:
+            self._replica.register_comm_hook(hook_state, hook)
+        if self._gradient_dtype is not None:
+            self._replica.register_compress_hook(self._gradient_dtype)
 
 
 def _refuse_unsupported(**arguments: Any) -> None:
