@@ -74,6 +74,17 @@ def check_a_rank_without_any_data():
     assert all(p.grad.abs().sum() > 0 for p in model.parameters())
 
 
+def check_evaluation_of_one_rank_stays_local():
+    model = libddp_ddp()(with_buffers())
+    with model.join():
+        for _ in range(num_batches()):
+            model(torch.randn(4, 16)).sum().backward()
+            if dist.get_rank() == 1:
+                with torch.no_grad():
+                    model(torch.randn(4, 16))
+    assert not model._join_config.enable
+
+
 def check_accumulation():
     train(libddp_ddp(), accumulate=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.join import Join, JoinHook
+from torch.distributed.algorithms.join import Join, JoinHook, _JoinConfig
 
 
 class DistributedDataParallelJoinHook(JoinHook):
@@ -35,6 +35,7 @@ class DistributedDataParallelJoinHook(JoinHook):
         root = common_rank(ddp, is_last_joiner)
         ddp._replica.broadcast(ddp._model_tensors(), root)
         ddp._replica.set_gradient_scale(1.0)
+        ddp._join_config = _JoinConfig.construct_disabled_join_config()  # torch leaves it on
 
 
 def before_forward(ddp) -> None:

@@ -154,7 +154,9 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's own forward; its backward averages gradients."""
         replica = self._replica
-        if self._join_config.enable and torch.is_grad_enabled():
+        if self._join_config.enable:
+            if not torch.is_grad_enabled():
+                return self.module(*inputs, **kwargs)  # joined ranks mirror training only
             _join.before_forward(self)
         elif self._buffers_are_due():
             replica.broadcast(self._buffer_tensors())
