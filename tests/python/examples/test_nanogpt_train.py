@@ -16,6 +16,7 @@ pytest.importorskip("libddp.distributed", reason="libddp is not installed")
 import resume
 import sample
 import train
+from states import assert_same
 from trainer import Ranks, Trainer
 
 SCRIPT = Path(train.__file__)
@@ -67,17 +68,6 @@ def stop_in_iteration(monkeypatch, number: int) -> None:
         return original(self)
 
     monkeypatch.setattr(Trainer, "step", step)
-
-
-def assert_same(one, other) -> None:
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert_same(one[name], other[name])
-    else:
-        assert one == other
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, text_file, monkeypatch, capsys):

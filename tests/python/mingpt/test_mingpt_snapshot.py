@@ -10,6 +10,7 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from mingpt_runs import LINE, UserError, config, mingpt, train
+from states import assert_same
 
 storage = mingpt.storage
 DROPOUT = "gpt_config.resid_pdrop=0.1"
@@ -19,17 +20,6 @@ ONE, TWO = "trainer_config.max_epochs=1", "trainer_config.max_epochs=2"
 def weights(path) -> dict:
     with fsspec.open(str(path), "rb") as file:
         return torch.load(file, weights_only=True)
-
-
-def assert_same(one, other) -> None:
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert_same(one[name], other[name])
-    else:
-        assert one == other
 
 
 @pytest.mark.parametrize("amp", [[], ["trainer_config.use_amp=true"]], ids=["float32", "float16"])
