@@ -16,7 +16,7 @@
 //
 //   BucketHook hook(std::make_shared<MyHook>(), group);
 //   hook.start(buckets, 0, parameters);
-//   hook.finish(buckets, with_usage);
+//   hook.finish(buckets);
 
 #include <ATen/core/ivalue.h>
 
