@@ -9,11 +9,12 @@ waits for the script to do it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.machinery import PathFinder
 from types import ModuleType
 
-_waiting: dict[str, Callable[[ModuleType], None]] = {}
+_Function = Callable[[ModuleType], None]
+_waiting: dict[str, list[_Function]] = {}
 
 
 class _Finder:
@@ -30,25 +31,33 @@ class _Finder:
         return spec
 
 
-def call(name: str, function: Callable[[ModuleType], None]) -> None:
+def call(name: str, function: _Function) -> None:
     """Calls `function` with the module `name`: now, or at the end of its first import."""
     if name in sys.modules:
         function(sys.modules[name])
         return
-    _waiting[name] = function
+    _waiting.setdefault(name, []).append(function)
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
 
 
-def forget() -> None:
-    """Drops every call that has not been made."""
-    _waiting.clear()
-    if _Finder in sys.meta_path:
-        sys.meta_path.remove(_Finder)
+def forget(functions: Iterable[_Function]) -> None:
+    """Drops the calls of these functions that have not been made."""
+    dropped = list(functions)
+    for name, waiting in list(_waiting.items()):
+        _waiting[name] = [function for function in waiting if function not in dropped]
+        if not _waiting[name]:
+            del _waiting[name]
+    _leave_if_idle()
 
 
 def _execute(execute, module: ModuleType, name: str) -> None:
     execute(module)
-    function = _waiting.pop(name, None)
-    if function is not None:
+    for function in _waiting.pop(name, ()):
         function(module)
+    _leave_if_idle()
+
+
+def _leave_if_idle() -> None:
+    if not _waiting and _Finder in sys.meta_path:
+        sys.meta_path.remove(_Finder)

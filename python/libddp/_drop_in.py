@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from functools import cache, wraps
 from importlib.metadata import entry_points
 
@@ -36,6 +37,8 @@ _KEPT_FSDP = (
 _ABSENT = object()
 #: (owner, name, what stood there or _ABSENT), in the order of replacement
 _replaced: list[tuple[object, str, object]] = []
+#: what waits for a module of torch that is not imported yet
+_pending: list[Callable] = []
 
 
 def install() -> None:
@@ -68,7 +71,7 @@ def install() -> None:
     _replace_group()
     _replace_ddp()
     for module, name in ((_FSDP1, "FullyShardedDataParallel"), (_FSDP2, "FSDPState")):
-        _after_import.call(module, lambda found, name=name: _announce(found, name, _KEPT_FSDP))
+        _call_after_import(module, lambda found, name=name: _announce(found, name, _KEPT_FSDP))
 
 
 def uninstall() -> None:
@@ -77,7 +80,8 @@ def uninstall() -> None:
     Models and groups that exist go on as they are. isinstance(model, torch's
     DistributedDataParallel) stays true for models of libddp's class.
     """
-    _after_import.forget()
+    _after_import.forget(_pending)
+    _pending.clear()
     while _replaced:
         owner, name, former = _replaced.pop()
         if former is _ABSENT:
@@ -125,6 +129,11 @@ def _replace(owner: object, name: str, replacement: object) -> None:
     setattr(owner, name, replacement)
 
 
+def _call_after_import(name: str, function: Callable) -> None:
+    _pending.append(function)
+    _after_import.call(name, function)
+
+
 def _replace_group() -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
@@ -142,19 +151,15 @@ def _replace_group() -> None:
 def _replace_ddp() -> None:
     import torch.nn.parallel as parallel
 
-    from libddp import _torch_face
     from libddp.nn.parallel import DistributedDataParallel as Ours
 
     theirs = parallel.distributed.DistributedDataParallel
     theirs.register(Ours)  # isinstance() in modules that hold torch's class already
     for owner in (parallel, parallel.distributed):
         _replace(owner, "DistributedDataParallel", Ours)
-    for name, value in _torch_face.ATTRIBUTES.items():
-        if not hasattr(Ours, name):
-            _replace(Ours, name, value)
     _announce(parallel.distributed, theirs, _KEPT_DDP)
     for module in _KEEP_TORCH_DDP:
-        _after_import.call(module, lambda m: _replace(m, "DistributedDataParallel", theirs))
+        _call_after_import(module, lambda m: _replace(m, "DistributedDataParallel", theirs))
 
 
 def _announce(module, kind, text: str) -> None:

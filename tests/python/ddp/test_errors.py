@@ -103,7 +103,6 @@ def check_sparse_gradients():
 
 def check_unsupported_arguments():
     for arguments in (
-        {"device_mesh": object()},
         {"mixed_precision": object()},
         {"delay_all_reduce_named_params": [1]},
         {"bucket_cap_mb_list": [1]},

@@ -7,22 +7,81 @@ whether this iteration synchronises, and the buckets. Ranks that are done contri
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.join import Join, JoinHook, _JoinConfig
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook, _JoinConfig
+
+from libddp.errors import StateError
+
+
+class TakesUnevenInputs(Joinable):
+    """The part of DistributedDataParallel that torch's Join calls."""
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """A context in which ranks may have different numbers of batches.
+
+        A rank that is done takes part in the others' collectives until all are done; then every
+        rank has the model of one that trained to the end.
+
+        Args:
+            divide_by_initial_world_size: average over all ranks; False = over those with data.
+            enable: False = as if it were not there.
+            throw_on_early_termination: RuntimeError on every rank once the first one is done.
+
+        Example:
+            >>> with model.join():                                     # doctest: +SKIP
+            ...     for x in uneven_loader:
+            ...         model(x).sum().backward()
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> DistributedDataParallelJoinHook:
+        """For torch.distributed.algorithms.Join."""
+        divide = kwargs.get("divide_by_initial_world_size", True)
+        return DistributedDataParallelJoinHook(self, divide)
+
+    @property
+    def join_device(self) -> torch.device:
+        """For torch.distributed.algorithms.Join."""
+        return self.device
+
+    @property
+    def join_process_group(self):
+        """For torch.distributed.algorithms.Join."""
+        return self.process_group
 
 
 class DistributedDataParallelJoinHook(JoinHook):
     """What a rank does for one wrapped model after its own data has ended."""
 
     def __init__(self, ddp, divide_by_initial_world_size: bool) -> None:
+        if ddp.buffer_hook is not None:
+            raise StateError(
+                "libddp: a model with a buffer communication hook cannot join uneven inputs: a "
+                "rank without data has no forward to call the hook around. Hint: leave the hook or "
+                "the join context out."
+            )
         self.ddp = ddp
+        ddp._has_joined = True
         ddp._divide_by_initial_world_size = divide_by_initial_world_size
 
     def main_hook(self) -> None:
         """Mirrors one iteration of the ranks that still have data."""
         ddp = self.ddp
-        broadcast_buffers(ddp, is_active=False)
+        if ddp.will_sync_module_buffers():
+            ddp._replica.broadcast(ddp.modules_buffers, common_rank(ddp, False))
         synchronises = agree_to_synchronise(ddp, False)
         # torch's rule for the next iteration's buffers.
         ddp.require_forward_param_sync = synchronises
@@ -43,14 +102,9 @@ def before_forward(ddp) -> None:
     work = Join.notify_join_context(ddp)
     if work is not None:
         work.wait()
-    broadcast_buffers(ddp, is_active=True)
+    if ddp.will_sync_module_buffers():
+        ddp._sync_buffers()
     agree_to_synchronise(ddp, ddp.require_backward_grad_sync)
-
-
-def broadcast_buffers(ddp, is_active: bool) -> None:
-    """Where it is due, from a rank whose buffers are still trained."""
-    if ddp._buffers_are_due():
-        ddp._replica.broadcast(ddp._buffer_tensors(), common_rank(ddp, is_active))
 
 
 def agree_to_synchronise(ddp, wanted: bool) -> bool:
@@ -66,6 +120,11 @@ def agree_to_synchronise(ddp, wanted: bool) -> bool:
 
 def common_rank(ddp, is_candidate: bool) -> int:
     """The highest rank of the group that is a candidate."""
-    rank = torch.tensor([dist.get_rank(ddp.process_group) if is_candidate else -1])
-    dist.all_reduce(rank, op=dist.ReduceOp.MAX, group=ddp.process_group)
-    return int(rank.item())
+    return highest(ddp, dist.get_rank(ddp.process_group) if is_candidate else -1)
+
+
+def highest(ddp, value: int) -> int:
+    """The largest value of all ranks."""
+    shared = torch.tensor([value])
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=ddp.process_group)
+    return int(shared.item())

@@ -11,22 +11,27 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.join import Join, Joinable
-from torch.nn.parameter import UninitializedParameter
+from torch.distributed.algorithms.join import Joinable
 
 from libddp._load import load
 from libddp.distributed._groups import native
-from libddp.errors import ArgumentError, StateError
-from libddp.nn.parallel import _join
+from libddp.errors import StateError
+from libddp.nn.parallel import _arguments, _dynamo, _join
+from libddp.nn.parallel._buffers import SynchronisesBuffers
 from libddp.nn.parallel._comm_hooks import builtin_dtype, check_comm_hook
+from libddp.nn.parallel._optimizers import StepsInBackward
+from libddp.nn.parallel._torch_face import TorchFace
 
 _C = load()
-_MEBIBYTE = 1024 * 1024
-_DEFAULT_CAP_MB = 25
-_FIRST_BUCKET_BYTES = 1 * _MEBIBYTE
+_TorchsClass = _dynamo.TorchsClass
+_dynamo.keep_out()
+#: Attributes that a copy builds anew.
+_NOT_PICKLED = ("process_group", "_replica", "_buffer_homes", "_buffer_futures", "_stepped")
 
 
-class DistributedDataParallel(torch.nn.Module, Joinable):
+class DistributedDataParallel(
+    TorchFace, SynchronisesBuffers, StepsInBackward, torch.nn.Module, _join.TakesUnevenInputs
+):
     """Averages gradients over the ranks of a process group while `backward()` runs.
 
     All ranks start from rank 0's parameters and buffers. Parameters keep their identity, so an
@@ -36,11 +41,11 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     Args:
         module: the model; dense parameters on the CPU.
-        device_ids: accepted and ignored for a model on the CPU, so that scripts run there unedited;
-            at most one entry.
-        output_device, dim: accepted and ignored for a model on the CPU.
-        broadcast_buffers: every rank gets rank 0's buffers before the first forward and before
-            each one that follows a synchronising forward (torch's rule).
+        device_ids, output_device: a device (index, name, torch.device), a list with one, or None;
+            without effect for a model on the CPU, so that scripts run there unedited.
+        dim: for `scatter` and `gather`.
+        broadcast_buffers: torch's former name of `forward_sync_buffers`; False also leaves buffers
+            alone at construction.
         init_sync: check that the ranks wrap the same model, and start from rank 0's values.
         process_group: a group of libddp or of torch on backend "libddp"; None = the default group.
         bucket_cap_mb: largest bucket in MiB; None = 25. The first and the last bucket are at most
@@ -49,6 +54,12 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         check_reduction: deprecated in torch, without effect there and here.
         gradient_as_bucket_view: without effect: gradients are always views of their bucket.
         static_graph: the graph is the same in each iteration.
+        device_mesh: a DeviceMesh of one dimension, in place of `process_group`. For a slice of a
+            larger mesh the module's DTensor parameters become local ones, as in torch.
+        batched_grad_copy: without effect: each gradient is copied once, as it comes.
+        forward_sync_buffers: every rank gets rank 0's buffers before the first forward and before
+            each one that follows a synchronising forward (torch's rule); None = True.
+        lazy_bucket_allocation: without effect: the buckets are the only memory of the gradients.
 
     Raises:
         ArgumentError: (a ValueError and a RuntimeError) no parameter requires a gradient; an
@@ -70,7 +81,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         device_ids=None,
         output_device=None,
         dim: int = 0,
-        broadcast_buffers: bool = True,
+        broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         process_group=None,
         bucket_cap_mb: float | None = None,
@@ -84,98 +95,130 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         device_mesh=None,
         skip_all_reduce_unused_params: bool = False,
         bucket_cap_mb_list=None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        lazy_bucket_allocation: bool = False,
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
-        _refuse_unsupported(
+        _arguments.refuse_unsupported(
             delay_all_reduce_named_params=delay_all_reduce_named_params,
             param_to_hook_all_reduce=param_to_hook_all_reduce,
             mixed_precision=mixed_precision,
-            device_mesh=device_mesh,
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
             bucket_cap_mb_list=bucket_cap_mb_list,
         )
-        if device_ids is not None and len(device_ids) > 1:
-            raise ArgumentError("device_ids can only be None or contain a single element.")
+        _arguments.check_devices(device_ids, output_device)
+        self.process_group = _arguments.group_of(process_group, device_mesh)
+        self.device_mesh = device_mesh
+        _arguments.localize_sliced_parameters(module, device_mesh)
         self.module = module
-        self.process_group = process_group
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self.device_ids = None
         self.output_device = None
         self.dim = dim
-        self.broadcast_buffers = broadcast_buffers
+        self.forward_sync_buffers, init_sync_buffers = _arguments.buffer_rules(
+            broadcast_buffers, forward_sync_buffers
+        )
         self.init_sync = init_sync
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = True
+        self.batched_grad_copy = batched_grad_copy
+        self.lazy_bucket_allocation = lazy_bucket_allocation
         self.static_graph = static_graph
-        self.bucket_bytes_cap = _bucket_bytes(bucket_cap_mb)
+        self.bucket_bytes_cap = _arguments.bucket_bytes(bucket_cap_mb)
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self._divide_by_initial_world_size = True
+        self._has_joined = False
+        self._num_synchronised = 0
+        self._syncs_before = True
+        self._ddp_sink_clone = True
         self._comm_hooks = []
         self._gradient_dtype = None
-        self._replicate(init_sync)
+        self._replicate(init_sync, init_sync_buffers)
 
-    def _replicate(self, init_sync: bool) -> None:
+    def _replicate(self, init_sync: bool, init_sync_buffers: bool = False) -> None:
         """Builds the C++ side for the module as it is now."""
         parameters = self._tensors(self.module.named_parameters())
-        for name, parameter in parameters:
-            if isinstance(parameter, UninitializedParameter):
-                raise ArgumentError(
-                    "Modules with uninitialized parameters can't be used with "
-                    f"`DistributedDataParallel`: {name!r}. Hint: run a dummy forward pass first."
-                )
+        _arguments.check_module(self.module, parameters)
         self.device = parameters[0][1].device if parameters else torch.device("cpu")
-        self._buffer_places = self._find_buffers() if self.broadcast_buffers else []
+        self._buffer_futures = []
+        self._lazy_init_ran = False
+        self._assign_modules_buffers()
         self._replica = _C.Replica(
             parameters=parameters,
-            buffers=self._tensors(self.module.named_buffers()),
+            buffers=list(self._named_buffers()) if init_sync_buffers else [],
             group=native(self.process_group),
             cap_bytes=self.bucket_bytes_cap,
-            first_bytes=min(_FIRST_BUCKET_BYTES, self.bucket_bytes_cap),
+            first_bytes=min(_arguments.FIRST_BUCKET_BYTES, self.bucket_bytes_cap),
             find_unused_parameters=self.find_unused_parameters,
             static_graph=self.static_graph,
-            broadcast_buffers=self.broadcast_buffers,
+            broadcast_buffers=self.forward_sync_buffers,
             init_sync=init_sync,
         )
+        self._first_plan = self._replica.bucket_plan()
+
+    def _rebuild_replica(self) -> None:
+        """The C++ side anew, without a word to other ranks."""
+        self._replica = None  # its hooks go before new ones come
+        self._replicate(init_sync=False)
+        for hook, state in self._comm_hooks:
+            self._replica.register_comm_hook(state, hook)
+        if self._gradient_dtype is not None:
+            self._replica.register_compress_hook(self._gradient_dtype)
 
     def _tensors(self, named) -> list[tuple[str, torch.Tensor]]:
         return [(name, tensor) for name, tensor in named if name not in self.parameters_to_ignore]
 
-    def _find_buffers(self) -> list[tuple[dict, str]]:
-        """Where the buffers stand; a forward may put another tensor there."""
-        return [
-            (module._buffers, key)
-            for prefix, module in self.module.named_modules()
-            for key, buffer in module._buffers.items()
-            if buffer is not None and _qualified(prefix, key) not in self.parameters_to_ignore
-        ]
-
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's own forward; its backward averages gradients."""
-        replica = self._replica
+        inputs, kwargs = self._pre_forward(*inputs, **kwargs)
+        # torch.compile asks whose forward runs; a context manager would cost a microsecond.
+        outer = _TorchsClass._active_ddp_module
+        _TorchsClass._active_ddp_module = self
+        try:
+            output = self._modules["module"](*inputs, **kwargs)
+        finally:
+            _TorchsClass._active_ddp_module = outer
+        return self._post_forward(output)
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple, dict]:
+        """What is due before the module's forward; returns what it gets."""
+        if not self._lazy_init_ran:
+            self._lazy_init()
+        if self._buffer_futures:  # of a forward that no backward followed
+            self._wait_for_buffers()
         if self._join_config.enable:
-            if not torch.is_grad_enabled():
-                return self.module(*inputs, **kwargs)  # joined ranks mirror training only
-            _join.before_forward(self)
-        elif self._buffers_are_due():
-            replica.broadcast(self._buffer_tensors())
-        output = self.module(*inputs, **kwargs)
+            if torch.is_grad_enabled():  # joined ranks mirror training only
+                _join.before_forward(self)
+        elif self._syncs_before and self.will_sync_module_buffers():
+            self._sync_buffers()
+        return inputs, kwargs
+
+    def _post_forward(self, output: Any) -> Any:
+        """What is due after the module's forward; returns what forward() returns."""
+        if self._join_config.enable and not torch.is_grad_enabled():
+            return output
+        if not self._syncs_before and self.will_sync_module_buffers():
+            self._sync_buffers()
+        if self._buffer_futures:
+            self._wait_for_buffers_later(output)
+        synchronises = self._replica.after_forward(output, self.require_backward_grad_sync)
         # Past nn.Module.__setattr__, which looks for parameters first.
-        self.__dict__["require_forward_param_sync"] = replica.after_forward(
-            output, self.require_backward_grad_sync
-        )
+        attributes = self.__dict__
+        attributes["require_forward_param_sync"] = synchronises
+        attributes["_num_synchronised"] += synchronises
         return output
 
-    def _buffers_are_due(self) -> bool:
-        return self.require_forward_param_sync and bool(self._buffer_places)
-
-    def _buffer_tensors(self) -> list[torch.Tensor]:
-        return [buffers[key] for buffers, key in self._buffer_places]
+    def _lazy_init(self) -> None:
+        """Before the first forward: takes over optimizers that are to run in the backward pass."""
+        self._setup_in_backward_optimizers()
+        self._lazy_init_ran = True
 
     def _model_tensors(self) -> list[torch.Tensor]:
-        parameters = self._tensors(self.module.named_parameters())
-        return [tensor.detach() for _, tensor in parameters] + self._buffer_tensors()
+        buffers = self.modules_buffers if self.forward_sync_buffers else []
+        return [parameter.detach() for parameter in self._module_parameters] + buffers
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -197,54 +240,6 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """As `static_graph=True`; before the first backward pass."""
         self._replica.set_static_graph()
         self.static_graph = True
-
-    @staticmethod
-    def _set_params_and_buffers_to_ignore_for_model(module, params_and_buffers_to_ignore) -> None:
-        """Names that the next DistributedDataParallel over `module` leaves alone."""
-        module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
-
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> Join:
-        """A context in which ranks may have different numbers of batches.
-
-        A rank that is done takes part in the others' collectives until all are done; then every
-        rank has the model of one that trained to the end.
-
-        Args:
-            divide_by_initial_world_size: average over all ranks; False = over those with data.
-            enable: False = as if it were not there.
-            throw_on_early_termination: RuntimeError on every rank once the first one is done.
-
-        Example:
-            >>> with model.join():                                     # doctest: +SKIP
-            ...     for x in uneven_loader:
-            ...         model(x).sum().backward()
-        """
-        return Join(
-            [self],
-            enable,
-            throw_on_early_termination,
-            divide_by_initial_world_size=divide_by_initial_world_size,
-        )
-
-    def join_hook(self, **kwargs: Any) -> _join.DistributedDataParallelJoinHook:
-        """For torch.distributed.algorithms.Join."""
-        divide = kwargs.get("divide_by_initial_world_size", True)
-        return _join.DistributedDataParallelJoinHook(self, divide)
-
-    @property
-    def join_device(self) -> torch.device:
-        """For torch.distributed.algorithms.Join."""
-        return self.device
-
-    @property
-    def join_process_group(self):
-        """For torch.distributed.algorithms.Join."""
-        return dist.group.WORLD if self.process_group is None else self.process_group
 
     def register_comm_hook(self, state: object, hook) -> None:
         """Lets `hook` exchange the gradients; before the first backward pass, on every rank.
@@ -279,44 +274,17 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         self._gradient_dtype = dtype
 
     def __getstate__(self) -> dict:
-        if self.process_group not in (None, dist.group.WORLD):
+        if self.process_group is not dist.group.WORLD:
             raise StateError(
                 "libddp: DistributedDataParallel can only be copied or pickled where it uses the "
                 "default process group. Hint: copy or save model.module instead."
             )
         state = dict(self.__dict__)
-        for name in ("process_group", "_replica", "_buffer_places"):
-            del state[name]
+        for name in _NOT_PICKLED:
+            state.pop(name, None)
         return state
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        self.process_group = None
-        self._replicate(init_sync=False)
-        for hook, hook_state in self._comm_hooks:
-            self._replica.register_comm_hook(hook_state, hook)
-        if self._gradient_dtype is not None:
-            self._replica.register_compress_hook(self._gradient_dtype)
-
-
-def _refuse_unsupported(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value:
-            raise ArgumentError(
-                f"libddp does not support {name} yet. Hint: docs/ddp.md lists what is supported."
-            )
-
-
-def _bucket_bytes(bucket_cap_mb: float | None) -> int:
-    if bucket_cap_mb is None:
-        return _DEFAULT_CAP_MB * _MEBIBYTE
-    cap_bytes = int(bucket_cap_mb * _MEBIBYTE)
-    if cap_bytes < 1:
-        raise ArgumentError(
-            f"libddp: bucket_cap_mb is {bucket_cap_mb}. Hint: pass a positive size in MiB."
-        )
-    return cap_bytes
-
-
-def _qualified(prefix: str, key: str) -> str:
-    return f"{prefix}.{key}" if prefix else key
+        self.process_group = _arguments.group_of(None, None)
+        self._rebuild_replica()

@@ -1,0 +1,134 @@
+"""What the arguments of DistributedDataParallel mean, with torch's rules and words."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parameter import UninitializedParameter
+
+from libddp.distributed._groups import native
+from libddp.errors import ArgumentError
+
+_MEBIBYTE = 1024 * 1024
+_DEFAULT_CAP_MB = 25
+FIRST_BUCKET_BYTES = 1 * _MEBIBYTE
+
+
+def refuse_unsupported(**arguments: Any) -> None:
+    """Raises ArgumentError where one of these is given."""
+    for name, value in arguments.items():
+        if value:
+            raise ArgumentError(
+                f"libddp does not support {name} yet. Hint: docs/ddp.md lists what is supported."
+            )
+
+
+def bucket_bytes(bucket_cap_mb: float | None) -> int:
+    """The largest bucket, in bytes."""
+    if bucket_cap_mb is None:
+        return _DEFAULT_CAP_MB * _MEBIBYTE
+    cap_bytes = int(bucket_cap_mb * _MEBIBYTE)
+    if cap_bytes < 1:
+        raise ArgumentError(
+            f"libddp: bucket_cap_mb is {bucket_cap_mb}. Hint: pass a positive size in MiB."
+        )
+    return cap_bytes
+
+
+def check_devices(device_ids: Any, output_device: Any) -> None:
+    """Both are without effect for a model on the CPU, but they must name at most one device.
+
+    Raises:
+        ArgumentError: several devices, or something that names none.
+    """
+    for name, value in (("device_ids", device_ids), ("output_device", output_device)):
+        entries = list(value) if isinstance(value, (list, tuple)) else [value]
+        if len(entries) > 1:
+            raise ArgumentError(
+                f"libddp: {name} can only be None or contain a single element, and it is {value}. "
+                "Hint: one process drives one device; start more ranks instead."
+            )
+        for entry in entries:
+            if not (entry is None or isinstance(entry, (int, str, torch.device))):
+                raise ArgumentError(
+                    f"libddp: {name} is {value!r}, which names no device. Hint: pass an index, a "
+                    "torch.device or a list with one of them, or leave it out."
+                )
+
+
+def group_of(process_group: Any, device_mesh: Any):
+    """torch's group that the gradients are averaged over.
+
+    Raises:
+        ArgumentError: both are given; the mesh has several dimensions; the group is not libddp's.
+        StateError: there is no default group.
+    """
+    if device_mesh is not None:
+        process_group = _group_of_mesh(process_group, device_mesh)
+    native(process_group)
+    return dist.group.WORLD if process_group is None else process_group
+
+
+def _group_of_mesh(process_group: Any, mesh: Any):
+    if process_group is not None:
+        raise ArgumentError(
+            "Cannot specify both process_group and device_mesh arguments. Hint: the mesh brings "
+            "its own group."
+        )
+    if not isinstance(mesh, DeviceMesh):
+        raise ArgumentError(
+            f"libddp: device_mesh is {mesh!r}. Hint: pass what init_device_mesh() returns."
+        )
+    if mesh.ndim != 1:
+        raise ArgumentError(
+            f"Only 1D device mesh is supported, but got {mesh}. Hint: pass the dimension that "
+            'replicates the model, as in mesh["dp"].'
+        )
+    return mesh.get_group(mesh_dim=0)
+
+
+def localize_sliced_parameters(module: torch.nn.Module, device_mesh: Any) -> None:
+    """For a mesh that is a slice of a larger one: DTensor parameters become local tensors.
+
+    They are DTensors inside each forward, so that tensor parallelism of the other dimensions works.
+    """
+    if device_mesh is None or device_mesh._get_root_mesh() == device_mesh:
+        return
+    from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+
+    _pre_dp_module_transform(module)
+
+
+def buffer_rules(broadcast_buffers: bool | None, forward_sync_buffers: bool | None):
+    """Are buffers rank 0's before forwards, and are they at construction?"""
+    if forward_sync_buffers is None:
+        wanted = True if broadcast_buffers is None else bool(broadcast_buffers)
+        return wanted, wanted
+    if broadcast_buffers is not None and bool(broadcast_buffers) != bool(forward_sync_buffers):
+        warnings.warn(
+            f"libddp: broadcast_buffers={broadcast_buffers} is ignored, because "
+            f"forward_sync_buffers={forward_sync_buffers} is given too.",
+            FutureWarning,
+            stacklevel=4,
+        )
+    return bool(forward_sync_buffers), True
+
+
+def check_module(module: torch.nn.Module, parameters: list[tuple[str, torch.Tensor]]) -> None:
+    """Raises ArgumentError for a model that cannot be wrapped on any rank."""
+    for name, parameter in parameters:
+        if isinstance(parameter, UninitializedParameter):
+            raise ArgumentError(
+                "Modules with uninitialized parameters can't be used with "
+                f"`DistributedDataParallel`: {name!r}. Hint: run a dummy forward pass first."
+            )
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.SyncBatchNorm):
+            raise ArgumentError(
+                f"SyncBatchNorm layers only work with GPU modules: {name!r}. Hint: keep BatchNorm; "
+                "libddp gives every rank rank 0's running statistics."
+            )

@@ -1,0 +1,29 @@
+"""What torch.compile knows of wrapped models.
+
+Dynamo asks torch's class which model runs its forward, and cuts a graph into the pieces that fill a
+bucket, so that their gradients come, and are sent, one piece after the other. Our own frames are
+none of its business: it starts where the inner module starts, as with torch's class.
+"""
+
+from __future__ import annotations
+
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchsClass
+
+from libddp import _after_import
+
+_SKIPPED = "libddp.nn.parallel"
+
+
+class ActiveModule:
+    """`_active_ddp_module` of the class and of its objects: the model whose forward runs, if any.
+
+    Dynamo reads torch's class, so the value lives there.
+    """
+
+    def __get__(self, instance, owner):
+        return TorchsClass._active_ddp_module
+
+
+def keep_out() -> None:
+    """Dynamo does not trace the frames of this package."""
+    _after_import.call("torch._dynamo.trace_rules", lambda rules: rules.add(_SKIPPED))
