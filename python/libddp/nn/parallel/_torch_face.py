@@ -34,10 +34,6 @@ class TorchFace:
 
     # Parameters.
 
-    @property
-    def _module_parameters(self) -> list[torch.Tensor]:
-        return [p for _, p in self._tensors(self.module.named_parameters())]
-
     def _trained_parameters(self) -> list[torch.Tensor]:
         """In the order of the indices in bucket plans."""
         return [p for p in self._module_parameters if p.requires_grad]

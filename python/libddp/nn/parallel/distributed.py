@@ -26,7 +26,14 @@ _C = load()
 _TorchsClass = _dynamo.TorchsClass
 _dynamo.keep_out()
 #: Attributes that a copy builds anew.
-_NOT_PICKLED = ("process_group", "_replica", "_buffer_homes", "_buffer_futures", "_stepped")
+_NOT_PICKLED = (
+    "process_group",
+    "_replica",
+    "_module_parameters",
+    "_buffer_homes",
+    "_buffer_futures",
+    "_stepped",
+)
 
 
 class DistributedDataParallel(
@@ -142,6 +149,7 @@ class DistributedDataParallel(
         """Builds the C++ side for the module as it is now."""
         parameters = self._tensors(self.module.named_parameters())
         _arguments.check_module(self.module, parameters)
+        self._module_parameters = [parameter for _, parameter in parameters]
         self.device = parameters[0][1].device if parameters else torch.device("cpu")
         self._buffer_futures = []
         self._lazy_init_ran = False
