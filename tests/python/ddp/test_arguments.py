@@ -10,22 +10,11 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from ddp_models import is_equal_on_all_ranks, wrap
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 RANK = int(os.environ.get("RANK", 0))
-
-
-def wrap(model=None, **arguments):
-    return models.libddp_ddp()(models.Mlp() if model is None else model, **arguments)
-
-
-def is_equal_on_all_ranks(tensor):
-    first = tensor.detach().clone()
-    dist.broadcast(first, 0)
-    same = torch.tensor(int(torch.equal(first, tensor)))
-    dist.all_reduce(same, dist.ReduceOp.MIN)
-    return bool(same)
 
 
 def x():

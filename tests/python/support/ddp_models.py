@@ -12,6 +12,20 @@ def libddp_ddp():
     return DistributedDataParallel
 
 
+def wrap(model=None, **arguments):
+    """`model`, or an Mlp, under libddp's class."""
+    return libddp_ddp()(Mlp() if model is None else model, **arguments)
+
+
+def is_equal_on_all_ranks(tensor) -> bool:
+    """The same answer on every rank, so that what follows is the same too."""
+    first = tensor.detach().clone()
+    dist.broadcast(first, 0)
+    same = torch.tensor(int(torch.equal(first, tensor)))
+    dist.all_reduce(same, dist.ReduceOp.MIN)
+    return bool(same)
+
+
 _gloo = None
 
 

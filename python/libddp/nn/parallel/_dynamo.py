@@ -14,6 +14,21 @@ from libddp import _after_import
 _SKIPPED = "libddp.nn.parallel"
 
 
+#: Dynamo cuts no smaller pieces, and fails where it is told to.
+_SMALLEST_PIECE = 1 << 20
+
+
+class StandIn:
+    """Announced in the place of a model whose buckets are smaller than dynamo's pieces."""
+
+    bucket_bytes_cap = _SMALLEST_PIECE
+
+
+def stand_in(bucket_bytes_cap: int) -> StandIn | None:
+    """For a model with such buckets; None where it can be announced itself."""
+    return StandIn() if bucket_bytes_cap < _SMALLEST_PIECE else None
+
+
 class ActiveModule:
     """`_active_ddp_module` of the class and of its objects: the model whose forward runs, if any.
 

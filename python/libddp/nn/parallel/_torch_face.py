@@ -148,7 +148,7 @@ class TorchFace:
     @contextmanager
     def _inside_ddp_forward(self) -> Iterator[None]:
         outer = TorchsClass._active_ddp_module
-        TorchsClass._active_ddp_module = self
+        TorchsClass._active_ddp_module = self._stand_in or self
         try:
             yield
         finally:

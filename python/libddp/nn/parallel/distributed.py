@@ -134,6 +134,7 @@ class DistributedDataParallel(
         self.lazy_bucket_allocation = lazy_bucket_allocation
         self.static_graph = static_graph
         self.bucket_bytes_cap = _arguments.bucket_bytes(bucket_cap_mb)
+        self._stand_in = _dynamo.stand_in(self.bucket_bytes_cap)
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self._divide_by_initial_world_size = True
@@ -184,7 +185,7 @@ class DistributedDataParallel(
         inputs, kwargs = self._pre_forward(*inputs, **kwargs)
         # torch.compile asks whose forward runs; a context manager would cost a microsecond.
         outer = _TorchsClass._active_ddp_module
-        _TorchsClass._active_ddp_module = self
+        _TorchsClass._active_ddp_module = self._stand_in or self
         try:
             output = self._modules["module"](*inputs, **kwargs)
         finally:
