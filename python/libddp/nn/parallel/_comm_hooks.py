@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 import torch
@@ -35,6 +36,34 @@ def check_comm_hook(hook) -> None:
         raise ArgumentError(
             "Communication hook: return annotation should be torch.futures.Future[torch.Tensor]."
         )
+
+
+def checked(hook):
+    """`hook`, with a TypeError where it returns anything but a future: torch would crash on None.
+
+    Other objects that wrap a C++ future (torch._C.Future) are let through.
+    """
+
+    @functools.wraps(hook, updated=())
+    def call(state, bucket):
+        future = hook(state, bucket)
+        if not isinstance(future, torch._C.Future):
+            raise TypeError(
+                f"libddp: the communication hook {_name_of(hook)} returned {_kind_of(future)} for "
+                f"bucket {bucket.index()}. Hint: return a torch.futures.Future, whose value is "
+                "what shall stand in the bucket."
+            )
+        return future
+
+    return call
+
+
+def _name_of(hook) -> str:
+    return getattr(hook, "__qualname__", type(hook).__qualname__)
+
+
+def _kind_of(value) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def builtin_dtype(kind) -> torch.dtype | None:

@@ -18,7 +18,7 @@ from libddp.distributed._groups import native
 from libddp.errors import StateError
 from libddp.nn.parallel import _arguments, _dynamo, _join
 from libddp.nn.parallel._buffers import SynchronisesBuffers
-from libddp.nn.parallel._comm_hooks import builtin_dtype, check_comm_hook
+from libddp.nn.parallel._comm_hooks import builtin_dtype, check_comm_hook, checked
 from libddp.nn.parallel._optimizers import StepsInBackward
 from libddp.nn.parallel._torch_face import TorchFace
 
@@ -173,7 +173,7 @@ class DistributedDataParallel(
         self._replica = None  # its hooks go before new ones come
         self._replicate(init_sync=False)
         for hook, state in self._comm_hooks:
-            self._replica.register_comm_hook(state, hook)
+            self._replica.register_comm_hook(state, checked(hook))
         if self._gradient_dtype is not None:
             self._replica.register_compress_hook(self._gradient_dtype)
 
@@ -265,7 +265,7 @@ class DistributedDataParallel(
             StateError: a hook is registered already, or a backward pass has run.
         """
         check_comm_hook(hook)
-        self._replica.register_comm_hook(state, hook)
+        self._replica.register_comm_hook(state, checked(hook))
         self._comm_hooks.append((hook, state))
 
     def _register_builtin_comm_hook(self, comm_hook_type) -> None:
