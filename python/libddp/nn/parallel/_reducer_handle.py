@@ -60,6 +60,9 @@ class Unhooked:
         """Whether the forward recorded gradients; nothing waits for them."""
         return sync and torch.is_grad_enabled()
 
+    def forward_failed(self) -> None:
+        """Nothing was prepared for the backward pass, so nothing is taken back."""
+
     def broadcast(self, tensors, root: int = 0) -> None:
         """All ranks take these tensors' values of rank `root`."""
         with torch.no_grad():
