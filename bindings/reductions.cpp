@@ -5,7 +5,7 @@
 
 #include "bindings/collective_call.h"
 #include "bindings/collectives.h"
-#include "libddp/interop/sparse.h"
+#include "libddp/group/sparse_all_reduce.h"
 
 namespace py = pybind11;
 

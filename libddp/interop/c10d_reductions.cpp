@@ -2,10 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "libddp/group/sparse_all_reduce.h"
 #include "libddp/interop/c10d_run.h"
 #include "libddp/interop/convert.h"
 #include "libddp/interop/local_reduce.h"
-#include "libddp/interop/sparse.h"
 #include "libddp/interop/work_chain.h"
 
 namespace libddp {
