@@ -63,13 +63,15 @@ void collect(py::handle value, int depth, std::vector<at::Tensor>& found) {
 std::shared_ptr<Replica> make_replica(const PythonTensors& parameters, const PythonTensors& buffers,
                                       Group group, std::size_t cap_bytes, std::size_t first_bytes,
                                       bool find_unused_parameters, bool static_graph,
-                                      bool broadcast_buffers, bool init_sync) {
+                                      bool broadcast_buffers, bool init_sync,
+                                      std::vector<std::string> sparse_parameters) {
   const py::gil_scoped_release release;
   const DistributedDataParallelOptions options{
       .cap_bytes = cap_bytes,
       .first_bytes = first_bytes,
       .find_unused_parameters = find_unused_parameters,
       .static_graph = static_graph,
+      .sparse_parameters = std::move(sparse_parameters),
       .broadcast_buffers = broadcast_buffers,
       .init_sync = init_sync,
   };
@@ -103,7 +105,7 @@ void bind_ddp(py::module_& module) {
       .def(py::init(&make_replica), py::kw_only(), py::arg("parameters"), py::arg("buffers"),
            py::arg("group"), py::arg("cap_bytes"), py::arg("first_bytes"),
            py::arg("find_unused_parameters"), py::arg("static_graph"), py::arg("broadcast_buffers"),
-           py::arg("init_sync"))
+           py::arg("init_sync"), py::arg("sparse_parameters") = std::vector<std::string>{})
       .def("broadcast", &Replica::broadcast, py::arg("tensors"), py::arg("root") = 0,
            py::call_guard<py::gil_scoped_release>())
       .def("after_forward", &after_forward, py::arg("output"), py::arg("sync"))

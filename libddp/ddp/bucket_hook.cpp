@@ -17,7 +17,7 @@ namespace libddp {
 namespace {
 
 c10d::GradBucket grad_bucket(const GradientBuckets& buckets, std::size_t bucket,
-                             const NamedTensors& parameters) {
+                             const NamedTensors& parameters, std::size_t num_alone) {
   std::vector<std::size_t> lengths;
   std::vector<c10::IntArrayRef> sizes;
   std::vector<at::Tensor> tensors;
@@ -27,9 +27,20 @@ c10d::GradBucket grad_bucket(const GradientBuckets& buckets, std::size_t bucket,
     sizes.push_back(parameter.sizes());
     tensors.push_back(parameter);
   }
-  return c10d::GradBucket(bucket, buckets.size(), buckets.gradients(bucket),
+  return c10d::GradBucket(bucket, buckets.size() + num_alone, buckets.gradients(bucket),
                           buckets.offsets(bucket), std::move(lengths), std::move(sizes),
                           std::move(tensors), std::nullopt);
+}
+
+/// As torch has it: a sparse buffer is the gradient itself, and its parts have no offsets.
+c10d::GradBucket grad_bucket(const at::Tensor& gradient, std::size_t bucket,
+                             std::size_t num_buckets, const at::Tensor& parameter) {
+  if (gradient.is_sparse()) {
+    return c10d::GradBucket(bucket, num_buckets, gradient, {}, {}, {}, {parameter}, std::nullopt);
+  }
+  return c10d::GradBucket(bucket, num_buckets, gradient.view({-1}), {0},
+                          {static_cast<std::size_t>(gradient.numel())}, {parameter.sizes()},
+                          {parameter}, std::nullopt);
 }
 
 /// Shared with a future's callback, which may come after the wait has ended.
@@ -51,15 +62,16 @@ std::string text_of(const std::exception_ptr& error) {
 
 }  // namespace
 
-BucketHook::BucketHook(std::shared_ptr<c10d::CommHookInterface> hook, Group group)
-    : hook_(std::move(hook)), group_(std::move(group)) {}
+BucketHook::BucketHook(std::shared_ptr<c10d::CommHookInterface> hook, Group group,
+                       std::size_t num_alone)
+    : hook_(std::move(hook)), group_(std::move(group)), num_alone_(num_alone) {}
 
 template <typename Function>
-void BucketHook::or_abort(const GradientBuckets& buckets, std::size_t bucket, Function&& function) {
+void BucketHook::or_abort(const std::string& label, Function&& function) {
   try {
     function();
   } catch (...) {
-    group_->abort(fmt::format("the communication hook failed for {}: {}", buckets.label(bucket),
+    group_->abort(fmt::format("the communication hook failed for {}: {}", label,
                               text_of(std::current_exception())));
     throw;
   }
@@ -70,20 +82,37 @@ void BucketHook::start(const GradientBuckets& buckets, std::size_t bucket,
   // A pass that failed half-way has left its future here.
   if (bucket == 0) started_.reset();
   finish_started(buckets);
-  or_abort(buckets, bucket, [&] {
-    c10d::GradBucket given = grad_bucket(buckets, bucket, parameters);
+  or_abort(buckets.label(bucket), [&] {
+    c10d::GradBucket given = grad_bucket(buckets, bucket, parameters, num_alone_);
     started_ = Started{bucket, hook_->runHook(given)};
   });
 }
 
 void BucketHook::finish_started(const GradientBuckets& buckets) {
   const std::optional<Started> started = std::exchange(started_, std::nullopt);
-  if (started) or_abort(buckets, started->bucket, [&] { take_result(buckets, *started); });
+  if (!started) return;
+  or_abort(buckets.label(started->bucket), [&] { take_result(buckets, *started); });
+}
+
+at::Tensor BucketHook::run_alone(const at::Tensor& gradient, std::size_t position,
+                                 std::size_t num_buckets, const NamedTensor& parameter) {
+  const std::size_t bucket = num_buckets + position;
+  const std::string label = fmt::format("bucket {} ({})", bucket, parameter.name);
+  at::Tensor result;
+  or_abort(label, [&] {
+    c10d::GradBucket given =
+        grad_bucket(gradient, bucket, num_buckets + num_alone_, parameter.tensor);
+    result = result_of(hook_->runHook(given), label);
+    const bool fits = result.is_sparse() ? result.sizes() == gradient.sizes()
+                                         : result.numel() == gradient.numel();
+    if (!fits) refuse_result(result, gradient, label);
+  });
+  return result.is_sparse() ? result.coalesce() : result.reshape(gradient.sizes());
 }
 
 void BucketHook::finish(GradientBuckets& buckets) {
   finish_started(buckets);
-  if (group_->size() == 1) return;
+  if (group_->size() == 1 || buckets.size() == 0) return;
   const at::Tensor flags = buckets.flags();
   group_->all_reduce(flags, {.op = ReduceOp::Max},
                      {.async = false, .timeout = {}, .label = "flags of the gradients"});
@@ -91,24 +120,32 @@ void BucketHook::finish(GradientBuckets& buckets) {
 }
 
 void BucketHook::take_result(const GradientBuckets& buckets, const Started& started) {
-  wait(buckets, started);
-  const at::Tensor result = hook_->parseHookResult(started.future->value());
+  const std::string& label = buckets.label(started.bucket);
+  const at::Tensor result = result_of(started.future, label);
   const at::Tensor gradients = buckets.gradients(started.bucket);
-  if (result.numel() != gradients.numel()) {
-    const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
-    throw ArgumentError(fmt::format(
-        "{} communication hook: it returned {} elements for {}, which has {}. Hint: return a "
-        "tensor like bucket.buffer().",
-        me.where(), result.numel(), buckets.label(started.bucket), gradients.numel()));
-  }
+  if (result.numel() != gradients.numel()) refuse_result(result, gradients, label);
   if (result.const_data_ptr() != gradients.const_data_ptr()) {
     gradients.copy_(result.reshape({-1}));
   }
 }
 
-void BucketHook::wait(const GradientBuckets& buckets, const Started& started) const {
+void BucketHook::refuse_result(const at::Tensor& result, const at::Tensor& given,
+                               const std::string& label) const {
+  const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
+  throw ArgumentError(fmt::format(
+      "{} communication hook: it returned {} elements for {}, which has {}. Hint: return a "
+      "tensor like bucket.buffer().",
+      me.where(), result.numel(), label, given.numel()));
+}
+
+at::Tensor BucketHook::result_of(const Future& future, const std::string& label) {
+  wait(future, label);
+  return hook_->parseHookResult(future->value());
+}
+
+void BucketHook::wait(const Future& future, const std::string& label) const {
   const auto arrival = std::make_shared<Arrival>();
-  started.future->addCallback([arrival](c10::ivalue::Future& /*future*/) {
+  future->addCallback([arrival](c10::ivalue::Future& /*future*/) {
     const std::lock_guard<std::mutex> lock(arrival->mutex);
     arrival->is_there = true;
     arrival->changed.notify_all();
@@ -124,12 +161,11 @@ void BucketHook::wait(const GradientBuckets& buckets, const Started& started) co
       throw TimeoutError(fmt::format(
           "{} communication hook: its future for {} was not completed within {:.1f} s. Hint: a "
           "hook must complete the future that it returns.",
-          me.where(), buckets.label(started.bucket),
-          std::chrono::duration<double>(group_->timeout()).count()));
+          me.where(), label, std::chrono::duration<double>(group_->timeout()).count()));
     }
     lock.lock();
   }
-  if (started.future->hasError()) std::rethrow_exception(started.future->exception_ptr());
+  if (future->hasError()) std::rethrow_exception(future->exception_ptr());
 }
 
 }  // namespace libddp

@@ -23,6 +23,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/named_tensor.h"
@@ -36,7 +37,8 @@ namespace libddp {
 
 class BucketHook {
  public:
-  BucketHook(std::shared_ptr<c10d::CommHookInterface> hook, Group group);
+  /// `num_alone`: parameters without a bucket, which `run_alone` gets in each pass.
+  BucketHook(std::shared_ptr<c10d::CommHookInterface> hook, Group group, std::size_t num_alone = 0);
 
   /// Waits for the hook of the bucket before, then runs the hook on this complete bucket. Throws
   /// what the hook or the future before throws.
@@ -46,6 +48,13 @@ class BucketHook {
   /// where one does not come within the group's timeout, ArgumentError where the result has another
   /// number of elements.
   void finish(GradientBuckets& buckets);
+  /// For a parameter without a bucket: runs the hook on `gradient` (sparse COO, or dense in the
+  /// parameter's shape) as if it were a bucket behind the `num_buckets` true ones, and waits. The
+  /// hook may write into it. `position`: of the parameter among those without a bucket.
+  /// Returns what shall stand in `.grad`: sparse and coalesced, or dense. Throws as `finish`, and
+  /// ArgumentError where the result has another shape.
+  at::Tensor run_alone(const at::Tensor& gradient, std::size_t position, std::size_t num_buckets,
+                       const NamedTensor& parameter);
 
  private:
   using Future = c10::intrusive_ptr<c10::ivalue::Future>;
@@ -56,12 +65,17 @@ class BucketHook {
 
   void finish_started(const GradientBuckets& buckets);
   void take_result(const GradientBuckets& buckets, const Started& started);
-  void wait(const GradientBuckets& buckets, const Started& started) const;
+  /// `label`: the bucket in errors.
+  at::Tensor result_of(const Future& future, const std::string& label);
+  void wait(const Future& future, const std::string& label) const;
+  [[noreturn]] void refuse_result(const at::Tensor& result, const at::Tensor& given,
+                                  const std::string& label) const;
   template <typename Function>
-  void or_abort(const GradientBuckets& buckets, std::size_t bucket, Function&& function);
+  void or_abort(const std::string& label, Function&& function);
 
   const std::shared_ptr<c10d::CommHookInterface> hook_;
   const Group group_;
+  const std::size_t num_alone_;
   std::optional<Started> started_;
 };
 

@@ -36,10 +36,10 @@ using BucketPlan = std::vector<std::vector<std::size_t>>;
 /// n - 1, ..., 0: the order in which gradients come, as long as nothing better is known.
 std::vector<std::size_t> reverse_order(std::size_t n);
 
-/// REQUIRES: `order` is a permutation of the indices of `parameters`.
-/// ENSURES: each index stands in one bucket; a bucket has one dtype; a bucket of several parameters
-/// keeps its limit; within a dtype the order is kept; buckets stand in the order in which their
-/// last gradient comes.
+/// REQUIRES: `order` names indices of `parameters`, each at most once.
+/// ENSURES: each index of `order` stands in one bucket; a bucket has one dtype; a bucket of several
+/// parameters keeps its limit; within a dtype the order is kept; buckets stand in the order in
+/// which their last gradient comes.
 BucketPlan plan_buckets(const std::vector<ParameterSize>& parameters,
                         const std::vector<std::size_t>& order, const BucketLimits& limits);
 

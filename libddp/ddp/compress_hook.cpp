@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "libddp/base/error.h"
+#include "libddp/group/sparse_all_reduce.h"
 
 namespace libddp {
 namespace {
@@ -18,6 +19,7 @@ class CompressHook final : public c10d::CommHookInterface {
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
     const at::Tensor buffer = bucket.getBuffer();
+    if (buffer.is_sparse()) return average_sparse(buffer);
     const at::Tensor small = small_buffer(bucket.getIndex(), buffer.numel());
     small.copy_(buffer);
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
@@ -35,6 +37,14 @@ class CompressHook final : public c10d::CommHookInterface {
   at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
 
  private:
+  c10::intrusive_ptr<c10::ivalue::Future> average_sparse(const at::Tensor& gradient) {
+    const std::vector<at::Tensor> means =
+        sparse_sums(*group_, {gradient.to(dtype_)}, 1.0 / group_->size(),
+                    {.async = false, .timeout = {}, .label = "compressed sparse gradients"});
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+    future->markCompleted(means.front().to(gradient.scalar_type()));
+    return future;
+  }
   /// Kept from step to step, where the group communicates fastest.
   const at::Tensor& small_buffer(std::size_t bucket, std::int64_t numel) {
     at::Tensor& kept = small_[bucket];

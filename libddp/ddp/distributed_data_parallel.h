@@ -4,7 +4,8 @@
 // are averaged over the ranks while backward() runs.
 //
 // All ranks start from rank 0's parameters and buffers. The module's parameters keep their
-// identity, so an optimizer may be built before or after.
+// identity, so an optimizer may be built before or after. Embeddings with sparse(true) are found;
+// other parameters with sparse gradients are named in options.sparse_parameters.
 // Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
 //
 //   libddp::Group group = libddp::init_process_group();
@@ -25,6 +26,7 @@
 
 #include "libddp/ddp/output_tensors.h"
 #include "libddp/ddp/replica.h"
+#include "libddp/ddp/sparse_modules.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {
@@ -41,6 +43,15 @@ inline NamedTensors named_buffers(const torch::nn::Module& module) {
   return found;
 }
 
+/// `options` with the names of the parameters to which torch's own modules give sparse gradients.
+inline DistributedDataParallelOptions with_sparse_parameters(DistributedDataParallelOptions options,
+                                                             const torch::nn::Module& module) {
+  for (std::string& name : sparse_parameters(module, named_parameters(module))) {
+    options.sparse_parameters.push_back(std::move(name));
+  }
+  return options;
+}
+
 template <typename Module>
 class DistributedDataParallel {
  public:
@@ -50,7 +61,8 @@ class DistributedDataParallel {
   DistributedDataParallel(std::shared_ptr<Module> module, Group group, Options options = {})
       : module_(std::move(module)),
         broadcasts_buffers_(options.broadcast_buffers),
-        replica_(named_parameters(*module_), named_buffers(*module_), std::move(group), options) {}
+        replica_(named_parameters(*module_), named_buffers(*module_), std::move(group),
+                 with_sparse_parameters(std::move(options), *module_)) {}
   /// For a module holder, such as torch::nn::Sequential.
   DistributedDataParallel(const torch::nn::ModuleHolder<Module>& holder, Group group,
                           Options options = {})

@@ -28,6 +28,7 @@ namespace libddp {
 
 class GradientBuckets {
  public:
+  /// A parameter that the plan leaves out has no bucket: `bucket_of` and `view` are not for it.
   GradientBuckets(ProcessGroup& group, const NamedTensors& parameters, BucketPlan plan,
                   bool with_usage);
 

@@ -66,11 +66,14 @@ void GradientSlot::check(const at::Tensor& grad) const {
                                                     fmt::join(t.sizes(), ", "), t.device().str())
                                       : std::string("a sparse tensor");
   };
-  throw ArgumentError(
-      fmt::format("libddp: parameter '{}': its gradient is {}, but its bucket holds {}. Hint: {}.",
-                  name_, describe(grad), describe(view_),
-                  strided ? "wrap the model after changing its dtype, device or shapes"
-                          : "libddp does not support sparse gradients yet, use sparse=False"));
+  throw ArgumentError(fmt::format(
+      "libddp: parameter '{}': its gradient is {}, but its bucket holds {}. Hint: {}.", name_,
+      describe(grad), describe(view_),
+      strided ? "wrap the model after changing its dtype, device or shapes"
+              : "parameters with sparse gradients must be known when the model is "
+                "wrapped: those of torch.nn.Embedding and EmbeddingBag with sparse=True "
+                "are (in C++ also those in options.sparse_parameters); use sparse=False "
+                "elsewhere"));
 }
 
 void GradientSlot::copy_in(const at::Tensor& grad) {

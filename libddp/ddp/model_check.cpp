@@ -80,15 +80,19 @@ std::string first_difference(const std::vector<std::string>& texts) {
 }  // namespace
 
 std::vector<std::string> describe_model(const NamedTensors& parameters, const NamedTensors& buffers,
-                                        const std::string& options) {
+                                        const std::string& options,
+                                        const std::vector<std::string>& sparse) {
   std::vector<std::string> lines;
-  const auto add = [&](const char* kind, const NamedTensor& t, const char* end) {
+  const auto add = [&](const char* kind, const NamedTensor& t, const std::string& end) {
     lines.push_back(fmt::format("{} '{}' {} [{}]{}", kind, t.name,
                                 c10::toString(t.tensor.scalar_type()),
                                 fmt::join(t.tensor.sizes(), ", "), end));
   };
   for (const NamedTensor& p : parameters) {
-    add("parameter", p, p.tensor.requires_grad() ? " requires_grad=true" : " requires_grad=false");
+    const bool is_sparse = std::find(sparse.begin(), sparse.end(), p.name) != sparse.end();
+    add("parameter", p,
+        fmt::format(" requires_grad={}{}", p.tensor.requires_grad(),
+                    is_sparse ? " with sparse gradients" : ""));
   }
   for (const NamedTensor& b : buffers) add("buffer", b, "");
   lines.push_back("options " + options);

@@ -17,9 +17,10 @@
 namespace libddp {
 
 /// One line per parameter ("parameter 'head.weight' float32 [10, 5] requires_grad=true") and
-/// buffer; the options come last.
+/// buffer; the options come last. `sparse`: names of parameters with sparse gradients.
 std::vector<std::string> describe_model(const NamedTensors& parameters, const NamedTensors& buffers,
-                                        const std::string& options);
+                                        const std::string& options,
+                                        const std::vector<std::string>& sparse = {});
 
 /// Throws ArgumentError on every rank where the lines of any two ranks differ.
 void check_model(ProcessGroup& group, const std::vector<std::string>& lines);

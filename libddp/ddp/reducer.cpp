@@ -17,14 +17,6 @@ std::vector<at::Tensor> tensors_of(const NamedTensors& parameters) {
   return tensors;
 }
 
-std::vector<ParameterSize> sizes_of(const NamedTensors& parameters) {
-  std::vector<ParameterSize> sizes;
-  for (const auto& [name, tensor] : parameters) {
-    sizes.push_back({tensor.nbytes(), tensor.scalar_type()});
-  }
-  return sizes;
-}
-
 }  // namespace
 
 std::shared_ptr<Reducer> Reducer::create(NamedTensors parameters, Group group,
@@ -37,14 +29,14 @@ Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       options_(std::move(options)),
+      sparse_(parameters_, options_.sparse_parameters, group_),
       num_fired_(parameters_.size(), 0),
       num_expected_(parameters_.size(), 1),
       touched_(parameters_.size(), 0),
       hooks_(tensors_of(parameters_),
              [this](std::size_t index) { guarded([&] { on_gradient(index); }); }) {
   for (const auto& [name, tensor] : parameters_) slots_.emplace_back(name, tensor);
-  const std::vector<std::size_t> order = reverse_order(parameters_.size());
-  build_buckets(plan_buckets(sizes_of(parameters_), order, options_.limits));
+  build_buckets(plan_of(reverse_order(parameters_.size())));
   if (options_.static_graph) set_static_graph();
 }
 
@@ -84,7 +76,11 @@ void Reducer::on_gradient(std::size_t index) {
         "gradients would not be averaged. Hint: use torch.autograd.grad on the inner module.",
         slots_[index].name()));
   }
-  slots_[index].adopt();
+  if (sparse_.contains(index)) {
+    sparse_.check(index);
+  } else {
+    slots_[index].adopt();
+  }
   touched_[index] = 1;
   if (phase_ != Phase::Idle) count_gradient(index);
 }
@@ -93,8 +89,9 @@ void Reducer::count_gradient(std::size_t index) {
   if (phase_ == Phase::Armed) begin_pass(PassEnd::MaybeNested);
   if (!is_finish_queued_) queue_finish(PassEnd::MaybeNested);
   if (is_learning_) fired_order_.push_back(index);
-  const std::size_t bucket = buckets_->bucket_of(index);
   const std::uint32_t num_fired = ++num_fired_[index];
+  if (sparse_.contains(index)) return;
+  const std::size_t bucket = buckets_->bucket_of(index);
   if (num_fired > num_expected_[index]) {
     // Until the bucket is sent, a further share of a gradient does no harm.
     if (bucket < next_bucket_) refuse_second_gradient(index);

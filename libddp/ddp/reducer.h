@@ -14,6 +14,8 @@
 // A gradient costs one copy into its bucket and one counter: no lock, no dispatch. In the first
 // pass that synchronises the true order of the gradients is learned; rank 0's order then decides
 // the buckets of all ranks, once, from the next forward on.
+// Parameters with sparse gradients have no bucket: the end of the pass averages them behind the
+// buckets; see sparse_gradients.h.
 // Gradients accumulate locally in passes that do not synchronise, in the same memory.
 // Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
 //
@@ -39,6 +41,7 @@
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/gradient_slot.h"
 #include "libddp/ddp/named_tensor.h"
+#include "libddp/ddp/sparse_gradients.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {
@@ -50,6 +53,8 @@ struct ReducerOptions {
   /// The graph is the same in each iteration: the first pass tells which parameters are used, and
   /// how often a gradient fires (reentrant checkpointing of shared weights).
   bool static_graph = false;
+  /// Names of parameters whose gradients are expected to be sparse; others are ignored.
+  std::vector<std::string> sparse_parameters{};
   /// Throws the given error; lets a language binding throw a type of its own out of backward().
   std::function<void(std::exception_ptr)> rethrow = nullptr;
 };
@@ -110,6 +115,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void on_pass_end(PassEnd end);
   void finish_pass();
   bool collect_results();
+  bool average_sparse_gradients();
   bool is_complete() const;
   bool is_used(std::size_t index) const;
   void refuse_unused();
@@ -118,6 +124,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // reducer_buckets.cpp: the shape of the buckets.
   bool tolerates_unused() const;
+  BucketPlan plan_of(std::vector<std::size_t> order) const;
   void build_buckets(BucketPlan plan);
   void rebuild_if_planned();
   std::vector<std::size_t> agreed_order();
@@ -130,6 +137,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const NamedTensors parameters_;
   const Group group_;
   ReducerOptions options_;
+  SparseGradients sparse_;
   std::vector<GradientSlot> slots_;
   std::unique_ptr<GradientBuckets> buckets_;
   std::unique_ptr<BucketState[]> states_;

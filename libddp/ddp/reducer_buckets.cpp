@@ -41,7 +41,17 @@ void Reducer::set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
         "libddp: a communication hook must be registered before the first backward pass. Hint: "
         "call register_comm_hook right after wrapping the model.");
   }
-  hook_.emplace(std::move(hook), group_);
+  hook_.emplace(std::move(hook), group_, sparse_.indices().size());
+}
+
+// The buckets of the dense gradients.
+BucketPlan Reducer::plan_of(std::vector<std::size_t> order) const {
+  std::erase_if(order, [&](std::size_t index) { return sparse_.contains(index); });
+  std::vector<ParameterSize> sizes;
+  for (const auto& [name, tensor] : parameters_) {
+    sizes.push_back({tensor.nbytes(), tensor.scalar_type()});
+  }
+  return plan_buckets(sizes, order, options_.limits);
 }
 
 void Reducer::build_buckets(BucketPlan plan) {
@@ -50,7 +60,7 @@ void Reducer::build_buckets(BucketPlan plan) {
   buckets_ =
       std::make_unique<GradientBuckets>(*group_, parameters_, std::move(plan), tolerates_unused());
   for (std::size_t index = 0; index < slots_.size(); ++index) {
-    slots_[index].move_to(buckets_->view(index));
+    if (!sparse_.contains(index)) slots_[index].move_to(buckets_->view(index));
   }
   states_ = std::make_unique<BucketState[]>(buckets_->size());
 }

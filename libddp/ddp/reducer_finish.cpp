@@ -37,6 +37,9 @@ bool Reducer::is_complete() const {
   for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
     if (states_[bucket].num_missing.load() != 0) return false;
   }
+  for (const std::size_t index : sparse_.indices()) {
+    if (num_fired_[index] < num_expected_[index]) return false;
+  }
   return true;
 }
 
@@ -48,7 +51,8 @@ void Reducer::finish_pass() {
       launch(next_bucket_++, !is_last);
     }
   }
-  const bool is_missing = collect_results();
+  bool is_missing = collect_results();
+  is_missing |= average_sparse_gradients();
   // From here on all ranks know the same.
   phase_ = Phase::Idle;
   if (is_missing && !tolerates_unused()) refuse_unused();
@@ -67,6 +71,21 @@ bool Reducer::collect_results() {
     is_missing |= buckets_->is_missing(bucket);
   }
   return is_missing;
+}
+
+// Whether some rank has no gradient for some of them.
+bool Reducer::average_sparse_gradients() {
+  using Share = SparseGradients::Share;
+  std::vector<Share> shares;
+  for (const std::size_t index : sparse_.indices()) {
+    shares.push_back(is_empty_pass_ ? Share::Absent
+                                    : (is_used(index) ? Share::Used : Share::Missing));
+  }
+  if (!hook_) return sparse_.average(shares, gradient_scale_);
+  return sparse_.exchange(
+      shares, [&](std::size_t position, const at::Tensor& own, const NamedTensor& parameter) {
+        return hook_->run_alone(own, position, buckets_->size(), parameter);
+      });
 }
 
 bool Reducer::is_used(std::size_t index) const {
@@ -98,11 +117,7 @@ void Reducer::install_gradients_of_others() {
 
 void Reducer::learn() {
   is_learning_ = false;
-  std::vector<ParameterSize> sizes;
-  for (const auto& [name, tensor] : parameters_) {
-    sizes.push_back({tensor.nbytes(), tensor.scalar_type()});
-  }
-  BucketPlan plan = plan_buckets(sizes, agreed_order(), options_.limits);
+  BucketPlan plan = plan_of(agreed_order());
   if (plan != buckets_->plan()) planned_ = std::move(plan);
   // Counts of a pass without data say nothing: buckets then wait for the end of each pass.
   if (options_.static_graph && !is_empty_pass_) num_expected_ = num_fired_;

@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -31,13 +32,15 @@ Replica::Replica(NamedTensors parameters, const NamedTensors& buffers, Group gro
                  const DistributedDataParallelOptions& options, Rethrow rethrow)
     : parameters_(std::move(parameters)), group_(std::move(group)), broadcaster_(group_) {
   check_parameters();
+  check_sparse_names(options.sparse_parameters);
   NamedTensors trained;
   for (const NamedTensor& parameter : parameters_) {
     requires_grad_.push_back(parameter.tensor.requires_grad());
     if (requires_grad_.back()) trained.push_back(parameter);
   }
   if (options.init_sync) {
-    check_model(*group_, describe_model(parameters_, buffers, describe_options(options)));
+    check_model(*group_, describe_model(parameters_, buffers, describe_options(options),
+                                        options.sparse_parameters));
     broadcaster_.broadcast(values_of(parameters_, buffers), 0, "parameters and buffers");
   }
   // The check comes first: a rank without gradients must tell the others that it is the odd one.
@@ -51,6 +54,7 @@ Replica::Replica(NamedTensors parameters, const NamedTensors& buffers, Group gro
   reducer.limits.first_bytes = options.first_bytes;
   reducer.find_unused_parameters = options.find_unused_parameters;
   reducer.static_graph = options.static_graph;
+  reducer.sparse_parameters = options.sparse_parameters;
   reducer.rethrow = std::move(rethrow);
   reducer_ = Reducer::create(std::move(trained), group_, std::move(reducer));
 }
@@ -80,6 +84,17 @@ void Replica::check_parameters() const {
           "whose parameters are torch.nn.Parameter.",
           name));
     }
+  }
+}
+
+void Replica::check_sparse_names(const std::vector<std::string>& names) const {
+  for (const std::string& name : names) {
+    const auto has_name = [&](const NamedTensor& parameter) { return parameter.name == name; };
+    if (std::any_of(parameters_.begin(), parameters_.end(), has_name)) continue;
+    throw ArgumentError(fmt::format(
+        "libddp: sparse_parameters has '{}', which is no parameter of the model. Hint: pass names "
+        "as named_parameters() lists them.",
+        name));
   }
 }
 

@@ -28,6 +28,8 @@ struct DistributedDataParallelOptions {
   std::size_t first_bytes = std::size_t{1} << 20;
   bool find_unused_parameters = false;
   bool static_graph = false;
+  /// Names of parameters whose gradients are sparse COO tensors; see sparse_gradients.h.
+  std::vector<std::string> sparse_parameters{};
   /// Before the first forward, and before each one that follows a synchronising one.
   bool broadcast_buffers = true;
   /// Check that the ranks agree, and start all of them from rank 0's values.
@@ -39,8 +41,9 @@ class Replica {
   using Rethrow = std::function<void(std::exception_ptr)>;
 
   /// Collective if options.init_sync. `parameters`: all of them, frozen ones too.
-  /// Throws ArgumentError where no parameter requires a gradient, where one is not on the CPU, and
-  /// where the ranks wrap different models.
+  /// Throws ArgumentError where no parameter requires a gradient, where one is not on the CPU,
+  /// where options.sparse_parameters has a name that `parameters` lacks, and where the ranks wrap
+  /// different models.
   Replica(NamedTensors parameters, const NamedTensors& buffers, Group group,
           const DistributedDataParallelOptions& options, Rethrow rethrow = nullptr);
 
@@ -57,6 +60,7 @@ class Replica {
 
  private:
   void check_parameters() const;
+  void check_sparse_names(const std::vector<std::string>& names) const;
   void check_requires_grad() const;
 
   const NamedTensors parameters_;

@@ -112,6 +112,7 @@ TEST_CASE("a gradient that does not fit is refused by name", "[gradient_slot]") 
   parameter.mutable_grad() = at::ones({4}).to_sparse();
   text = message_of<ArgumentError>(adopt);
   CHECK(contains(text, "a sparse tensor"));
+  CHECK(contains(text, "must be known when the model is wrapped"));
   CHECK(contains(text, "sparse=False"));
 }
 

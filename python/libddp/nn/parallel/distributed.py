@@ -20,6 +20,7 @@ from libddp.nn.parallel import _arguments, _dynamo, _join
 from libddp.nn.parallel._buffers import SynchronisesBuffers
 from libddp.nn.parallel._comm_hooks import builtin_dtype, check_comm_hook, checked
 from libddp.nn.parallel._optimizers import StepsInBackward
+from libddp.nn.parallel._sparse import sparse_parameters
 from libddp.nn.parallel._torch_face import TorchFace
 
 _C = load()
@@ -165,6 +166,7 @@ class DistributedDataParallel(
             static_graph=self.static_graph,
             broadcast_buffers=self.forward_sync_buffers,
             init_sync=init_sync,
+            sparse_parameters=sparse_parameters(self.module, parameters),
         )
         self._first_plan = self._replica.bucket_plan()
 
