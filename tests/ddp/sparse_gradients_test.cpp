@@ -205,7 +205,7 @@ TEST_CASE("a gradient of another dtype is refused by name", "[sparse]") {
   with_groups(1, [](const Group& group) {
     const NamedTensors parameters = {tables()[0]};
     const auto reducer = Reducer::create(parameters, group, both_tables());
-    parameters[0].tensor.unsafeGetTensorImpl()->set_data(at::ones({6, 2}, at::kDouble));
+    parameters[0].tensor.set_data(at::ones({6, 2}, at::kDouble));
     const at::Tensor loss = lookups(parameters[0].tensor, {1}, 1);
     reducer->arm({loss});
     const std::string text = message_of<ArgumentError>([&] { loss.backward(); });

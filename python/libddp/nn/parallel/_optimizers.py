@@ -79,17 +79,20 @@ def average_and_step(ddp_ref, bucket: dist.GradBucket) -> torch.futures.Future[t
     then; all ranks take the same step. Gradients are None after the pass.
     """
     ddp = ddp_ref()
-    members = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+    buffer = bucket.buffer()
+    gradients = [buffer] if buffer.is_sparse else bucket.gradients()
+    members = list(zip(bucket.parameters(), gradients, strict=True))
     is_in_backward = torch._C._current_graph_task_id() != -1
-    if not is_in_backward:  # this rank has no data, and follows the others
-        for parameter, gradient in members:
+    for parameter, gradient in members:
+        # Not in backward: this rank has no data, and follows the others. Sparse gradients are no
+        # views of their bucket.
+        if not is_in_backward or (buffer.is_sparse and parameter.grad is not None):
             parameter.grad = gradient
     stepped = ddp._stepped
     if bucket.is_last() and is_in_backward:
         # The last bucket is sent at the end of the pass, so this is called after that.
         Variable._execution_engine.queue_callback(lambda: finish_pass(ddp))
-    buffer = bucket.buffer()
-    work = dist.all_reduce(buffer, dist.ReduceOp.AVG, group=ddp.process_group, async_op=True)
+    work = average(buffer, ddp.process_group)
 
     def step_members(_future) -> torch.Tensor:
         for parameter, _ in members:
@@ -101,6 +104,14 @@ def average_and_step(ddp_ref, bucket: dist.GradBucket) -> torch.futures.Future[t
         return buffer
 
     return work.get_future().then(step_members)
+
+
+def average(buffer: torch.Tensor, group) -> dist.Work:
+    """In place; sparse tensors know SUM only."""
+    if not buffer.is_sparse:
+        return dist.all_reduce(buffer, dist.ReduceOp.AVG, group=group, async_op=True)
+    buffer.div_(dist.get_world_size(group))
+    return dist.all_reduce(buffer, group=group, async_op=True)
 
 
 def finish_pass(ddp) -> None:
