@@ -204,12 +204,10 @@ TEST_CASE("a rank without data contributes nothing and sees the average", "[spar
 TEST_CASE("a gradient of another dtype is refused by name", "[sparse]") {
   with_groups(1, [](const Group& group) {
     const NamedTensors parameters = {tables()[0]};
-    const auto reducer = Reducer::create(parameters, group, both_tables());
-    parameters[0].tensor.set_data(at::ones({6, 2}, at::kDouble));
-    const at::Tensor loss = lookups(parameters[0].tensor, {1}, 1);
-    reducer->arm({loss});
-    const std::string text = message_of<ArgumentError>([&] { loss.backward(); });
-    expect(contains(text, "'first': its gradient is Double in layout Sparse"), text);
+    const SparseGradients sparse(parameters, {"first"}, group);
+    parameters[0].tensor.mutable_grad() = at::ones({6, 2}, at::kDouble);
+    const std::string text = message_of<ArgumentError>([&] { sparse.check(0); });
+    expect(contains(text, "'first': its gradient is Double in layout Strided"), text);
   });
 }
 
