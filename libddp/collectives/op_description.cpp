@@ -72,6 +72,12 @@ std::uint64_t OpDescription::fingerprint(std::uint64_t sequence) const {
   std::uint64_t hash = mix(mix(mix(0x243F6A8885A308D3ull, sequence), packed), count);
   const int kept = std::min<int>(num_dims, kMaxDims);
   for (int i = 0; i < kept; ++i) hash = mix(hash, static_cast<std::uint64_t>(shape[i]));
+  if (label[0] == '\0') return hash;
+  for (std::size_t i = 0; i < sizeof(label); i += sizeof(std::uint64_t)) {
+    std::uint64_t characters;
+    std::memcpy(&characters, label + i, sizeof(characters));
+    hash = mix(hash, characters);
+  }
   return hash;
 }
 

@@ -39,10 +39,11 @@ struct OpDescription {
   static constexpr int kMaxDims = 6;
   std::int32_t num_dims = 0;
   std::int64_t shape[kMaxDims] = {};
-  /// What the bytes serve ("bucket 3 (wte.weight, ...)"), cut to fit, 0-terminated; not compared.
+  /// What the bytes serve ("bucket 3 (wte.weight, ...)"), cut to fit, filled with zeros: two
+  /// buckets of the same size are not taken for each other.
   char label[48] = {};
 
-  /// Equal on two ranks exactly if they agree on kind, dtype, op, root, count and shape.
+  /// Equal on two ranks exactly if they agree on kind, dtype, op, root, count, shape and label.
   std::uint64_t fingerprint(std::uint64_t sequence) const;
   /// `all_reduce #42 float32 [25, 1024] SUM (bucket 3)`.
   std::string to_string(std::uint64_t sequence) const;
