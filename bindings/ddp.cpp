@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,27 +62,18 @@ void collect(py::handle value, int depth, std::vector<at::Tensor>& found) {
 }
 
 std::shared_ptr<Replica> make_replica(const PythonTensors& parameters, const PythonTensors& buffers,
-                                      Group group, std::size_t cap_bytes, std::size_t first_bytes,
-                                      bool find_unused_parameters, bool static_graph,
-                                      bool broadcast_buffers, bool init_sync,
-                                      std::vector<std::string> sparse_parameters) {
+                                      Group group, const DistributedDataParallelOptions& options,
+                                      const PythonTensors& delayed,
+                                      const std::optional<at::Tensor>& delayed_until) {
   const py::gil_scoped_release release;
-  const DistributedDataParallelOptions options{
-      .cap_bytes = cap_bytes,
-      .first_bytes = first_bytes,
-      .find_unused_parameters = find_unused_parameters,
-      .static_graph = static_graph,
-      .sparse_parameters = std::move(sparse_parameters),
-      .broadcast_buffers = broadcast_buffers,
-      .init_sync = init_sync,
-  };
-  return std::make_shared<Replica>(named(parameters), named(buffers), std::move(group), options,
-                                   &rethrow_as_python_error);
+  return std::make_shared<Replica>(
+      named(parameters), named(buffers), std::move(group), options, &rethrow_as_python_error,
+      DelayedParameters{named(delayed), delayed_until.value_or(at::Tensor())});
 }
 
 bool after_forward(Replica& replica, py::handle output, bool sync) {
   std::vector<at::Tensor> found;
-  if (sync) collect(output, 0, found);
+  if (replica.wants_outputs(sync)) collect(output, 0, found);
   return replica.after_forward(found, sync);
 }
 
@@ -98,26 +90,67 @@ void register_compress_hook(Replica& replica, at::ScalarType dtype) {
 /// Parameter indices, bucket by bucket: for tests and for the curious.
 BucketPlan bucket_plan(Replica& replica) { return replica.reducer().buckets().plan(); }
 
+void bind_mixed_precision(py::module_& module) {
+  using Dtype = std::optional<at::ScalarType>;
+  py::class_<MixedPrecision>(module, "MixedPrecision")
+      .def(py::init([](Dtype param_dtype, Dtype reduce_dtype, Dtype buffer_dtype) {
+             return MixedPrecision{param_dtype, reduce_dtype, buffer_dtype};
+           }),
+           py::kw_only(), py::arg("param_dtype") = py::none(), py::arg("reduce_dtype") = py::none(),
+           py::arg("buffer_dtype") = py::none());
+}
+
+void bind_options(py::module_& module) {
+  using Options = DistributedDataParallelOptions;
+  py::class_<Options>(module, "DistributedDataParallelOptions")
+      .def(py::init<>())
+      .def_readwrite("cap_bytes", &Options::cap_bytes)
+      .def_readwrite("first_bytes", &Options::first_bytes)
+      .def_readwrite("each_bytes", &Options::each_bytes)
+      .def_readwrite("find_unused_parameters", &Options::find_unused_parameters)
+      .def_readwrite("static_graph", &Options::static_graph)
+      .def_readwrite("skip_unused_buckets", &Options::skip_unused_buckets)
+      .def_readwrite("sparse_parameters", &Options::sparse_parameters)
+      .def_readwrite("broadcast_buffers", &Options::broadcast_buffers)
+      .def_readwrite("init_sync", &Options::init_sync)
+      .def_readwrite("init_sync_buffers", &Options::init_sync_buffers)
+      .def_readwrite("mixed_precision", &Options::mixed_precision);
+}
+
+void bind_passes(py::class_<Replica, std::shared_ptr<Replica>>& replica) {
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  replica.def("before_forward", &Replica::before_forward, unlocked)
+      .def("forward_failed", &Replica::forward_failed, unlocked)
+      .def("after_forward", &after_forward, py::arg("output"), py::arg("sync"))
+      .def("set_manual_finish",
+           [](Replica& self, bool manual) { self.reducer().set_manual_finish(manual); })
+      .def("finishes_after_backward",
+           [](Replica& self) { return self.reducer().finishes_after_backward(); })
+      .def("check_finished", [](Replica& self) { self.reducer().check_finished(); })
+      .def(
+          "finish_backward", [](Replica& self) { self.reducer().finish_backward(); }, unlocked)
+      .def(
+          "run_empty_pass", [](Replica& self) { self.reducer().run_empty_pass(); }, unlocked);
+}
+
 }  // namespace
 
 void bind_ddp(py::module_& module) {
-  py::class_<Replica, std::shared_ptr<Replica>>(module, "Replica")
+  bind_mixed_precision(module);
+  bind_options(module);
+  py::class_<Replica, std::shared_ptr<Replica>> replica(module, "Replica");
+  replica
       .def(py::init(&make_replica), py::kw_only(), py::arg("parameters"), py::arg("buffers"),
-           py::arg("group"), py::arg("cap_bytes"), py::arg("first_bytes"),
-           py::arg("find_unused_parameters"), py::arg("static_graph"), py::arg("broadcast_buffers"),
-           py::arg("init_sync"), py::arg("sparse_parameters") = std::vector<std::string>{})
+           py::arg("group"), py::arg("options"), py::arg("delayed"), py::arg("delayed_until"))
       .def("broadcast", &Replica::broadcast, py::arg("tensors"), py::arg("root") = 0,
            py::call_guard<py::gil_scoped_release>())
-      .def("after_forward", &after_forward, py::arg("output"), py::arg("sync"))
       .def("set_static_graph", &Replica::set_static_graph)
-      .def(
-          "run_empty_pass", [](Replica& replica) { replica.reducer().run_empty_pass(); },
-          py::call_guard<py::gil_scoped_release>())
       .def("set_gradient_scale",
-           [](Replica& replica, double scale) { replica.reducer().set_gradient_scale(scale); })
+           [](Replica& self, double scale) { self.reducer().set_gradient_scale(scale); })
       .def("register_comm_hook", &register_comm_hook, py::arg("state"), py::arg("hook"))
       .def("register_compress_hook", &register_compress_hook, py::arg("dtype"))
       .def("bucket_plan", &bucket_plan);
+  bind_passes(replica);
 }
 
 }  // namespace libddp

@@ -35,24 +35,38 @@ class Hook final : public autograd::FunctionPostHook {
 
 struct AccumulateHooks::State {
   struct Registration {
+    at::Tensor parameter;
     NodePtr node;
     std::uintptr_t key;
   };
+  Shared on_gradient;
   std::vector<Registration> registrations;
 };
 
 AccumulateHooks::AccumulateHooks(const std::vector<at::Tensor>& parameters, OnGradient on_gradient)
     : state_(std::make_unique<State>()) {
-  const auto shared = std::make_shared<const OnGradient>(std::move(on_gradient));
+  state_->on_gradient = std::make_shared<const OnGradient>(std::move(on_gradient));
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     NodePtr node = autograd::impl::grad_accumulator(parameters[index]);
-    const std::uintptr_t key = node->add_post_hook(std::make_unique<Hook>(shared, index));
-    state_->registrations.push_back({std::move(node), key});
+    const std::uintptr_t key =
+        node->add_post_hook(std::make_unique<Hook>(state_->on_gradient, index));
+    state_->registrations.push_back({parameters[index], std::move(node), key});
   }
 }
 
 AccumulateHooks::~AccumulateHooks() {
-  for (auto& [node, key] : state_->registrations) node->del_post_hook(key);
+  for (auto& [parameter, node, key] : state_->registrations) node->del_post_hook(key);
+}
+
+void AccumulateHooks::renew() {
+  for (std::size_t index = 0; index < state_->registrations.size(); ++index) {
+    auto& [parameter, node, key] = state_->registrations[index];
+    NodePtr current = autograd::impl::grad_accumulator(parameter);
+    if (current == node) continue;
+    node->del_post_hook(key);
+    node = std::move(current);
+    key = node->add_post_hook(std::make_unique<Hook>(state_->on_gradient, index));
+  }
 }
 
 }  // namespace libddp

@@ -27,6 +27,10 @@ class AccumulateHooks {
   AccumulateHooks(const std::vector<at::Tensor>& parameters, OnGradient on_gradient);
   ~AccumulateHooks();
 
+  /// Follows the parameters whose node autograd has replaced, as it does when a parameter's dtype
+  /// changes. While no backward pass runs.
+  void renew();
+
  private:
   struct State;
   std::unique_ptr<State> state_;

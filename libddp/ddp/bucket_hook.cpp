@@ -79,8 +79,6 @@ void BucketHook::or_abort(const std::string& label, Function&& function) {
 
 void BucketHook::start(const GradientBuckets& buckets, std::size_t bucket,
                        const NamedTensors& parameters) {
-  // A pass that failed half-way has left its future here.
-  if (bucket == 0) started_.reset();
   finish_started(buckets);
   or_abort(buckets.label(bucket), [&] {
     c10d::GradBucket given = grad_bucket(buckets, bucket, parameters, num_alone_);

@@ -43,6 +43,8 @@ class BucketHook {
   /// Waits for the hook of the bucket before, then runs the hook on this complete bucket. Throws
   /// what the hook or the future before throws.
   void start(const GradientBuckets& buckets, std::size_t bucket, const NamedTensors& parameters);
+  /// Drops what a pass that failed half-way has left.
+  void forget() { started_.reset(); }
   /// Collective: waits for the hooks that were started, puts their results into the buckets, and
   /// makes the flags of all buckets those of all ranks. Throws what a future holds, TimeoutError
   /// where one does not come within the group's timeout, ArgumentError where the result has another

@@ -28,22 +28,30 @@ std::size_t tail_begin(const std::vector<ParameterSize>& parameters,
   return begin;
 }
 
+/// How much the bucket at `position` (0 = the first of its dtype) may hold.
+std::size_t limit_of(std::size_t position, const BucketLimits& limits) {
+  if (!limits.each_bytes.empty()) {
+    return limits.each_bytes[std::min(position, limits.each_bytes.size() - 1)];
+  }
+  return position == 0 ? std::min(limits.cap_bytes, limits.first_bytes) : limits.cap_bytes;
+}
+
 /// Cuts the parameters of one dtype, given as ascending positions in `order`, into buckets.
 void cut(const std::vector<ParameterSize>& parameters, const std::vector<std::size_t>& order,
          const std::vector<std::size_t>& positions, const BucketLimits& limits,
          std::vector<Candidate>& out) {
-  const std::size_t tail = tail_begin(parameters, order, positions, limits.last_bytes);
+  const std::size_t tail = limits.each_bytes.empty()
+                               ? tail_begin(parameters, order, positions, limits.last_bytes)
+                               : positions.size();
   const std::size_t first = out.size();
   std::size_t bytes = 0;
   for (std::size_t k = 0; k < positions.size(); ++k) {
     const std::size_t index = order[positions[k]];
-    const bool in_first = out.size() == first + 1;
-    const std::size_t limit =
-        std::min(limits.cap_bytes, in_first ? limits.first_bytes : limits.cap_bytes);
+    const std::size_t num_cut = out.size() - first;
     // The tail is cut off only where it does not fit into a first bucket that is small anyway.
-    const bool full = bytes + parameters[index].bytes > limit;
-    const bool at_tail = k == tail && !in_first;
-    if (out.size() == first || full || at_tail) {
+    const bool at_tail = k == tail && num_cut > 1;
+    if (num_cut == 0 || at_tail ||
+        bytes + parameters[index].bytes > limit_of(num_cut - 1, limits)) {
       out.emplace_back();
       bytes = 0;
     }

@@ -21,6 +21,8 @@
 #include <torch/nn/pimpl.h>
 
 #include <memory>
+#include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -45,11 +47,30 @@ inline NamedTensors named_buffers(const torch::nn::Module& module) {
 
 /// `options` with the names of the parameters to which torch's own modules give sparse gradients.
 inline DistributedDataParallelOptions with_sparse_parameters(DistributedDataParallelOptions options,
-                                                             const torch::nn::Module& module) {
-  for (std::string& name : sparse_parameters(module, named_parameters(module))) {
+                                                             const torch::nn::Module& module,
+                                                             const NamedTensors& parameters) {
+  for (std::string& name : sparse_parameters(module, parameters)) {
     options.sparse_parameters.push_back(std::move(name));
   }
   return options;
+}
+
+inline NamedTensors without(NamedTensors all, const NamedTensors& some) {
+  for (const NamedTensor& one : some) {
+    std::erase_if(all, [&](const NamedTensor& t) { return t.tensor.is_same(one.tensor); });
+  }
+  return all;
+}
+
+/// With mixed precision, floating-point inputs are converted; anything else is passed on.
+template <typename Argument>
+decltype(auto) in_dtype(Argument&& argument, const std::optional<c10::ScalarType>& dtype) {
+  if constexpr (std::is_same_v<std::remove_cvref_t<Argument>, at::Tensor>) {
+    const bool converts = dtype && argument.defined() && argument.is_floating_point();
+    return converts ? argument.to(*dtype) : at::Tensor(std::forward<Argument>(argument));
+  } else {
+    return std::forward<Argument>(argument);
+  }
 }
 
 template <typename Module>
@@ -58,25 +79,33 @@ class DistributedDataParallel {
   using Options = DistributedDataParallelOptions;
 
   /// Collective: every rank wraps the same model. Throws ArgumentError (see Replica).
-  DistributedDataParallel(std::shared_ptr<Module> module, Group group, Options options = {})
+  /// `delayed.parameters` with their names in `module`.
+  DistributedDataParallel(std::shared_ptr<Module> module, Group group, Options options = {},
+                          DelayedParameters delayed = {})
       : module_(std::move(module)),
         broadcasts_buffers_(options.broadcast_buffers),
-        replica_(named_parameters(*module_), named_buffers(*module_), std::move(group),
-                 with_sparse_parameters(std::move(options), *module_)) {}
+        input_dtype_(options.mixed_precision.param_dtype),
+        replica_(make_replica(*module_, std::move(group), std::move(options), delayed)) {}
   /// For a module holder, such as torch::nn::Sequential.
   DistributedDataParallel(const torch::nn::ModuleHolder<Module>& holder, Group group,
-                          Options options = {})
-      : DistributedDataParallel(holder.ptr(), std::move(group), options) {}
+                          Options options = {}, DelayedParameters delayed = {})
+      : DistributedDataParallel(holder.ptr(), std::move(group), options, std::move(delayed)) {}
 
   /// The module's own forward. The backward pass of its result averages gradients, unless gradients
   /// are off or a NoSync guard lives.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     if (buffers_are_due_ && broadcasts_buffers_) replica_.broadcast(module_->buffers());
-    auto output = module_->forward(std::forward<Arguments>(arguments)...);
+    ForwardGuard guard(replica_);
+    auto output = module_->forward(in_dtype(std::forward<Arguments>(arguments), input_dtype_)...);
+    guard.succeeded();
     buffers_are_due_ = replica_.after_forward(output_tensors(output), synchronises_);
     return output;
   }
+
+  /// If `manual`, each synchronising backward is followed by one call of finalize_backward().
+  void set_manual_finish(bool manual) { replica_.reducer().set_manual_finish(manual); }
+  void finalize_backward() { replica_.reducer().finish_backward(); }
 
   /// While it lives, passes accumulate gradients locally:
   ///   { auto guard = model.no_sync(); model.forward(a).sum().backward(); }
@@ -101,8 +130,17 @@ class DistributedDataParallel {
   Replica& replica() { return replica_; }
 
  private:
+  static Replica make_replica(const Module& module, Group group, Options options,
+                              const DelayedParameters& delayed) {
+    NamedTensors parameters = without(named_parameters(module), delayed.parameters);
+    options = with_sparse_parameters(std::move(options), module, parameters);
+    return Replica(std::move(parameters), named_buffers(module), std::move(group), options, nullptr,
+                   delayed);
+  }
+
   std::shared_ptr<Module> module_;
   bool broadcasts_buffers_;
+  std::optional<c10::ScalarType> input_dtype_;
   bool synchronises_ = true;
   /// torch's rule: before the first forward, and before each that follows a synchronising one.
   bool buffers_are_due_ = true;

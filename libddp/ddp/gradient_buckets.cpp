@@ -15,9 +15,8 @@ namespace {
 /// Each gradient starts on a cache line: vector kernels of optimizers run without a prologue.
 constexpr std::size_t kSlotAlignment = 64;
 
-std::size_t padded_numel(const at::Tensor& parameter) {
-  const std::size_t step = std::max<std::size_t>(1, kSlotAlignment / parameter.element_size());
-  return (static_cast<std::size_t>(parameter.numel()) + step - 1) / step * step;
+std::size_t padded_bytes(std::size_t bytes) {
+  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
 /// A tensor like `parameter` over `data`, which is part of `flat`. Strides follow the parameter
@@ -39,20 +38,31 @@ std::string label_of(std::size_t bucket, const std::vector<std::size_t>& members
 
 }  // namespace
 
+std::vector<ParameterSize> sizes_of(const NamedTensors& parameters) {
+  std::vector<ParameterSize> sizes;
+  for (const auto& [name, tensor] : parameters) {
+    sizes.push_back({tensor.nbytes(), tensor.scalar_type()});
+  }
+  return sizes;
+}
+
 GradientBuckets::GradientBuckets(ProcessGroup& group, const NamedTensors& parameters,
-                                 BucketPlan plan, bool with_usage)
+                                 const std::vector<ParameterSize>& sizes, BucketPlan plan,
+                                 bool with_usage)
     : plan_(std::move(plan)), bucket_of_(parameters.size()), views_(parameters.size()) {
   for (std::size_t bucket = 0; bucket < plan_.size(); ++bucket) {
-    buckets_.push_back(build(group, parameters, bucket, with_usage));
+    buckets_.push_back(build(group, parameters, sizes, bucket, with_usage));
   }
 }
 
 GradientBuckets::Bucket GradientBuckets::build(ProcessGroup& group, const NamedTensors& parameters,
+                                               const std::vector<ParameterSize>& sizes,
                                                std::size_t bucket, bool with_usage) {
   const std::vector<std::size_t>& members = plan_[bucket];
-  const at::ScalarType dtype = parameters[members.front()].tensor.scalar_type();
-  std::size_t numel = 0;
-  for (const std::size_t index : members) numel += padded_numel(parameters[index].tensor);
+  const at::ScalarType dtype = sizes[members.front()].dtype;
+  std::size_t bytes = 0;
+  for (const std::size_t index : members) bytes += padded_bytes(sizes[index].bytes);
+  const std::size_t numel = bytes / c10::elementSize(dtype);
   const std::size_t tail_numel = 1 + (with_usage ? members.size() : 0);
 
   Bucket built;
@@ -62,7 +72,7 @@ GradientBuckets::Bucket GradientBuckets::build(ProcessGroup& group, const NamedT
   built.num_flags = tail_numel;
   auto* const data = static_cast<std::byte*>(built.flat.data_ptr());
   std::memset(data, 0, built.flat.nbytes());
-  built.tail = data + numel * built.element_bytes;
+  built.tail = data + bytes;
   const at::Tensor one = at::ones({1}, dtype);
   const auto* const one_bytes = static_cast<const std::byte*>(one.const_data_ptr());
   built.one.assign(one_bytes, one_bytes + built.element_bytes);
@@ -71,7 +81,7 @@ GradientBuckets::Bucket GradientBuckets::build(ProcessGroup& group, const NamedT
   for (const std::size_t index : members) {
     bucket_of_[index] = bucket;
     views_[index] = piece_of(built.flat, next, parameters[index].tensor);
-    next += padded_numel(parameters[index].tensor) * built.element_bytes;
+    next += padded_bytes(sizes[index].bytes);
   }
   return built;
 }

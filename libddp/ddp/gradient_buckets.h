@@ -10,7 +10,7 @@
 // After averaging a flag is 0 exactly if it was 0 on all ranks.
 // Thread rule: immutable after construction, except for the bytes.
 //
-//   GradientBuckets buckets(*group, parameters, plan, false);
+//   GradientBuckets buckets(*group, parameters, sizes, plan, false);
 //   slot.move_to(buckets.view(parameter_index));
 //   group->all_reduce(buckets.flat(0), {.op = ReduceOp::Avg});
 
@@ -26,11 +26,15 @@
 
 namespace libddp {
 
+/// What `parameters` are now.
+std::vector<ParameterSize> sizes_of(const NamedTensors& parameters);
+
 class GradientBuckets {
  public:
-  /// A parameter that the plan leaves out has no bucket: `bucket_of` and `view` are not for it.
-  GradientBuckets(ProcessGroup& group, const NamedTensors& parameters, BucketPlan plan,
-                  bool with_usage);
+  /// `sizes`: of the gradients; a parameter itself may have another dtype for a while. A parameter
+  /// that the plan leaves out has no bucket: `bucket_of` and `view` are not for it.
+  GradientBuckets(ProcessGroup& group, const NamedTensors& parameters,
+                  const std::vector<ParameterSize>& sizes, BucketPlan plan, bool with_usage);
 
   std::size_t size() const { return plan_.size(); }
   const BucketPlan& plan() const { return plan_; }
@@ -66,8 +70,8 @@ class GradientBuckets {
     std::vector<std::byte> one;
   };
 
-  Bucket build(ProcessGroup& group, const NamedTensors& parameters, std::size_t bucket,
-               bool with_usage);
+  Bucket build(ProcessGroup& group, const NamedTensors& parameters,
+               const std::vector<ParameterSize>& sizes, std::size_t bucket, bool with_usage);
   void set_flag(std::size_t bucket, std::size_t position, bool value);
   bool flag(std::size_t bucket, std::size_t position) const;
 

@@ -17,8 +17,8 @@ constexpr std::size_t kDispatchedCopyBytes = std::size_t{256} << 10;
 
 }  // namespace
 
-GradientSlot::GradientSlot(std::string name, at::Tensor parameter)
-    : name_(std::move(name)), parameter_(std::move(parameter)) {}
+GradientSlot::GradientSlot(std::string name, at::Tensor parameter, std::string where)
+    : name_(std::move(name)), where_(std::move(where)), parameter_(std::move(parameter)) {}
 
 void GradientSlot::move_to(at::Tensor view) {
   view_ = std::move(view);
@@ -57,8 +57,9 @@ void GradientSlot::replace(at::Tensor& grad) {
 
 void GradientSlot::check(const at::Tensor& grad) const {
   const bool strided = grad.layout() == at::kStrided;
-  if (strided && grad.scalar_type() == view_.scalar_type() && grad.sizes() == view_.sizes() &&
-      grad.device() == view_.device()) {
+  const bool has_dtype =
+      grad.scalar_type() == view_.scalar_type() || grad.scalar_type() == also_accepted_;
+  if (strided && has_dtype && grad.sizes() == view_.sizes() && grad.device() == view_.device()) {
     return;
   }
   const auto describe = [](const at::Tensor& t) {
@@ -67,7 +68,7 @@ void GradientSlot::check(const at::Tensor& grad) const {
                                       : std::string("a sparse tensor");
   };
   throw ArgumentError(fmt::format(
-      "libddp: parameter '{}': its gradient is {}, but its bucket holds {}. Hint: {}.", name_,
+      "{}: parameter '{}': its gradient is {}, but its bucket holds {}. Hint: {}.", where_, name_,
       describe(grad), describe(view_),
       strided ? "wrap the model after changing its dtype, device or shapes"
               : "parameters with sparse gradients must be known when the model is "
@@ -78,7 +79,7 @@ void GradientSlot::check(const at::Tensor& grad) const {
 
 void GradientSlot::copy_in(const at::Tensor& grad) {
   if (bytes_ < kDispatchedCopyBytes && grad.is_cpu() && grad.strides() == view_.strides() &&
-      grad.is_non_overlapping_and_dense()) {
+      grad.scalar_type() == view_.scalar_type() && grad.is_non_overlapping_and_dense()) {
     std::memcpy(data_, grad.const_data_ptr(), bytes_);
     return;
   }

@@ -16,13 +16,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
 namespace libddp {
 
 class GradientSlot {
  public:
-  GradientSlot(std::string name, at::Tensor parameter);
+  /// `where` begins the messages of errors.
+  GradientSlot(std::string name, at::Tensor parameter, std::string where = "libddp");
 
   /// From now on the gradient lives in `view`, which must show bucket memory in the parameter's
   /// shape. A gradient that is defined moves there with its values.
@@ -41,6 +43,8 @@ class GradientSlot {
   void fill_without_gradient();
   /// `.grad` becomes the view with whatever the bucket holds.
   void install();
+  /// Gradients of this dtype are welcome too; they are converted on the way into the bucket.
+  void also_accept(at::ScalarType dtype) { also_accepted_ = dtype; }
 
   bool has_gradient() const { return parameter_.grad().defined(); }
   const std::string& name() const { return name_; }
@@ -52,10 +56,12 @@ class GradientSlot {
   void copy_in(const at::Tensor& grad);
 
   std::string name_;
+  std::string where_;
   at::Tensor parameter_;
   at::Tensor view_;
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
+  std::optional<at::ScalarType> also_accepted_;
 };
 
 }  // namespace libddp

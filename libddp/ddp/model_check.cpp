@@ -84,9 +84,11 @@ std::vector<std::string> describe_model(const NamedTensors& parameters, const Na
                                         const std::vector<std::string>& sparse) {
   std::vector<std::string> lines;
   const auto add = [&](const char* kind, const NamedTensor& t, const std::string& end) {
-    lines.push_back(fmt::format("{} '{}' {} [{}]{}", kind, t.name,
-                                c10::toString(t.tensor.scalar_type()),
-                                fmt::join(t.tensor.sizes(), ", "), end));
+    const c10::Device device = t.tensor.device();
+    lines.push_back(
+        fmt::format("{} '{}' {} [{}]{}{}", kind, t.name, c10::toString(t.tensor.scalar_type()),
+                    fmt::join(t.tensor.sizes(), ", "), end,
+                    device.is_cpu() ? "" : " on " + c10::DeviceTypeName(device.type(), true)));
   };
   for (const NamedTensor& p : parameters) {
     const bool is_sparse = std::find(sparse.begin(), sparse.end(), p.name) != sparse.end();

@@ -3,10 +3,12 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "libddp/base/error.h"
 #include "libddp/ddp/after_backward.h"
+#include "libddp/group/group_identity.h"
 
 namespace libddp {
 namespace {
@@ -27,6 +29,7 @@ std::shared_ptr<Reducer> Reducer::create(NamedTensors parameters, Group group,
 
 Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
     : parameters_(std::move(parameters)),
+      sizes_(sizes_of(parameters_)),
       group_(std::move(group)),
       options_(std::move(options)),
       sparse_(parameters_, options_.sparse_parameters, group_),
@@ -35,9 +38,13 @@ Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
       touched_(parameters_.size(), 0),
       hooks_(tensors_of(parameters_),
              [this](std::size_t index) { guarded([&] { on_gradient(index); }); }) {
-  for (const auto& [name, tensor] : parameters_) slots_.emplace_back(name, tensor);
+  for (const auto& [name, tensor] : parameters_) slots_.emplace_back(name, tensor, where());
   build_buckets(plan_of(reverse_order(parameters_.size())));
   if (options_.static_graph) set_static_graph();
+}
+
+std::string Reducer::where() const {
+  return GroupIdentity{group_->name(), group_->rank(), group_->size()}.where() + " backward";
 }
 
 void Reducer::arm(const std::vector<at::Tensor>& outputs) {
@@ -56,11 +63,10 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs) {
 void Reducer::on_output_reached(std::uint64_t& pass_of_forward) {
   if (phase_ != Phase::Running) {
     if (pass_of_forward != 0) {
-      throw StateError(
-          "libddp: backward() runs a second time through the same forward of a "
-          "DistributedDataParallel model; its gradients would not be averaged. Hint: add the "
-          "losses "
-          "and call backward() once, or run forward again.");
+      throw StateError(where() +
+                       ": it runs a second time through the same forward of a "
+                       "DistributedDataParallel model; its gradients would not be averaged. Hint: "
+                       "add the losses and call backward() once, or run forward again.");
     }
     // Another forward's pass has ended since this one was armed.
     if (phase_ == Phase::Idle) reset_counters();
@@ -72,9 +78,9 @@ void Reducer::on_output_reached(std::uint64_t& pass_of_forward) {
 void Reducer::on_gradient(std::size_t index) {
   if (c10::GradMode::is_enabled()) {
     throw StateError(fmt::format(
-        "libddp: parameter '{}': backward(create_graph=True) is not supported, gradients of "
+        "{}: parameter '{}': backward(create_graph=True) is not supported, gradients of "
         "gradients would not be averaged. Hint: use torch.autograd.grad on the inner module.",
-        slots_[index].name()));
+        where(), slots_[index].name()));
   }
   if (sparse_.contains(index)) {
     sparse_.check(index);
@@ -126,6 +132,7 @@ void Reducer::launch_complete_buckets() {
 
 void Reducer::launch(std::size_t bucket, bool async) {
   fill(bucket);
+  if (options_.skip_unused_buckets && can_skip(bucket)) return;
   if (hook_) return hook_->start(*buckets_, bucket, parameters_);
   if (group_->size() == 1) return;
   states_[bucket].work =
@@ -151,20 +158,26 @@ void Reducer::fill(std::size_t bucket) {
   buckets_->set_missing(bucket, is_missing);
 }
 
+bool Reducer::can_skip(std::size_t bucket) const {
+  const std::vector<std::size_t>& members = buckets_->members(bucket);
+  return std::none_of(members.begin(), members.end(),
+                      [this](std::size_t index) { return is_used(index); });
+}
+
 void Reducer::refuse_second_gradient(std::size_t index) const {
   const std::string& name = slots_[index].name();
   if (num_expected_[index] == 0) {
     throw StateError(fmt::format(
-        "libddp: parameter '{}' got a gradient after its bucket had been sent; it had none in the "
+        "{}: parameter '{}' got a gradient after its bucket had been sent; it had none in the "
         "first pass, and static_graph=True promises the same graph each time. Hint: pass "
         "find_unused_parameters=True instead.",
-        name));
+        where(), name));
   }
   throw StateError(
-      fmt::format("libddp: parameter '{}' got a second gradient in one backward pass after its "
+      fmt::format("{}: parameter '{}' got a second gradient in one backward pass after its "
                   "bucket had been sent. Hint: pass static_graph=True, or use "
                   "checkpoint(..., use_reentrant=False) for layers that share weights.",
-                  name));
+                  where(), name));
 }
 
 template <typename Function>

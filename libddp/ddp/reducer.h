@@ -55,6 +55,11 @@ struct ReducerOptions {
   bool static_graph = false;
   /// Names of parameters whose gradients are expected to be sparse; others are ignored.
   std::vector<std::string> sparse_parameters{};
+  /// Buckets without a used parameter are not sent. The ranks must use the same parameters; where
+  /// they don't, the group names the bucket.
+  bool skip_unused_buckets = false;
+  /// Called when a pass that synchronised has ended, well or not.
+  std::function<void()> after_pass = nullptr;
   /// Throws the given error; lets a language binding throw a type of its own out of backward().
   std::function<void(std::exception_ptr)> rethrow = nullptr;
 };
@@ -80,6 +85,21 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Multiplies the averages of the passes to come; the same on every rank. Without a hook only.
   void set_gradient_scale(double scale) { gradient_scale_ = scale; }
 
+  /// If `manual`, the end of a pass sends what is left, and only `finish_backward` waits for it and
+  /// puts the averages into place. Between passes.
+  void set_manual_finish(bool manual);
+  /// Once for each pass, when all gradients are there: at the earliest in a hook of the last one.
+  void finish_backward();
+  /// Whether only the end of the pass tells that all gradients are there.
+  bool finishes_after_backward() const;
+  /// Throws StateError where a pass has been sent and not been finished.
+  void check_finished() const;
+
+  /// Follows parameters that have changed their dtype for a while; gradients of `dtype` are
+  /// welcome.
+  void renew_hooks() { hooks_.renew(); }
+  void accept_gradients_of(at::ScalarType dtype);
+
   /// From now on `hook` takes each bucket instead of the average; see bucket_hook.h. Once, and
   /// before the first synchronising pass, on every rank alike.
   void set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
@@ -100,6 +120,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   Reducer(NamedTensors parameters, Group group, ReducerOptions options);
 
+  /// "libddp[group world, rank 0/2] backward", for errors.
+  std::string where() const;
+
   // reducer.cpp: the way of a gradient.
   void on_gradient(std::size_t index);
   void count_gradient(std::size_t index);
@@ -109,21 +132,26 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_complete_buckets();
   void launch(std::size_t bucket, bool async);
   void fill(std::size_t bucket);
+  bool can_skip(std::size_t bucket) const;
   void refuse_second_gradient(std::size_t index) const;
 
   // reducer_finish.cpp: the end of a pass.
   void on_pass_end(PassEnd end);
   void finish_pass();
+  void send_rest(bool last_is_async);
+  void take_averages();
   bool collect_results();
   bool average_sparse_gradients();
   bool is_complete() const;
+  /// Whether something is to be done that no bucket tells the moment for.
+  bool needs_pass_end() const { return options_.after_pass || !sparse_.indices().empty(); }
   bool is_used(std::size_t index) const;
   void refuse_unused();
   void install_gradients_of_others();
   void learn();
 
   // reducer_buckets.cpp: the shape of the buckets.
-  bool tolerates_unused() const;
+  bool tolerates_unused() const { return options_.find_unused_parameters || options_.static_graph; }
   BucketPlan plan_of(std::vector<std::size_t> order) const;
   void build_buckets(BucketPlan plan);
   void rebuild_if_planned();
@@ -135,6 +163,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void guarded(Function&& function);
 
   const NamedTensors parameters_;
+  const std::vector<ParameterSize> sizes_;
   const Group group_;
   ReducerOptions options_;
   SparseGradients sparse_;
@@ -147,6 +176,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Phase phase_ = Phase::Idle;
   bool is_finish_queued_ = false;
   bool is_empty_pass_ = false;
+  bool is_manual_ = false;
   double gradient_scale_ = 1.0;
   /// Number of the pass that synchronises now or has done so last.
   std::uint64_t pass_number_ = 0;

@@ -13,10 +13,6 @@
 
 namespace libddp {
 
-bool Reducer::tolerates_unused() const {
-  return options_.find_unused_parameters || options_.static_graph;
-}
-
 void Reducer::set_static_graph() {
   if (!is_learning_ || phase_ == Phase::Running) {
     throw StateError(
@@ -47,18 +43,28 @@ void Reducer::set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
 // The buckets of the dense gradients.
 BucketPlan Reducer::plan_of(std::vector<std::size_t> order) const {
   std::erase_if(order, [&](std::size_t index) { return sparse_.contains(index); });
-  std::vector<ParameterSize> sizes;
-  for (const auto& [name, tensor] : parameters_) {
-    sizes.push_back({tensor.nbytes(), tensor.scalar_type()});
+  return plan_buckets(sizes_, order, options_.limits);
+}
+
+void Reducer::set_manual_finish(bool manual) {
+  if (phase_ == Phase::Running) {
+    throw StateError(
+        "libddp: manual finalization can be switched only between backward passes. Hint: set it "
+        "before forward, or after finalize_backward().");
   }
-  return plan_buckets(sizes, order, options_.limits);
+  is_manual_ = manual;
+}
+
+void Reducer::accept_gradients_of(at::ScalarType dtype) {
+  for (GradientSlot& slot : slots_) slot.also_accept(dtype);
+  sparse_.also_accept(dtype);
 }
 
 void Reducer::build_buckets(BucketPlan plan) {
   buckets_ = nullptr;
   for (GradientSlot& slot : slots_) slot.leave_bucket();
-  buckets_ =
-      std::make_unique<GradientBuckets>(*group_, parameters_, std::move(plan), tolerates_unused());
+  buckets_ = std::make_unique<GradientBuckets>(*group_, parameters_, sizes_, std::move(plan),
+                                               tolerates_unused());
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     if (!sparse_.contains(index)) slots_[index].move_to(buckets_->view(index));
   }
@@ -81,7 +87,7 @@ std::vector<std::size_t> Reducer::agreed_order() {
   // What did not fire comes last: no bucket waits for it before the end of a pass.
   for (const std::size_t index : reverse_order(slots_.size())) append(index);
 
-  if (group_->size() == 1) return order;
+  if (group_->size() == 1 || order.empty()) return order;
   at::Tensor shared = at::empty({static_cast<std::int64_t>(order.size())}, at::kLong);
   auto* const data = shared.mutable_data_ptr<std::int64_t>();
   std::copy(order.begin(), order.end(), data);
@@ -92,6 +98,7 @@ std::vector<std::size_t> Reducer::agreed_order() {
 
 void Reducer::reset_counters() {
   next_bucket_ = 0;
+  if (hook_) hook_->forget();
   is_finish_queued_ = false;
   fired_order_.clear();
   num_fired_.assign(num_fired_.size(), 0);
@@ -108,6 +115,7 @@ void Reducer::reset_counters() {
 void Reducer::check_last_pass() {
   if (const std::exception_ptr failure = group_->failure()) std::rethrow_exception(failure);
   if (phase_ != Phase::Running) return;
+  if (is_manual_ && next_bucket_ == buckets_->size()) check_finished();
   const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
   // A pass that fails never calls its end, so this one did not fail: its end was not seen.
   if (!is_finish_queued_) {

@@ -6,6 +6,7 @@
 #include "libddp/ddp/after_backward.h"
 #include "libddp/ddp/parameter_usage.h"
 #include "libddp/ddp/reducer.h"
+#include "libddp/group/group_identity.h"
 
 namespace libddp {
 
@@ -16,7 +17,45 @@ void Reducer::on_pass_end(PassEnd end) {
     is_finish_queued_ = false;
     return;
   }
+  if (is_manual_) return send_rest(true);
   finish_pass();
+}
+
+bool Reducer::finishes_after_backward() const {
+  return is_manual_ && (tolerates_unused() || needs_pass_end());
+}
+
+void Reducer::finish_backward() {
+  const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
+  const auto refuse = [&](const char* why) {
+    throw StateError(fmt::format("{} finalize_backward: {}", me.where(), why));
+  };
+  if (!is_manual_) {
+    refuse("backward passes end by themselves. Hint: set require_manual_backward_finalization.");
+  }
+  if (phase_ != Phase::Running) {
+    refuse("no backward pass waits for it. Hint: call it once after each synchronising backward.");
+  }
+  if (next_bucket_ < buckets_->size() && !is_complete()) {
+    refuse("called before all gradients were there. Hint: call it after backward().");
+  }
+  if (needs_pass_end() && is_nested_backward()) {
+    refuse(
+        "with mixed precision and with sparse gradients, the pass must be over. Hint: call it "
+        "after "
+        "backward().");
+  }
+  finish_pass();
+}
+
+void Reducer::check_finished() const {
+  if (phase_ != Phase::Running) return;
+  const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
+  throw StateError(fmt::format(
+      "{} the last backward pass has sent {} of {} buckets and was not finished. Hint: {}.",
+      me.where(), next_bucket_, buckets_->size(),
+      is_manual_ ? "call finalize_backward() after backward()"
+                 : "look for the exception that it raised"));
 }
 
 void Reducer::run_empty_pass() {
@@ -44,13 +83,26 @@ bool Reducer::is_complete() const {
 }
 
 void Reducer::finish_pass() {
-  {
-    const std::lock_guard<std::mutex> lock(launch_mutex_);
-    while (next_bucket_ < buckets_->size()) {
-      const bool is_last = next_bucket_ + 1 == buckets_->size();
-      launch(next_bucket_++, !is_last);
-    }
+  try {
+    send_rest(false);
+    take_averages();
+  } catch (...) {
+    if (options_.after_pass) options_.after_pass();
+    throw;
   }
+  if (options_.after_pass) options_.after_pass();
+}
+
+// An inline call for the last bucket spares the hand-over to another thread.
+void Reducer::send_rest(bool last_is_async) {
+  const std::lock_guard<std::mutex> lock(launch_mutex_);
+  while (next_bucket_ < buckets_->size()) {
+    const bool is_last = next_bucket_ + 1 == buckets_->size();
+    launch(next_bucket_++, last_is_async || !is_last);
+  }
+}
+
+void Reducer::take_averages() {
   bool is_missing = collect_results();
   is_missing |= average_sparse_gradients();
   // From here on all ranks know the same.

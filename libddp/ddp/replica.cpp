@@ -2,21 +2,39 @@
 
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/ddp/after_backward.h"
+#include "libddp/ddp/compress_hook.h"
 #include "libddp/ddp/model_check.h"
+#include "libddp/group/group_identity.h"
 
 namespace libddp {
 namespace {
 
+std::string name_of(const std::optional<at::ScalarType>& dtype) {
+  return dtype ? c10::toString(*dtype) : "none";
+}
+
 std::string describe_options(const DistributedDataParallelOptions& options) {
+  const MixedPrecision& precision = options.mixed_precision;
   return fmt::format(
-      "cap_bytes={} first_bytes={} find_unused_parameters={} static_graph={} broadcast_buffers={}",
-      options.cap_bytes, options.first_bytes, options.find_unused_parameters, options.static_graph,
-      options.broadcast_buffers);
+      "cap_bytes={} first_bytes={} each_bytes=[{}] find_unused_parameters={} static_graph={} "
+      "skip_unused_buckets={} broadcast_buffers={} param_dtype={} reduce_dtype={} buffer_dtype={}",
+      options.cap_bytes, options.first_bytes, fmt::join(options.each_bytes, ", "),
+      options.find_unused_parameters, options.static_graph, options.skip_unused_buckets,
+      options.broadcast_buffers, name_of(precision.param_dtype), name_of(precision.reduce_dtype),
+      name_of(precision.buffer_dtype));
+}
+
+NamedTensors with(NamedTensors first, const NamedTensors& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
 }
 
 std::vector<at::Tensor> values_of(const NamedTensors& parameters, const NamedTensors& buffers) {
@@ -29,49 +47,118 @@ std::vector<at::Tensor> values_of(const NamedTensors& parameters, const NamedTen
 }  // namespace
 
 Replica::Replica(NamedTensors parameters, const NamedTensors& buffers, Group group,
-                 const DistributedDataParallelOptions& options, Rethrow rethrow)
+                 const DistributedDataParallelOptions& options, Rethrow rethrow,
+                 DelayedParameters delayed)
     : parameters_(std::move(parameters)), group_(std::move(group)), broadcaster_(group_) {
-  check_parameters();
-  check_sparse_names(options.sparse_parameters);
-  NamedTensors trained;
-  for (const NamedTensor& parameter : parameters_) {
-    requires_grad_.push_back(parameter.tensor.requires_grad());
-    if (requires_grad_.back()) trained.push_back(parameter);
+  const NamedTensors all = with(parameters_, delayed.parameters);
+  const NamedTensors synced = options.init_sync_buffers ? buffers : NamedTensors{};
+  for (const auto& [name, tensor] : parameters_) {
+    wrapped_.push_back({tensor.requires_grad(), tensor.sizes().vec(), tensor.scalar_type()});
   }
+  // Before the checks of this rank alone: an odd rank must tell the others that it is the odd one.
   if (options.init_sync) {
-    check_model(*group_, describe_model(parameters_, buffers, describe_options(options),
-                                        options.sparse_parameters));
-    broadcaster_.broadcast(values_of(parameters_, buffers), 0, "parameters and buffers");
+    check_model(*group_,
+                describe_model(all, synced, describe_options(options), options.sparse_parameters));
   }
-  // The check comes first: a rank without gradients must tell the others that it is the odd one.
-  if (trained.empty()) {
+  check_parameters(all);
+  check_sparse_names(options.sparse_parameters);
+  if (options.init_sync) {
+    broadcaster_.broadcast(values_of(all, synced), 0, "parameters and buffers");
+  }
+  if (delayed.parameters.empty() && !trains_anything()) {
     throw ArgumentError(
         "DistributedDataParallel is not needed when a module doesn't have any parameter that "
         "requires a gradient.");
   }
+  const MixedPrecision& precision = options.mixed_precision;
+  if (precision.param_dtype) {
+    low_ = std::make_shared<LowPrecisionParameters>(all, *precision.param_dtype);
+  }
+  if (!delayed.parameters.empty()) {
+    delayed_ = DelayedGradients::create(std::move(delayed), group_, rethrow);
+  }
+  make_reducer(options, rethrow);
+  apply(precision, buffers);
+}
+
+bool Replica::trains_anything() const {
+  return std::any_of(wrapped_.begin(), wrapped_.end(),
+                     [](const Wrapped& wrapped) { return wrapped.requires_grad; });
+}
+
+void Replica::make_reducer(const DistributedDataParallelOptions& options, Rethrow rethrow) {
   ReducerOptions reducer;
   reducer.limits.cap_bytes = options.cap_bytes;
   reducer.limits.first_bytes = options.first_bytes;
+  reducer.limits.each_bytes = options.each_bytes;
   reducer.find_unused_parameters = options.find_unused_parameters;
   reducer.static_graph = options.static_graph;
   reducer.sparse_parameters = options.sparse_parameters;
+  reducer.skip_unused_buckets = options.skip_unused_buckets;
   reducer.rethrow = std::move(rethrow);
+  if (low_) reducer.after_pass = [low = low_] { low->raise(); };
+  NamedTensors trained;
+  for (std::size_t index = 0; index < parameters_.size(); ++index) {
+    if (wrapped_[index].requires_grad) trained.push_back(parameters_[index]);
+  }
   reducer_ = Reducer::create(std::move(trained), group_, std::move(reducer));
+}
+
+void Replica::apply(const MixedPrecision& precision, const NamedTensors& buffers) {
+  if (precision.buffer_dtype) {
+    for (const auto& [name, buffer] : buffers) {
+      if (buffer.is_floating_point()) buffer.set_data(buffer.to(*precision.buffer_dtype));
+    }
+  }
+  const auto reduce_dtype = precision.reduce_dtype ? precision.reduce_dtype : precision.param_dtype;
+  if (reduce_dtype && reduce_dtype != at::kFloat) {
+    reducer_->set_comm_hook(compress_hook(group_, *reduce_dtype));
+  }
+  if (!low_) return;
+  reducer_->accept_gradients_of(low_->dtype());
+  if (delayed_) delayed_->accept_gradients_of(low_->dtype());
+  low_->on_change([reducer = std::weak_ptr(reducer_), delayed = std::weak_ptr(delayed_)] {
+    if (const auto alive = reducer.lock()) alive->renew_hooks();
+    if (const auto alive = delayed.lock()) alive->renew_hooks();
+  });
 }
 
 void Replica::broadcast(const std::vector<at::Tensor>& tensors, int root) {
   broadcaster_.broadcast(tensors, root, "buffers");
 }
 
+void Replica::before_forward() {
+  if (low_) lowered_here_ = low_->lower();
+}
+
+void Replica::forward_failed() {
+  if (low_ && lowered_here_) low_->raise();
+}
+
 bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
-  if (!sync || !c10::GradMode::is_enabled()) return false;
-  check_requires_grad();
+  if (!c10::GradMode::is_enabled()) {
+    forward_failed();  // nothing refers to the low precision
+    return false;
+  }
+  if (delayed_) delayed_->arm(sync);
+  if (!sync) {
+    raise_after_backward(outputs);
+    return false;
+  }
+  check_unchanged();
   reducer_->arm(outputs);
   return true;
 }
 
-void Replica::check_parameters() const {
-  for (const auto& [name, tensor] : parameters_) {
+// Of a pass that the Reducer does not watch. Where the outputs are unknown, the parameters stay low
+// until the next pass that synchronises.
+void Replica::raise_after_backward(const std::vector<at::Tensor>& outputs) {
+  if (!low_) return;
+  call_before_backward(outputs, [low = low_] { call_after_backward([low] { low->raise(); }); });
+}
+
+void Replica::check_parameters(const NamedTensors& parameters) {
+  for (const auto& [name, tensor] : parameters) {
     if (!tensor.is_cpu() || tensor.layout() != at::kStrided) {
       throw ArgumentError(fmt::format(
           "libddp: parameter '{}' is on {}: libddp does not support anything but dense CPU "
@@ -98,13 +185,33 @@ void Replica::check_sparse_names(const std::vector<std::string>& names) const {
   }
 }
 
-void Replica::check_requires_grad() const {
+void Replica::check_unchanged() const {
+  const auto refuse = [&](const std::string& name, const std::string& was, const std::string& is,
+                          const char* hint) {
+    const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
+    throw ArgumentError(
+        fmt::format("{} forward: parameter '{}' had {} when it was wrapped and has {} now. Hint: "
+                    "{}, then wrap the model again.",
+                    me.where(), name, was, is, hint));
+  };
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
-    if (parameters_[index].tensor.requires_grad() == requires_grad_[index]) continue;
-    throw ArgumentError(fmt::format(
-        "libddp: parameter '{}' had requires_grad={} when it was wrapped and has requires_grad={} "
-        "now. Hint: freeze or unfreeze parameters first, then wrap the model again.",
-        parameters_[index].name, requires_grad_[index], !requires_grad_[index]));
+    const auto& [name, tensor] = parameters_[index];
+    const auto& [requires_grad, sizes, dtype] = wrapped_[index];
+    if (tensor.requires_grad() != requires_grad) {
+      refuse(name, fmt::format("requires_grad={}", requires_grad),
+             fmt::format("requires_grad={}", !requires_grad),
+             "freeze or unfreeze parameters first");
+    }
+    // Autograd has dropped the hook of such a parameter.
+    if (requires_grad && !low_ && tensor.scalar_type() != dtype) {
+      refuse(name, fmt::format("dtype {}", c10::toString(dtype)),
+             fmt::format("dtype {}", c10::toString(tensor.scalar_type())),
+             "convert the model first");
+    }
+    if (requires_grad && tensor.sizes() != at::IntArrayRef(sizes)) {
+      refuse(name, fmt::format("shape [{}]", fmt::join(sizes, ", ")),
+             fmt::format("shape [{}]", fmt::join(tensor.sizes(), ", ")), "resize parameters first");
+    }
   }
 }
 

@@ -11,63 +11,95 @@
 //   bool synchronises = replica.after_forward({y}, true);
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "libddp/ddp/broadcast_tensors.h"
+#include "libddp/ddp/delayed_gradients.h"
+#include "libddp/ddp/low_precision.h"
 #include "libddp/ddp/named_tensor.h"
+#include "libddp/ddp/options.h"
 #include "libddp/ddp/reducer.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {
-
-struct DistributedDataParallelOptions {
-  /// Largest bucket, and the first one, which is small so that communication starts early.
-  std::size_t cap_bytes = std::size_t{25} << 20;
-  std::size_t first_bytes = std::size_t{1} << 20;
-  bool find_unused_parameters = false;
-  bool static_graph = false;
-  /// Names of parameters whose gradients are sparse COO tensors; see sparse_gradients.h.
-  std::vector<std::string> sparse_parameters{};
-  /// Before the first forward, and before each one that follows a synchronising one.
-  bool broadcast_buffers = true;
-  /// Check that the ranks agree, and start all of them from rank 0's values.
-  bool init_sync = true;
-};
 
 class Replica {
  public:
   using Rethrow = std::function<void(std::exception_ptr)>;
 
   /// Collective if options.init_sync. `parameters`: all of them, frozen ones too.
+  /// `delayed`: further parameters, averaged apart from them (see DelayedGradients).
   /// Throws ArgumentError where no parameter requires a gradient, where one is not on the CPU,
   /// where options.sparse_parameters has a name that `parameters` lacks, and where the ranks wrap
   /// different models.
   Replica(NamedTensors parameters, const NamedTensors& buffers, Group group,
-          const DistributedDataParallelOptions& options, Rethrow rethrow = nullptr);
+          const DistributedDataParallelOptions& options, Rethrow rethrow = nullptr,
+          DelayedParameters delayed = {});
 
   /// Collective: every rank gets the values of `root` (buffers before a forward, or the model).
   void broadcast(const std::vector<at::Tensor>& tensors, int root = 0);
 
+  /// With mixed precision: parameters show the low precision from here on. Before each forward.
+  void before_forward();
+  /// With mixed precision: takes `before_forward` back after a forward that failed.
+  void forward_failed();
   /// After a forward that returned `outputs`. Returns whether its backward synchronises: it does
-  /// if `sync` and gradients are recorded.
+  /// if `sync` and gradients are recorded. Throws ArgumentError naming a parameter whose shape,
+  /// dtype or requires_grad is not what was wrapped.
   bool after_forward(const std::vector<at::Tensor>& outputs, bool sync);
+
+  /// Whether `after_forward` wants to know the outputs.
+  bool wants_outputs(bool sync) const { return sync || low_; }
 
   void set_static_graph() { reducer_->set_static_graph(); }
   Reducer& reducer() { return *reducer_; }
   const Group& group() const { return group_; }
 
  private:
-  void check_parameters() const;
+  static void check_parameters(const NamedTensors& parameters);
   void check_sparse_names(const std::vector<std::string>& names) const;
-  void check_requires_grad() const;
+  void check_unchanged() const;
+  bool trains_anything() const;
+  void make_reducer(const DistributedDataParallelOptions& options, Rethrow rethrow);
+  void apply(const MixedPrecision& precision, const NamedTensors& buffers);
+  void raise_after_backward(const std::vector<at::Tensor>& outputs);
+
+  /// What a parameter was like when it was wrapped; the buckets are made for that.
+  struct Wrapped {
+    bool requires_grad;
+    std::vector<std::int64_t> sizes;
+    at::ScalarType dtype;
+  };
 
   const NamedTensors parameters_;
   const Group group_;
-  std::vector<bool> requires_grad_;
+  std::vector<Wrapped> wrapped_;
   TensorBroadcaster broadcaster_;
+  /// Null without mixed precision; shared with callbacks of passes in flight.
+  std::shared_ptr<LowPrecisionParameters> low_;
+  /// Whether the forward in progress has lowered them.
+  bool lowered_here_ = false;
+  std::shared_ptr<DelayedGradients> delayed_;
   std::shared_ptr<Reducer> reducer_;
+};
+
+/// Around a module's forward; see Replica::before_forward.
+class ForwardGuard {
+ public:
+  explicit ForwardGuard(Replica& replica) : replica_(replica) { replica_.before_forward(); }
+  ForwardGuard(const ForwardGuard&) = delete;
+  ForwardGuard& operator=(const ForwardGuard&) = delete;
+  ~ForwardGuard() {
+    if (!succeeded_) replica_.forward_failed();
+  }
+  void succeeded() { succeeded_ = true; }
+
+ private:
+  Replica& replica_;
+  bool succeeded_ = false;
 };
 
 }  // namespace libddp

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/group/group_identity.h"
 #include "libddp/group/sparse_all_reduce.h"
 
 namespace libddp {
@@ -42,16 +43,18 @@ SparseGradients::SparseGradients(const NamedTensors& parameters,
 void SparseGradients::check(std::size_t index) const {
   const auto position = static_cast<std::size_t>(
       std::lower_bound(indices_.begin(), indices_.end(), index) - indices_.begin());
-  const at::Tensor& gradient = parameter(position).tensor.grad();
+  at::Tensor& gradient = parameter(position).tensor.mutable_grad();
   if (!gradient.defined()) return;
+  if (gradient.scalar_type() == also_accepted_) gradient = gradient.to(dtypes_[position]);
   const bool fits = gradient.layout() == at::kSparse || gradient.layout() == at::kStrided;
   if (fits && gradient.is_cpu() && gradient.scalar_type() == dtypes_[position]) return;
+  const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
   throw ArgumentError(fmt::format(
-      "libddp: parameter '{}': its gradient is {} in layout {} on {}, but a sparse COO or dense "
-      "one "
-      "of {} on cpu is expected. Hint: wrap the model after changing its dtype or device.",
-      parameter(position).name, c10::toString(gradient.scalar_type()), c10::str(gradient.layout()),
-      gradient.device().str(), c10::toString(dtypes_[position])));
+      "{} backward: parameter '{}': its gradient is {} in layout {} on {}, but a sparse COO or "
+      "dense one of {} on cpu is expected. Hint: wrap the model after changing its dtype or "
+      "device.",
+      me.where(), parameter(position).name, c10::toString(gradient.scalar_type()),
+      c10::str(gradient.layout()), gradient.device().str(), c10::toString(dtypes_[position])));
 }
 
 bool SparseGradients::average(const std::vector<Share>& shares, double scale) {

@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,8 +47,11 @@ class SparseGradients {
   const std::vector<std::size_t>& indices() const { return indices_; }
 
   /// Throws ArgumentError naming the parameter where its gradient is neither sparse COO nor dense,
-  /// or has another dtype or device than the parameter had.
+  /// or has another dtype or device than the parameter had. Converts a gradient of the other dtype
+  /// that is welcome.
   void check(std::size_t index) const;
+  /// Gradients of this dtype are welcome too.
+  void also_accept(c10::ScalarType dtype) { also_accepted_ = dtype; }
 
   /// Collective: every `.grad` that some rank used becomes the average over all ranks times
   /// `scale`. `shares`: one per index. Returns whether some rank's share is Missing.
@@ -80,6 +84,7 @@ class SparseGradients {
   /// Those of `indices_`, and the dtypes that they had at first.
   NamedTensors parameters_;
   std::vector<c10::ScalarType> dtypes_;
+  std::optional<c10::ScalarType> also_accepted_;
 };
 
 }  // namespace libddp

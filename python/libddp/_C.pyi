@@ -144,6 +144,32 @@ class ProcessGroup:
     def has_failed(self) -> bool: ...
     def shutdown(self) -> None: ...
 
+class MixedPrecision:
+    """None = as the model has it."""
+
+    def __init__(
+        self,
+        *,
+        param_dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        buffer_dtype: torch.dtype | None = None,
+    ) -> None: ...
+
+class DistributedDataParallelOptions:
+    """libddp/ddp/options.h"""
+
+    cap_bytes: int
+    first_bytes: int
+    each_bytes: list[int]
+    find_unused_parameters: bool
+    static_graph: bool
+    skip_unused_buckets: bool
+    sparse_parameters: list[str]
+    broadcast_buffers: bool
+    init_sync: bool
+    init_sync_buffers: bool
+    mixed_precision: MixedPrecision
+
 class Replica:
     """The C++ side of libddp.nn.parallel.DistributedDataParallel."""
 
@@ -153,16 +179,18 @@ class Replica:
         parameters: Sequence[tuple[str, Tensor]],
         buffers: Sequence[tuple[str, Tensor]],
         group: ProcessGroup,
-        cap_bytes: int,
-        first_bytes: int,
-        find_unused_parameters: bool,
-        static_graph: bool,
-        broadcast_buffers: bool,
-        init_sync: bool,
-        sparse_parameters: Sequence[str] = ...,
+        options: DistributedDataParallelOptions,
+        delayed: Sequence[tuple[str, Tensor]],
+        delayed_until: Tensor | None,
     ) -> None: ...
     def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None: ...
+    def before_forward(self) -> None: ...
+    def forward_failed(self) -> None: ...
     def after_forward(self, output: Any, sync: bool) -> bool: ...
+    def set_manual_finish(self, manual: bool) -> None: ...
+    def finishes_after_backward(self) -> bool: ...
+    def finish_backward(self) -> None: ...
+    def check_finished(self) -> None: ...
     def set_static_graph(self) -> None: ...
     def run_empty_pass(self) -> None: ...
     def set_gradient_scale(self, scale: float) -> None: ...

@@ -48,6 +48,17 @@ TEST_CASE("the first bucket is no larger than the cap", "[bucket_plan]") {
   CHECK(in_given_order(floats({6, 6, 6}), limits) == BucketPlan{{0}, {1}, {2}});
 }
 
+TEST_CASE("each bucket has a limit of its own where limits are listed", "[bucket_plan]") {
+  BucketLimits limits;
+  limits.each_bytes = {10, 30, 20};
+  CHECK(in_given_order(floats({5, 5, 10, 10, 10, 15, 5, 20, 1}), limits) ==
+        BucketPlan{{0, 1}, {2, 3, 4}, {5, 6}, {7}, {8}});
+  const std::vector<ParameterSize> sizes = {
+      {8, at::kFloat}, {8, at::kHalf}, {8, at::kFloat}, {8, at::kHalf}};
+  limits.each_bytes = {8, 16};
+  CHECK(in_given_order(sizes, limits) == BucketPlan{{0}, {1}, {2}, {3}});
+}
+
 TEST_CASE("dtypes do not mix; buckets stand in the order of their last gradient", "[bucket_plan]") {
   const std::vector<ParameterSize> sizes = {
       {4, at::kFloat}, {2, at::kHalf}, {4, at::kFloat}, {2, at::kHalf}, {4, at::kFloat}};

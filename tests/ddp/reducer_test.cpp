@@ -287,5 +287,63 @@ TEST_CASE("hooks that outlive the reducer do nothing", "[reducer]") {
   });
 }
 
+TEST_CASE("a pass that is finished by hand", "[reducer]") {
+  with_groups(2, [](const Group& group) {
+    const NamedTensors parameters = vectors(3);
+    const auto reducer = Reducer::create(parameters, group, one_bucket_each());
+    expect(contains(message_of<StateError>([&] { reducer->finish_backward(); }), "by themselves"),
+           "not manual");
+    reducer->set_manual_finish(true);
+    for (int step = 0; step < 3; ++step) {
+      clear(parameters);
+      const at::Tensor loss = loss_of(parameters, {0, 1, 2}, group->rank() + 1);
+      reducer->arm({loss});
+      loss.backward();
+      expect(contains(message_of<StateError>([&] { reducer->arm({}); }), "finalize_backward"),
+             "must be finished first");
+      reducer->finish_backward();
+      for (int i = 0; i < 3; ++i) expect(has_gradient(parameters[i], (i + 1) * 1.5), "average");
+      expect(contains(message_of<StateError>([&] { reducer->finish_backward(); }), "no backward"),
+             "once");
+    }
+  });
+}
+
+TEST_CASE("buckets that nobody uses are not sent where that is asked for", "[reducer]") {
+  with_groups(2, [](const Group& group) {
+    const NamedTensors parameters = vectors(3);
+    ReducerOptions options = one_bucket_each();
+    options.find_unused_parameters = true;
+    options.skip_unused_buckets = true;
+    const auto reducer = Reducer::create(parameters, group, options);
+    const auto pass = [&](const std::vector<int>& used) {
+      clear(parameters);
+      const at::Tensor loss = loss_of(parameters, used, group->rank() + 1);
+      reducer->arm({loss});
+      loss.backward();
+    };
+    for (int step = 0; step < 3; ++step) {
+      pass({0, 2});
+      expect(has_gradient(parameters[0], 1.5) && has_gradient(parameters[2], 4.5), "averages");
+      expect(!parameters[1].tensor.grad().defined(), "nobody has used it");
+    }
+    const std::string text = message_of<PeerError>([&] { pass({group->rank()}); });
+    expect(contains(text, "bucket"), text);
+  });
+}
+
+TEST_CASE("a reducer without parameters ends its passes", "[reducer]") {
+  with_groups(2, [](const Group& group) {
+    const auto reducer = Reducer::create({}, group, {});
+    const at::Tensor other = at::full({8}, 1.0).set_requires_grad(true);
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor loss = (other * 2).sum();
+      reducer->arm({loss});
+      loss.backward();
+    }
+    expect(other.grad().equal(at::full({8}, 6.0)), "left alone");
+  });
+}
+
 }  // namespace
 }  // namespace libddp

@@ -123,8 +123,27 @@ TEST_CASE("a changed requires_grad is refused at the next forward", "[replica]")
     expect(replica.after_forward({}, true), "synchronises");
     frozen.set_requires_grad(true);
     const std::string text = message_of<ArgumentError>([&] { replica.after_forward({}, true); });
-    expect(contains(text, "'frozen' had requires_grad=false"), text);
+    expect(contains(text, "rank 0/1] forward: parameter 'frozen' had requires_grad=false"), text);
   });
+}
+
+TEST_CASE("a changed shape is refused at the next forward", "[replica]") {
+  with_groups(1, [](const Group& group) {
+    const at::Tensor w = parameter({2, 3}, 1);
+    Replica replica({{"w", w}}, {}, group, {});
+    expect(replica.after_forward({}, true), "synchronises");
+    w.set_data(at::zeros({3, 2}));
+    const std::string text = message_of<ArgumentError>([&] { replica.after_forward({}, true); });
+    expect(contains(text, "'w' had shape [2, 3] when it was wrapped and has shape [3, 2]"), text);
+  });
+}
+
+TEST_CASE("one rank with parameters elsewhere is named by all", "[replica]") {
+  const std::string text = disagreement([](int rank) {
+    const at::Device device(rank == 1 ? at::kMeta : at::kCPU);
+    return NamedTensors{{"w", at::zeros({2}, device).set_requires_grad(true)}};
+  });
+  CHECK(contains(text, "rank 1 has parameter 'w' Float [2] requires_grad=true on meta"));
 }
 
 }  // namespace

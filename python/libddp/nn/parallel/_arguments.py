@@ -13,31 +13,6 @@ from torch.nn.parameter import UninitializedParameter
 from libddp.distributed._groups import native
 from libddp.errors import ArgumentError
 
-_MEBIBYTE = 1024 * 1024
-_DEFAULT_CAP_MB = 25
-FIRST_BUCKET_BYTES = 1 * _MEBIBYTE
-
-
-def refuse_unsupported(**arguments: Any) -> None:
-    """Raises ArgumentError where one of these is given."""
-    for name, value in arguments.items():
-        if value:
-            raise ArgumentError(
-                f"libddp does not support {name} yet. Hint: docs/ddp.md lists what is supported."
-            )
-
-
-def bucket_bytes(bucket_cap_mb: float | None) -> int:
-    """The largest bucket, in bytes."""
-    if bucket_cap_mb is None:
-        return _DEFAULT_CAP_MB * _MEBIBYTE
-    cap_bytes = int(bucket_cap_mb * _MEBIBYTE)
-    if cap_bytes < 1:
-        raise ArgumentError(
-            f"libddp: bucket_cap_mb is {bucket_cap_mb}. Hint: pass a positive size in MiB."
-        )
-    return cap_bytes
-
 
 def check_devices(device_ids: Any, output_device: Any) -> None:
     """Both are without effect for a model on the CPU, but they must name at most one device.

@@ -56,6 +56,9 @@ class Unhooked:
         self.bucket_plan = lambda: plan
         self._group = group
 
+    def before_forward(self) -> None:
+        """Parameters compute in their own precision."""
+
     def after_forward(self, output, sync: bool) -> bool:
         """Whether the forward recorded gradients; nothing waits for them."""
         return sync and torch.is_grad_enabled()

@@ -12,15 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Joinable
+from torch.distributed.utils import _cast_forward_inputs
 
 from libddp._load import load
 from libddp.distributed._groups import native
 from libddp.errors import StateError
-from libddp.nn.parallel import _arguments, _dynamo, _join
+from libddp.nn.parallel import _arguments, _dynamo, _join, _options
 from libddp.nn.parallel._buffers import SynchronisesBuffers
 from libddp.nn.parallel._comm_hooks import builtin_dtype, check_comm_hook, checked
+from libddp.nn.parallel._finalize import FinishesByHand
 from libddp.nn.parallel._optimizers import StepsInBackward
-from libddp.nn.parallel._sparse import sparse_parameters
 from libddp.nn.parallel._torch_face import TorchFace
 
 _C = load()
@@ -38,7 +39,12 @@ _NOT_PICKLED = (
 
 
 class DistributedDataParallel(
-    TorchFace, SynchronisesBuffers, StepsInBackward, torch.nn.Module, _join.TakesUnevenInputs
+    TorchFace,
+    SynchronisesBuffers,
+    StepsInBackward,
+    FinishesByHand,
+    torch.nn.Module,
+    _join.TakesUnevenInputs,
 ):
     """Averages gradients over the ranks of a process group while `backward()` runs.
 
@@ -62,8 +68,20 @@ class DistributedDataParallel(
         check_reduction: deprecated in torch, without effect there and here.
         gradient_as_bucket_view: without effect: gradients are always views of their bucket.
         static_graph: the graph is the same in each iteration.
+        delay_all_reduce_named_params: (name, parameter) pairs that are averaged only in backward
+            passes in which `param_to_hook_all_reduce` gets a gradient, at their end; until then
+            their gradients add up on each rank.
+        param_to_hook_all_reduce: a parameter; goes with the argument before.
+        mixed_precision: torch's `_MixedPrecision`: parameters, inputs and gradients compute in
+            `param_dtype` (float16, bfloat16) in forward and backward and are float32 outside; the
+            average is taken in `reduce_dtype` (None = param_dtype); floating-point buffers become
+            `buffer_dtype`.
         device_mesh: a DeviceMesh of one dimension, in place of `process_group`. For a slice of a
             larger mesh the module's DTensor parameters become local ones, as in torch.
+        skip_all_reduce_unused_params: buckets without a used parameter are not sent; all ranks must
+            leave the same parameters unused.
+        bucket_cap_mb_list: the limits of the first, second, ... bucket in MiB; the last entry holds
+            for the rest.
         batched_grad_copy: without effect: each gradient is copied once, as it comes.
         forward_sync_buffers: every rank gets rank 0's buffers before the first forward and before
             each one that follows a synchronising forward (torch's rule); None = True.
@@ -109,19 +127,17 @@ class DistributedDataParallel(
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
-        _arguments.refuse_unsupported(
-            delay_all_reduce_named_params=delay_all_reduce_named_params,
-            param_to_hook_all_reduce=param_to_hook_all_reduce,
-            mixed_precision=mixed_precision,
-            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
-            bucket_cap_mb_list=bucket_cap_mb_list,
-        )
         _arguments.check_devices(device_ids, output_device)
         self.process_group = _arguments.group_of(process_group, device_mesh)
         self.device_mesh = device_mesh
         _arguments.localize_sliced_parameters(module, device_mesh)
         self.module = module
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._delayed = _options.delayed_parameters(
+            delay_all_reduce_named_params, param_to_hook_all_reduce
+        )
+        self._delayed_until = param_to_hook_all_reduce
+        self.parameters_to_ignore.update(name for name, _ in self._delayed)
         self.device_ids = None
         self.output_device = None
         self.dim = dim
@@ -134,8 +150,12 @@ class DistributedDataParallel(
         self.batched_grad_copy = batched_grad_copy
         self.lazy_bucket_allocation = lazy_bucket_allocation
         self.static_graph = static_graph
-        self.bucket_bytes_cap = _arguments.bucket_bytes(bucket_cap_mb)
+        self.bucket_bytes_cap_list = _options.bucket_bytes_list(bucket_cap_mb_list)
+        self.bucket_bytes_cap = _options.largest_bucket(bucket_cap_mb, self.bucket_bytes_cap_list)
         self._stand_in = _dynamo.stand_in(self.bucket_bytes_cap)
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self.mixed_precision = mixed_precision
+        self._require_manual_backward_finalization = False
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self._divide_by_initial_world_size = True
@@ -158,16 +178,14 @@ class DistributedDataParallel(
         self._assign_modules_buffers()
         self._replica = _C.Replica(
             parameters=parameters,
-            buffers=list(self._named_buffers()) if init_sync_buffers else [],
+            buffers=list(self._named_buffers()),
             group=native(self.process_group),
-            cap_bytes=self.bucket_bytes_cap,
-            first_bytes=min(_arguments.FIRST_BUCKET_BYTES, self.bucket_bytes_cap),
-            find_unused_parameters=self.find_unused_parameters,
-            static_graph=self.static_graph,
-            broadcast_buffers=self.forward_sync_buffers,
-            init_sync=init_sync,
-            sparse_parameters=sparse_parameters(self.module, parameters),
+            options=_options.native_options(self, parameters, init_sync, init_sync_buffers),
+            delayed=self._delayed,
+            delayed_until=self._delayed_until,
         )
+        if self._require_manual_backward_finalization:
+            self._replica.set_manual_finish(True)
         self._first_plan = self._replica.bucket_plan()
 
     def _rebuild_replica(self) -> None:
@@ -190,6 +208,9 @@ class DistributedDataParallel(
         _TorchsClass._active_ddp_module = self._stand_in or self
         try:
             output = self._modules["module"](*inputs, **kwargs)
+        except BaseException:
+            self._replica.forward_failed()
+            raise
         finally:
             _TorchsClass._active_ddp_module = outer
         return self._post_forward(output)
@@ -205,11 +226,17 @@ class DistributedDataParallel(
                 _join.before_forward(self)
         elif self._syncs_before and self.will_sync_module_buffers():
             self._sync_buffers()
+        if self.mixed_precision is not None:
+            inputs, kwargs = _cast_forward_inputs(
+                self.mixed_precision.param_dtype, *inputs, **kwargs
+            )
+            self._replica.before_forward()
         return inputs, kwargs
 
     def _post_forward(self, output: Any) -> Any:
         """What is due after the module's forward; returns what forward() returns."""
         if self._join_config.enable and not torch.is_grad_enabled():
+            self._replica.after_forward(output, False)
             return output
         if not self._syncs_before and self.will_sync_module_buffers():
             self._sync_buffers()
@@ -229,7 +256,8 @@ class DistributedDataParallel(
 
     def _model_tensors(self) -> list[torch.Tensor]:
         buffers = self.modules_buffers if self.forward_sync_buffers else []
-        return [parameter.detach() for parameter in self._module_parameters] + buffers
+        parameters = self._module_parameters + [parameter for _, parameter in self._delayed]
+        return [parameter.detach() for parameter in parameters] + buffers
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -1,0 +1,76 @@
+#pragma once
+
+// Parameters whose gradients are averaged only in those backward passes that reach another
+// parameter, the trigger: until then they add up on each rank. For parts of a model that several
+// passes share, while the rest is reduced by a Reducer pass by pass.
+//
+// The average is taken at the end of the pass, when all gradients are there, whatever the order in
+// which they came. A parameter that no rank used keeps its `.grad` as it was.
+// Collective order: one all-reduce per dtype at the end of a pass with the trigger, the same on
+// every rank.
+// Thread rule: as Reducer.
+//
+//   auto delayed = DelayedGradients::create({shared_parameters, first_layer.weight}, group);
+//   delayed->arm(true);     // after each forward
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "libddp/ddp/accumulate_hooks.h"
+#include "libddp/ddp/gradient_buckets.h"
+#include "libddp/ddp/gradient_slot.h"
+#include "libddp/ddp/named_tensor.h"
+#include "libddp/group/process_group.h"
+
+namespace libddp {
+
+struct DelayedParameters {
+  NamedTensors parameters;
+  /// A leaf that requires a gradient; may be one of them.
+  at::Tensor trigger;
+};
+
+class DelayedGradients : public std::enable_shared_from_this<DelayedGradients> {
+ public:
+  using Rethrow = std::function<void(std::exception_ptr)>;
+
+  /// Throws ArgumentError where a parameter or the trigger does not require a gradient.
+  /// `rethrow`: see ReducerOptions.
+  static std::shared_ptr<DelayedGradients> create(DelayedParameters delayed, Group group,
+                                                  Rethrow rethrow = nullptr);
+
+  /// Whether the passes to come synchronise.
+  void arm(bool synchronises);
+
+  /// See Reducer.
+  void renew_hooks();
+  void accept_gradients_of(at::ScalarType dtype);
+
+ private:
+  DelayedGradients(DelayedParameters delayed, Group group, Rethrow rethrow);
+
+  void on_gradient(std::size_t index);
+  void on_trigger();
+  void average();
+  void fill(std::size_t bucket);
+  void install(std::size_t bucket);
+  template <typename Function>
+  void guarded(Function&& function);
+
+  const Group group_;
+  const Rethrow rethrow_;
+  std::vector<GradientSlot> slots_;
+  std::unique_ptr<GradientBuckets> buckets_;
+  bool synchronises_ = true;
+  bool is_queued_ = false;
+  // Last: destroyed first, so no hook runs into a half-destroyed object.
+  AccumulateHooks hooks_;
+  AccumulateHooks trigger_hook_;
+};
+
+}  // namespace libddp
