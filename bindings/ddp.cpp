@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/ddp_timeline.h"
 #include "bindings/groups.h"
 #include "libddp/ddp/compress_hook.h"
 #include "libddp/ddp/replica.h"
@@ -117,9 +118,9 @@ void bind_options(py::module_& module) {
       .def_readwrite("mixed_precision", &Options::mixed_precision);
 }
 
-void bind_passes(py::class_<Replica, std::shared_ptr<Replica>>& replica) {
+void bind_passes(ReplicaClass& replica) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
-  replica.def("before_forward", &Replica::before_forward, unlocked)
+  replica.def("before_forward", &Replica::before_forward)
       .def("forward_failed", &Replica::forward_failed, unlocked)
       .def("after_forward", &after_forward, py::arg("output"), py::arg("sync"))
       .def("set_manual_finish",
@@ -138,7 +139,8 @@ void bind_passes(py::class_<Replica, std::shared_ptr<Replica>>& replica) {
 void bind_ddp(py::module_& module) {
   bind_mixed_precision(module);
   bind_options(module);
-  py::class_<Replica, std::shared_ptr<Replica>> replica(module, "Replica");
+  ReplicaClass replica(module, "Replica");
+  bind_ddp_timeline(replica);
   replica
       .def(py::init(&make_replica), py::kw_only(), py::arg("parameters"), py::arg("buffers"),
            py::arg("group"), py::arg("options"), py::arg("delayed"), py::arg("delayed_until"))

@@ -63,8 +63,11 @@ std::string text_of(const std::exception_ptr& error) {
 }  // namespace
 
 BucketHook::BucketHook(std::shared_ptr<c10d::CommHookInterface> hook, Group group,
-                       std::size_t num_alone)
-    : hook_(std::move(hook)), group_(std::move(group)), num_alone_(num_alone) {}
+                       std::size_t num_alone, std::function<void(std::size_t)> on_result)
+    : hook_(std::move(hook)),
+      group_(std::move(group)),
+      num_alone_(num_alone),
+      on_result_(std::move(on_result)) {}
 
 template <typename Function>
 void BucketHook::or_abort(const std::string& label, Function&& function) {
@@ -125,6 +128,7 @@ void BucketHook::take_result(const GradientBuckets& buckets, const Started& star
   if (result.const_data_ptr() != gradients.const_data_ptr()) {
     gradients.copy_(result.reshape({-1}));
   }
+  if (on_result_) on_result_(started.bucket);
 }
 
 void BucketHook::refuse_result(const at::Tensor& result, const at::Tensor& given,

@@ -21,6 +21,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,8 +38,10 @@ namespace libddp {
 
 class BucketHook {
  public:
-  /// `num_alone`: parameters without a bucket, which `run_alone` gets in each pass.
-  BucketHook(std::shared_ptr<c10d::CommHookInterface> hook, Group group, std::size_t num_alone = 0);
+  /// `num_alone`: parameters without a bucket, which `run_alone` gets in each pass. `on_result`:
+  /// called when the result of a bucket has been taken.
+  BucketHook(std::shared_ptr<c10d::CommHookInterface> hook, Group group, std::size_t num_alone = 0,
+             std::function<void(std::size_t bucket)> on_result = nullptr);
 
   /// Waits for the hook of the bucket before, then runs the hook on this complete bucket. Throws
   /// what the hook or the future before throws.
@@ -78,6 +81,7 @@ class BucketHook {
   const std::shared_ptr<c10d::CommHookInterface> hook_;
   const Group group_;
   const std::size_t num_alone_;
+  const std::function<void(std::size_t)> on_result_;
   std::optional<Started> started_;
 };
 

@@ -48,6 +48,7 @@ std::string Reducer::where() const {
 }
 
 void Reducer::arm(const std::vector<at::Tensor>& outputs) {
+  timeline_.end_forward();
   check_last_pass();
   rebuild_if_planned();
   reset_counters();
@@ -103,6 +104,7 @@ void Reducer::count_gradient(std::size_t index) {
     if (bucket < next_bucket_) refuse_second_gradient(index);
   } else if (num_fired == num_expected_[index]) {
     if (states_[bucket].num_missing.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      timeline_.ready(bucket);
       launch_complete_buckets();
     }
   }
@@ -110,7 +112,7 @@ void Reducer::count_gradient(std::size_t index) {
 
 void Reducer::begin_pass(PassEnd end) {
   phase_ = Phase::Running;
-  ++pass_number_;
+  timeline_.begin_pass(++pass_number_);
   queue_finish(end);
 }
 
@@ -133,11 +135,13 @@ void Reducer::launch_complete_buckets() {
 void Reducer::launch(std::size_t bucket, bool async) {
   fill(bucket);
   if (options_.skip_unused_buckets && can_skip(bucket)) return;
+  timeline_.launched(bucket);
   if (hook_) return hook_->start(*buckets_, bucket, parameters_);
-  if (group_->size() == 1) return;
+  if (group_->size() == 1) return timeline_.done(bucket);
   states_[bucket].work =
       group_->all_reduce(buckets_->flat(bucket), {.op = ReduceOp::Avg, .scale = gradient_scale_},
                          {.async = async, .timeout = {}, .label = buckets_->label(bucket)});
+  if (!async) timeline_.done(bucket);
 }
 
 // What no gradient has come for, and the flags.

@@ -41,6 +41,7 @@
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/gradient_slot.h"
 #include "libddp/ddp/named_tensor.h"
+#include "libddp/ddp/pass_timeline.h"
 #include "libddp/ddp/sparse_gradients.h"
 #include "libddp/group/process_group.h"
 
@@ -107,6 +108,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::size_t num_buckets() const { return buckets_->size(); }
   const GradientBuckets& buckets() const { return *buckets_; }
   const Group& group() const { return group_; }
+  /// What lies in which bucket now, and when what happened in the last passes.
+  const BucketLayout& layout() const { return *timeline_.layout(); }
+  const PassTimeline& timeline() const { return timeline_; }
+  /// Before a forward that may be armed: only for the timeline.
+  void begin_forward() { timeline_.begin_forward(); }
 
  private:
   enum class Phase : std::uint8_t { Idle, Armed, Running };
@@ -154,6 +160,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool tolerates_unused() const { return options_.find_unused_parameters || options_.static_graph; }
   BucketPlan plan_of(std::vector<std::size_t> order) const;
   void build_buckets(BucketPlan plan);
+  void describe_layout();
   void rebuild_if_planned();
   std::vector<std::size_t> agreed_order();
   void reset_counters();
@@ -171,6 +178,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::unique_ptr<GradientBuckets> buckets_;
   std::unique_ptr<BucketState[]> states_;
   std::optional<BucketPlan> planned_;
+  PassTimeline timeline_;
   std::optional<BucketHook> hook_;
 
   Phase phase_ = Phase::Idle;

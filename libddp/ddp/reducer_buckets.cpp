@@ -37,7 +37,8 @@ void Reducer::set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
         "libddp: a communication hook must be registered before the first backward pass. Hint: "
         "call register_comm_hook right after wrapping the model.");
   }
-  hook_.emplace(std::move(hook), group_, sparse_.indices().size());
+  hook_.emplace(std::move(hook), group_, sparse_.indices().size(),
+                [this](std::size_t bucket) { timeline_.done(bucket); });
 }
 
 // The buckets of the dense gradients.
@@ -69,6 +70,16 @@ void Reducer::build_buckets(BucketPlan plan) {
     if (!sparse_.contains(index)) slots_[index].move_to(buckets_->view(index));
   }
   states_ = std::make_unique<BucketState[]>(buckets_->size());
+  describe_layout();
+}
+
+void Reducer::describe_layout() {
+  const bool is_rebuilt = !is_learning_ && !planned_;
+  BucketLayout layout = describe_buckets(*group_, parameters_, *buckets_, is_rebuilt);
+  for (const std::size_t index : sparse_.indices()) {
+    layout.sparse_names.push_back(parameters_[index].name);
+  }
+  timeline_.set_layout(std::make_shared<const BucketLayout>(std::move(layout)));
 }
 
 void Reducer::rebuild_if_planned() {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "libddp/base/error.h"
 #include "libddp/ddp/after_backward.h"
 #include "libddp/ddp/parameter_usage.h"
@@ -63,7 +65,7 @@ void Reducer::run_empty_pass() {
   rebuild_if_planned();
   reset_counters();
   phase_ = Phase::Running;
-  ++pass_number_;
+  timeline_.begin_pass(++pass_number_);
   is_empty_pass_ = true;
   struct Leave {
     bool& flag;
@@ -95,6 +97,8 @@ void Reducer::finish_pass() {
 
 // An inline call for the last bucket spares the hand-over to another thread.
 void Reducer::send_rest(bool last_is_async) {
+  if (next_bucket_ == buckets_->size() && next_bucket_ > 0) return;  // by hand: sent before
+  timeline_.end_backward();
   const std::lock_guard<std::mutex> lock(launch_mutex_);
   while (next_bucket_ < buckets_->size()) {
     const bool is_last = next_bucket_ + 1 == buckets_->size();
@@ -105,6 +109,7 @@ void Reducer::send_rest(bool last_is_async) {
 void Reducer::take_averages() {
   bool is_missing = collect_results();
   is_missing |= average_sparse_gradients();
+  timeline_.end_pass();
   // From here on all ranks know the same.
   phase_ = Phase::Idle;
   if (is_missing && !tolerates_unused()) refuse_unused();
@@ -118,8 +123,10 @@ bool Reducer::collect_results() {
   if (hook_) hook_->finish(*buckets_);
   bool is_missing = false;
   for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
-    if (states_[bucket].work) states_[bucket].work->wait();
-    states_[bucket].work = nullptr;
+    if (const WorkPtr work = std::exchange(states_[bucket].work, nullptr)) {
+      work->wait();
+      if (work->finished_ns() != 0) timeline_.done(bucket, work->finished_ns());
+    }
     is_missing |= buckets_->is_missing(bucket);
   }
   return is_missing;
@@ -171,6 +178,7 @@ void Reducer::learn() {
   is_learning_ = false;
   BucketPlan plan = plan_of(agreed_order());
   if (plan != buckets_->plan()) planned_ = std::move(plan);
+  describe_layout();
   // Counts of a pass without data say nothing: buckets then wait for the end of each pass.
   if (options_.static_graph && !is_empty_pass_) num_expected_ = num_fired_;
 }

@@ -128,6 +128,7 @@ void Replica::broadcast(const std::vector<at::Tensor>& tensors, int root) {
 }
 
 void Replica::before_forward() {
+  reducer_->begin_forward();
   if (low_) lowered_here_ = low_->lower();
 }
 

@@ -42,7 +42,7 @@ class Replica {
   /// Collective: every rank gets the values of `root` (buffers before a forward, or the model).
   void broadcast(const std::vector<at::Tensor>& tensors, int root = 0);
 
-  /// With mixed precision: parameters show the low precision from here on. Before each forward.
+  /// Before each forward. With mixed precision, parameters show the low precision from here on.
   void before_forward();
   /// With mixed precision: takes `before_forward` back after a forward that failed.
   void forward_failed();

@@ -74,6 +74,8 @@ class Backend {
 
   /// Uninitialised tensor in memory that the backend communicates fastest.
   virtual at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) = 0;
+  /// Whether all bytes of a contiguous tensor lie in memory of that kind.
+  virtual bool is_in_arena(const at::Tensor& tensor) const = 0;
 
   /// Ends every operation in flight, here and soon on the peers, with `reason`.
   virtual void abort(const std::string& reason) noexcept = 0;

@@ -215,6 +215,10 @@ at::Tensor HostBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
       at::TensorOptions().dtype(dtype));
 }
 
+bool HostBackend::is_in_arena(const at::Tensor& tensor) const {
+  return arena_->offset_of(tensor.const_data_ptr(), tensor.nbytes()).has_value();
+}
+
 void HostBackend::abort(const std::string& reason) noexcept {
   mesh_->fail({MeshFailure::Kind::Aborted, fmt::format("the group was aborted: {}", reason)});
   tell_peers();

@@ -49,6 +49,7 @@ class HostBackend : public Backend {
   WorkPtr barrier(BackendCall call) override;
   std::uint64_t sequence_number() const override { return lane_->sequence(); }
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
+  bool is_in_arena(const at::Tensor& tensor) const override;
   void abort(const std::string& reason) noexcept override;
   std::exception_ptr failure() const override;
   void shutdown() override;

@@ -125,6 +125,10 @@ at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
   return state_->backend->allocate(sizes, dtype);
 }
 
+bool ProcessGroup::is_in_arena(const at::Tensor& tensor) const {
+  return state_->backend->is_in_arena(tensor);
+}
+
 Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name) {
   const CallSite site = state_->enter("split");
   if (ranks.empty()) site.refuse("ranks is empty", "pass the ranks of the new group");

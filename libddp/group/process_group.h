@@ -122,6 +122,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 
   /// Uninitialised tensor in the group's arena: its collectives copy nothing.
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat);
+  /// Whether a contiguous tensor lies there.
+  bool is_in_arena(const at::Tensor& tensor) const;
 
   /// A group of some of this group's ranks (in `ranks` order). Collective over those ranks only;
   /// null on a rank that is not among them.

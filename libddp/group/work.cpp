@@ -9,6 +9,7 @@
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
 #include "libddp/base/log.h"
+#include "libddp/base/monotonic_clock.h"
 
 namespace libddp {
 
@@ -75,6 +76,7 @@ void Work::finish(std::exception_ptr error, int source_rank) {
     if (is_completed()) return;
     error_ = std::move(error);
     source_rank_ = source_rank;
+    finished_ns_ = monotonic_ns();
     is_completed_.store(true, std::memory_order_release);
     callbacks.swap(callbacks_);
     // Under the lock: a waiter may destroy this object as soon as it has the lock.

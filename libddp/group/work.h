@@ -49,6 +49,9 @@ class Work {
   /// Rank that a receive from any source came from; -1 otherwise.
   int source_rank() const;
   std::string description() const;
+  /// When it ended, on the clock of monotonic_ns(), whoever waited for it when. 0 while it runs,
+  /// and where it ran inside the call that returned it: its end was that of the call.
+  std::int64_t finished_ns() const { return is_completed() ? finished_ns_ : 0; }
 
   /// Calls `callback` once the operation is done, at once if it is already; otherwise in the
   /// thread that finishes it. What it throws is logged, because nobody is there to catch it.
@@ -69,6 +72,7 @@ class Work {
   std::condition_variable finished_;
   std::atomic<bool> is_completed_{false};
   int source_rank_ = -1;
+  std::int64_t finished_ns_ = 0;
   std::exception_ptr error_;
   std::vector<std::function<void(Work&)>> callbacks_;
 };

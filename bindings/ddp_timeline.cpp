@@ -1,0 +1,62 @@
+// What libddp.nn.parallel.DistributedDataParallel's explain() and timings() are made of. Plain
+// tuples: Python gives them names.
+
+#include "bindings/ddp_timeline.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace libddp {
+namespace {
+
+/// (is_rebuilt, [(names, dtype, gradient_bytes, total_bytes, is_in_arena), ...], sparse_names)
+py::tuple layout_tuple(const BucketLayout& layout) {
+  py::list buckets;
+  for (const BucketDescription& bucket : layout.buckets) {
+    buckets.append(py::make_tuple(bucket.names, bucket.dtype, bucket.gradient_bytes,
+                                  bucket.total_bytes, bucket.is_in_arena));
+  }
+  return py::make_tuple(layout.is_rebuilt, buckets, layout.sparse_names);
+}
+
+py::tuple layout(Replica& replica) { return layout_tuple(replica.reducer().layout()); }
+
+py::tuple pass_tuple(const PassTimes& pass, std::size_t layout) {
+  py::list buckets;
+  for (const BucketTimes& bucket : pass.buckets) {
+    buckets.append(py::make_tuple(bucket.ready_ns, bucket.launched_ns, bucket.done_ns));
+  }
+  return py::make_tuple(pass.number, pass.forward_begin_ns, pass.forward_end_ns,
+                        pass.backward_begin_ns, pass.backward_end_ns, pass.pass_end_ns, buckets,
+                        layout);
+}
+
+/// ([layout, ...], [(number, five times, [(ready, launched, done), ...], index of layout), ...])
+py::tuple timings(Replica& replica) {
+  std::vector<std::shared_ptr<const BucketLayout>> seen;
+  py::list layouts;
+  py::list passes;
+  for (const PassTimes& pass : replica.reducer().timeline().passes()) {
+    auto found = std::find(seen.begin(), seen.end(), pass.layout);
+    if (found == seen.end()) {
+      layouts.append(layout_tuple(*pass.layout));
+      found = seen.insert(seen.end(), pass.layout);
+    }
+    passes.append(pass_tuple(pass, static_cast<std::size_t>(found - seen.begin())));
+  }
+  return py::make_tuple(layouts, passes);
+}
+
+}  // namespace
+
+void bind_ddp_timeline(ReplicaClass& replica) {
+  replica.def("before_forward", &Replica::before_forward, "Notes the time.")
+      .def("group", &Replica::group, "The group that it communicates in.")
+      .def("layout", &layout, "What lies in which bucket.")
+      .def("timings", &timings, "When what happened in the last passes that synchronised.");
+}
+
+}  // namespace libddp
