@@ -1,6 +1,7 @@
 """The command `libddp`, also `python -m libddp`.
 
 libddp run ...       start a distributed job (torchrun's flags)
+libddp overlap ...   how much communication a trace of save_trace() hides
 libddp --version     what this installation is: for bug reports
 libddp --cmake-dir   prefix for CMAKE_PREFIX_PATH of C++ programs
 """
@@ -53,11 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         run(arguments[1:])
         return 0
+    if arguments[:1] == ["overlap"]:
+        from libddp._overlap import main as overlap
+
+        return overlap(arguments[1:])
     parser = argparse.ArgumentParser(
         "libddp", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument("command", nargs="?", choices=["run"], help="start a distributed job")
+    group.add_argument(
+        "command", nargs="?", choices=["run", "overlap"], help="described above; see its --help"
+    )
     group.add_argument("--version", action="store_true", help="describe this installation")
     group.add_argument("--cmake-dir", action="store_true", help="print the CMake prefix")
     chosen = parser.parse_args(arguments)

@@ -57,7 +57,7 @@ class Unhooked:
         self._group = group
 
     def before_forward(self) -> None:
-        """Parameters compute in their own precision."""
+        """Nothing is timed, and parameters compute in their own precision."""
 
     def after_forward(self, output, sync: bool) -> bool:
         """Whether the forward recorded gradients; nothing waits for them."""

@@ -20,6 +20,7 @@ from libddp.errors import StateError
 from libddp.nn.parallel import _arguments, _dynamo, _join, _options
 from libddp.nn.parallel._buffers import SynchronisesBuffers
 from libddp.nn.parallel._comm_hooks import builtin_dtype, check_comm_hook, checked
+from libddp.nn.parallel._diagnosis import Diagnoses
 from libddp.nn.parallel._finalize import FinishesByHand
 from libddp.nn.parallel._optimizers import StepsInBackward
 from libddp.nn.parallel._torch_face import TorchFace
@@ -43,6 +44,7 @@ class DistributedDataParallel(
     SynchronisesBuffers,
     StepsInBackward,
     FinishesByHand,
+    Diagnoses,
     torch.nn.Module,
     _join.TakesUnevenInputs,
 ):
@@ -230,7 +232,7 @@ class DistributedDataParallel(
             inputs, kwargs = _cast_forward_inputs(
                 self.mixed_precision.param_dtype, *inputs, **kwargs
             )
-            self._replica.before_forward()
+        self._replica.before_forward()
         return inputs, kwargs
 
     def _post_forward(self, output: Any) -> Any:
