@@ -1,6 +1,6 @@
 """What torch's DDP logger says of a model, under torch's keys, as far as libddp has the same thing.
 
-Times (`avg_forward_compute_time` and so on) are not among them: steps are not timed.
+Times (`avg_forward_compute_time` and so on) are not among them: `timings()` has them.
 """
 
 from __future__ import annotations
