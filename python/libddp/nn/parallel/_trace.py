@@ -137,8 +137,9 @@ def _try_to_write(path, records: list[dict], offsets: list[int]) -> Exception | 
     try:
         write_whole(Path(path), json.dumps(trace(records, offsets)))
     except (OSError, TypeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         return ArgumentError(
-            f"libddp: save_trace: rank 0 cannot write {str(path)!r}: {error}. "
+            f"libddp: save_trace: rank 0 cannot write {str(path)!r}: {reason}. "
             "Hint: pass a file in a folder that exists and that rank 0 may write to."
         )
     return None
