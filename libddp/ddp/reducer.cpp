@@ -134,8 +134,8 @@ void Reducer::launch_complete_buckets() {
 
 void Reducer::launch(std::size_t bucket, bool async) {
   fill(bucket);
-  if (options_.skip_unused_buckets && can_skip(bucket)) return;
   timeline_.launched(bucket);
+  if (options_.skip_unused_buckets && can_skip(bucket)) return timeline_.done(bucket);
   if (hook_) return hook_->start(*buckets_, bucket, parameters_);
   if (group_->size() == 1) return timeline_.done(bucket);
   states_[bucket].work =
