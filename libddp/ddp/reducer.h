@@ -86,6 +86,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Multiplies the averages of the passes to come; the same on every rank. Without a hook only.
   void set_gradient_scale(double scale) { gradient_scale_ = scale; }
 
+  // reducer_manual.cpp: passes that the caller ends.
   /// If `manual`, the end of a pass sends what is left, and only `finish_backward` waits for it and
   /// puts the averages into place. Between passes.
   void set_manual_finish(bool manual);

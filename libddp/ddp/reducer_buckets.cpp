@@ -47,15 +47,6 @@ BucketPlan Reducer::plan_of(std::vector<std::size_t> order) const {
   return plan_buckets(sizes_, order, options_.limits);
 }
 
-void Reducer::set_manual_finish(bool manual) {
-  if (phase_ == Phase::Running) {
-    throw StateError(
-        "libddp: manual finalization can be switched only between backward passes. Hint: set it "
-        "before forward, or after finalize_backward().");
-  }
-  is_manual_ = manual;
-}
-
 void Reducer::accept_gradients_of(at::ScalarType dtype) {
   for (GradientSlot& slot : slots_) slot.also_accept(dtype);
   sparse_.also_accept(dtype);

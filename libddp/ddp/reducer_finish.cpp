@@ -1,14 +1,11 @@
 // The end of a pass: sends the rest, waits, tells what is unused, learns. See reducer.h.
 
-#include <fmt/format.h>
-
 #include <utility>
 
 #include "libddp/base/error.h"
 #include "libddp/ddp/after_backward.h"
 #include "libddp/ddp/parameter_usage.h"
 #include "libddp/ddp/reducer.h"
-#include "libddp/group/group_identity.h"
 
 namespace libddp {
 
@@ -21,43 +18,6 @@ void Reducer::on_pass_end(PassEnd end) {
   }
   if (is_manual_) return send_rest(true);
   finish_pass();
-}
-
-bool Reducer::finishes_after_backward() const {
-  return is_manual_ && (tolerates_unused() || needs_pass_end());
-}
-
-void Reducer::finish_backward() {
-  const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
-  const auto refuse = [&](const char* why) {
-    throw StateError(fmt::format("{} finalize_backward: {}", me.where(), why));
-  };
-  if (!is_manual_) {
-    refuse("backward passes end by themselves. Hint: set require_manual_backward_finalization.");
-  }
-  if (phase_ != Phase::Running) {
-    refuse("no backward pass waits for it. Hint: call it once after each synchronising backward.");
-  }
-  if (next_bucket_ < buckets_->size() && !is_complete()) {
-    refuse("called before all gradients were there. Hint: call it after backward().");
-  }
-  if (needs_pass_end() && is_nested_backward()) {
-    refuse(
-        "with mixed precision and with sparse gradients, the pass must be over. Hint: call it "
-        "after "
-        "backward().");
-  }
-  finish_pass();
-}
-
-void Reducer::check_finished() const {
-  if (phase_ != Phase::Running) return;
-  const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
-  throw StateError(fmt::format(
-      "{} the last backward pass has sent {} of {} buckets and was not finished. Hint: {}.",
-      me.where(), next_bucket_, buckets_->size(),
-      is_manual_ ? "call finalize_backward() after backward()"
-                 : "look for the exception that it raised"));
 }
 
 void Reducer::run_empty_pass() {
