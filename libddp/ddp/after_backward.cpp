@@ -33,14 +33,21 @@ class StartHook final : public autograd::FunctionPreHook {
 
 }  // namespace
 
-void call_before_backward(const std::vector<at::Tensor>& outputs,
-                          const std::function<void()>& callback) {
+std::shared_ptr<void> call_before_backward(const std::vector<at::Tensor>& outputs,
+                                           const std::function<void()>& callback) {
+  using Node = decltype(autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+  std::shared_ptr<std::vector<Node>> leaves;
   for (const at::Tensor& output : outputs) {
-    if (!output.defined()) continue;
+    if (!output.defined() || !output.requires_grad()) continue;
     if (const auto& node = output.grad_fn()) {
       node->add_pre_hook(std::make_unique<StartHook>(callback));
+      continue;
     }
+    if (!leaves) leaves = std::make_shared<std::vector<Node>>();
+    leaves->push_back(autograd::impl::grad_accumulator(output));
+    leaves->back()->add_pre_hook(std::make_unique<StartHook>(callback));
   }
+  return leaves;
 }
 
 void call_after_backward(std::function<void()> callback) {

@@ -5,12 +5,13 @@
 // Passes can nest: reentrant activation checkpointing runs a pass inside a node of another one.
 // Thread rule: call in the thread that runs the pass; callbacks run there too.
 //
-//   call_before_backward(outputs, [&] { begin(); });      // after a forward
+//   kept = call_before_backward(outputs, [&] { begin(); });      // after a forward
 //   call_after_backward([&] { if (!is_nested_backward()) finish(); });   // inside a pass
 
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace libddp {
@@ -18,8 +19,10 @@ namespace libddp {
 /// Calls `callback` in each backward pass that reaches one of `outputs`, before the pass enters the
 /// graph behind it; once per output reached. Tensors without a graph are skipped, and so are passes
 /// that compute the gradients of given inputs only (torch.autograd.grad, as in gradient penalties).
-void call_before_backward(const std::vector<at::Tensor>& outputs,
-                          const std::function<void()>& callback);
+/// An output may also be a leaf that requires a gradient (an input handed through): autograd holds
+/// the nodes of leaves weakly, so keep what is returned until the pass.
+[[nodiscard]] std::shared_ptr<void> call_before_backward(const std::vector<at::Tensor>& outputs,
+                                                         const std::function<void()>& callback);
 
 /// Calls `callback` when the innermost pass that runs in this thread has done its last node. Not
 /// called where the pass fails. What it throws comes out of backward().

@@ -54,11 +54,11 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs) {
   reset_counters();
   phase_ = Phase::Armed;
   // The hooks live as long as the graph, which may outlive the reducer.
-  call_before_backward(outputs,
-                       [weak = weak_from_this(), pass = std::make_shared<std::uint64_t>()] {
-                         if (const auto self = weak.lock())
-                           self->guarded([&] { self->on_output_reached(*pass); });
-                       });
+  output_leaves_ = nullptr;
+  output_leaves_ = call_before_backward(
+      outputs, [weak = weak_from_this(), pass = std::make_shared<std::uint64_t>()] {
+        if (const auto self = weak.lock()) self->guarded([&] { self->on_output_reached(*pass); });
+      });
 }
 
 void Reducer::on_output_reached(std::uint64_t& pass_of_forward) {

@@ -187,6 +187,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_empty_pass_ = false;
   bool is_manual_ = false;
   double gradient_scale_ = 1.0;
+  /// See call_before_backward.
+  std::shared_ptr<void> output_leaves_;
   /// Number of the pass that synchronises now or has done so last.
   std::uint64_t pass_number_ = 0;
   std::mutex launch_mutex_;

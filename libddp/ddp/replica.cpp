@@ -155,7 +155,8 @@ bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
 // until the next pass that synchronises.
 void Replica::raise_after_backward(const std::vector<at::Tensor>& outputs) {
   if (!low_) return;
-  call_before_backward(outputs, [low = low_] { call_after_backward([low] { low->raise(); }); });
+  output_leaves_ =
+      call_before_backward(outputs, [low = low_] { call_after_backward([low] { low->raise(); }); });
 }
 
 void Replica::check_parameters(const NamedTensors& parameters) {

@@ -82,6 +82,8 @@ class Replica {
   std::shared_ptr<LowPrecisionParameters> low_;
   /// Whether the forward in progress has lowered them.
   bool lowered_here_ = false;
+  /// See call_before_backward.
+  std::shared_ptr<void> output_leaves_;
   std::shared_ptr<DelayedGradients> delayed_;
   std::shared_ptr<Reducer> reducer_;
 };

@@ -46,7 +46,7 @@ TEST_CASE("the start and the end of a pass are seen", "[hooks]") {
   std::vector<std::string> events;
   const AccumulateHooks hooks({a}, [&](std::size_t) { events.emplace_back("gradient"); });
   const at::Tensor output = a * 2;
-  call_before_backward({output, at::Tensor(), at::ones({1})}, [&] {
+  const auto kept = call_before_backward({output, at::Tensor(), at::ones({1})}, [&] {
     events.emplace_back("start");
     call_after_backward([&] { events.emplace_back(is_nested_backward() ? "nested" : "end"); });
   });

@@ -332,6 +332,24 @@ TEST_CASE("buckets that nobody uses are not sent where that is asked for", "[red
   });
 }
 
+TEST_CASE("an input that is handed through as the output", "[reducer]") {
+  with_groups(2, [](const Group& group) {
+    const NamedTensors parameters = vectors(1);
+    ReducerOptions options;
+    options.find_unused_parameters = true;
+    const auto reducer = Reducer::create(parameters, group, options);
+    const at::Tensor input = at::full({8}, 1.0).set_requires_grad(true);
+    for (int step = 0; step < 4; ++step) {
+      clear(parameters);
+      const bool used = group->rank() == step % 2;
+      const at::Tensor output = used ? input * parameters[0].tensor : input;
+      reducer->arm({output});
+      output.sum().backward();
+      expect(has_gradient(parameters[0], 0.5), "half of the gradient of the rank that used it");
+    }
+  });
+}
+
 TEST_CASE("a reducer without parameters ends its passes", "[reducer]") {
   with_groups(2, [](const Group& group) {
     const auto reducer = Reducer::create({}, group, {});

@@ -250,6 +250,17 @@ def check_a_path_without_parameters():
         assert_agree([g for g in gradients(model) if g is not None])
 
 
+def check_an_input_handed_through():
+    """A leaf as the output: nothing but the leaf tells that a backward has begun."""
+    model = ours(SkipsLayers(), find_unused_parameters=True)
+    for step in range(4):
+        model.zero_grad()
+        used = [1] if dist.get_rank() == step % 2 else []
+        model(data(4).requires_grad_(), used).pow(2).mean().backward()
+        assert model.module.layers[1].weight.grad.abs().sum() > 0
+        assert_agree([g for g in gradients(model) if g is not None])
+
+
 class CallsTwice(nn.Module):
     """The same layer several times in a forward, and one weight under two names."""
 
