@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "libddp/base/dtype.h"
 #include "libddp/collectives/mesh_core.h"
@@ -22,6 +23,9 @@ struct Reduction {
   ReduceOp op = ReduceOp::Sum;
   double scale = 1.0;
 };
+
+/// Throws ArgumentError if the call's op or `scale` means nothing for its dtype.
+void check_reduction(const MeshCall& call, double scale);
 
 /// Elements [begin, end) of a buffer.
 struct Slice {
@@ -39,5 +43,7 @@ void reduce_scatter(MeshCore& core, const Reduction& reduction, const std::byte*
                     std::byte* output, std::size_t output_count);
 void all_gather(MeshCore& core, const std::byte* input, std::byte* output, std::size_t input_bytes);
 void broadcast(MeshCore& core, std::byte* data, std::size_t bytes, int root);
+/// See HostMesh::share_slices.
+void share_slices(MeshCore& core, std::byte* data, const std::vector<std::uint64_t>& edges);
 
 }  // namespace libddp

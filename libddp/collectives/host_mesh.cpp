@@ -22,18 +22,6 @@ struct HostMesh::State {
 
 namespace {
 
-void check_reduction(const MeshCall& call, double scale) {
-  const OpDescription& description = call.description;
-  const bool is_valid = reducible(description.dtype, description.reduce_op) &&
-                        (scale == 1.0 || scalable(description.dtype));
-  if (is_valid) return;
-  throw ArgumentError(fmt::format(
-      "libddp {}: {} with scale {} is not defined for {}. Hint: AVG and scales need floating "
-      "types, BAND, BOR and BXOR integers or bool.",
-      description.to_string(call.sequence), name(description.reduce_op), scale,
-      name(description.dtype)));
-}
-
 Reduction reduction_of(const MeshCall& call, double scale) {
   check_reduction(call, scale);
   return {call.description.dtype, call.description.reduce_op, scale};
@@ -57,6 +45,18 @@ void reduce_alone(const Reduction& reduction, const std::byte* input, std::byte*
 
 }  // namespace
 
+void check_reduction(const MeshCall& call, double scale) {
+  const OpDescription& description = call.description;
+  const bool is_valid = reducible(description.dtype, description.reduce_op) &&
+                        (scale == 1.0 || scalable(description.dtype));
+  if (is_valid) return;
+  throw ArgumentError(fmt::format(
+      "libddp {}: {} with scale {} is not defined for {}. Hint: AVG and scales need floating "
+      "types, BAND, BOR and BXOR integers or bool.",
+      description.to_string(call.sequence), name(description.reduce_op), scale,
+      name(description.dtype)));
+}
+
 HostMesh::HostMesh(HostMeshOptions options) : state_(std::make_unique<State>(std::move(options))) {}
 
 HostMesh::~HostMesh() = default;
@@ -69,7 +69,7 @@ std::string HostMesh::own_cpu_mask() { return own_cpu_mask_text(); }
 
 std::string HostMesh::layout() { return HostPage::layout(); }
 
-int HostMesh::rank() const { return state_->core.rank(); }
+int HostMesh::rank() const { return state_->core.group_rank(state_->core.rank()); }
 
 int HostMesh::world_size() const { return state_->core.world_size(); }
 
@@ -108,6 +108,21 @@ void HostMesh::broadcast(const MeshCall& call, void* data, std::uint64_t bytes, 
   core.begin(call);
   if (core.world_size() == 1) return;
   libddp::broadcast(core, static_cast<std::byte*>(data), bytes, root);
+}
+
+void HostMesh::reduce_here(const MeshCall& call, Dtype dtype, ReduceOp op, void* data,
+                           std::uint64_t count) {
+  MeshCore& core = state_->core;
+  core.begin(call);
+  if (core.world_size() == 1) return;
+  libddp::all_reduce(core, {dtype, op, 1.0}, static_cast<std::byte*>(data), count);
+}
+
+void HostMesh::share_slices(const MeshCall& call, void* data,
+                            const std::vector<std::uint64_t>& edges) {
+  MeshCore& core = state_->core;
+  core.begin(call);
+  if (core.world_size() > 1) libddp::share_slices(core, static_cast<std::byte*>(data), edges);
 }
 
 void HostMesh::barrier(const MeshCall& call) {
@@ -160,6 +175,8 @@ std::optional<MeshFailure> HostMesh::failure() const {
 
 void HostMesh::throw_if_failed() const { state_->core.throw_if_failed(nullptr); }
 
-std::string HostMesh::last_call_of(int rank) const { return state_->core.last_call_of(rank); }
+std::string HostMesh::last_call_of(int rank) const {
+  return state_->core.last_call_of(state_->core.index_of(rank));
+}
 
 }  // namespace libddp

@@ -19,8 +19,9 @@ class Mailbox::AllDone final : public WaitCondition {
     std::vector<int> ranks;
     for (const Transfer* part : *mail_.parts_) {
       if (part->is_done) continue;
-      const int peer = part->source >= 0 ? part->source : part->peer;
-      if (peer < 0) return {};
+      const int rank = part->source >= 0 ? part->source : part->peer;
+      if (rank < 0) return {};
+      const int peer = mail_.core_.index_of(rank);
       if (std::find(ranks.begin(), ranks.end(), peer) == ranks.end()) ranks.push_back(peer);
     }
     return ranks;

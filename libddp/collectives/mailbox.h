@@ -83,7 +83,7 @@ class Mailbox {
   bool receive_chunks(int peer);
   bool post_notices(int peer);
   bool post_envelopes();
-  void post_envelope(Transfer& part, Channel& channel);
+  void post_envelope(Transfer& part, int peer);
   bool take_notices(int peer);
   bool send_chunks(int peer);
   bool knows(const Transfer* part) const;

@@ -39,7 +39,7 @@ bool Mailbox::match_letters() {
   for (auto letter = letters_.begin(); letter != letters_.end();) {
     const auto part = std::find_if(parts_->begin(), parts_->end(), [&](const Transfer* candidate) {
       return !candidate->is_send && !candidate->is_started && candidate->tag == letter->tag &&
-             (candidate->peer < 0 || candidate->peer == letter->source);
+             (candidate->peer < 0 || candidate->peer == core_.group_rank(letter->source));
     });
     if (part == parts_->end()) {
       ++letter;
@@ -56,7 +56,7 @@ void Mailbox::deliver(Transfer& part, Letter& letter) {
   if (part.bytes != letter.bytes) report_size(part, letter);
   Channel& channel = channels_[letter.source];
   part.is_started = true;
-  part.source = letter.source;
+  part.source = core_.group_rank(letter.source);
   part.message = letter.message;
   if (letter.place == Slot::kStaged) {
     channel.receiving.push_back(&part);
@@ -122,8 +122,9 @@ void Mailbox::report_size(const Transfer& part, const Letter& letter) {
                             "message sizes differ: rank {} expects {} bytes with tag {} from rank "
                             "{}, which sends {} bytes. Hint: tensors of a send and its recv must "
                             "have equal numbers of bytes",
-                            core_.rank(), part.bytes, letter.tag, letter.source, letter.bytes),
-                        .peer_rank = letter.source,
+                            core_.group_rank(core_.rank()), part.bytes, letter.tag,
+                            core_.group_rank(letter.source), letter.bytes),
+                        .peer_rank = core_.group_rank(letter.source),
                         .peer_pid = core_.pid_of(letter.source)});
 }
 

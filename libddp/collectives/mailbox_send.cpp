@@ -14,19 +14,21 @@ bool Mailbox::post_envelopes() {
   for (Channel& channel : channels_) channel.is_full = false;
   for (Transfer* part : *parts_) {
     if (!part->is_send || part->is_started) continue;
-    Channel& channel = channels_[part->peer];
-    const Inbox& theirs = inbox(part->peer, core_.rank());
+    const int peer = core_.index_of(part->peer);
+    Channel& channel = channels_[peer];
+    const Inbox& theirs = inbox(peer, core_.rank());
     const std::uint64_t taken = theirs.envelopes_taken.load(std::memory_order_acquire);
     channel.is_full = channel.is_full || channel.envelopes_posted - taken >= Outbox::kEnvelopes;
     if (channel.is_full) continue;
-    post_envelope(*part, channel);
+    post_envelope(*part, peer);
     moved = true;
   }
   return moved;
 }
 
-void Mailbox::post_envelope(Transfer& part, Channel& channel) {
-  Outbox& mine = outbox(core_.rank(), part.peer);
+void Mailbox::post_envelope(Transfer& part, int peer) {
+  Channel& channel = channels_[peer];
+  Outbox& mine = outbox(core_.rank(), peer);
   Envelope& envelope = mine.envelopes[channel.envelopes_posted % Outbox::kEnvelopes];
   envelope.tag = part.tag;
   envelope.bytes = part.bytes;
@@ -39,7 +41,7 @@ void Mailbox::post_envelope(Transfer& part, Channel& channel) {
   part.is_started = true;
   part.message = channel.envelopes_posted;
   mine.envelopes_posted.store(++channel.envelopes_posted, std::memory_order_seq_cst);
-  wake(part.peer);
+  wake(peer);
 }
 
 bool Mailbox::take_notices(int peer) {
@@ -50,11 +52,14 @@ bool Mailbox::take_notices(int peer) {
   for (; channel.notices_taken < posted; ++channel.notices_taken) {
     const Inbox::Notice notice = theirs.notices[channel.notices_taken % Inbox::kNotices];
     const auto part = std::find_if(parts_->begin(), parts_->end(), [&](const Transfer* candidate) {
-      return candidate->is_send && candidate->is_started && candidate->peer == peer &&
-             candidate->message == notice.message;
+      return candidate->is_send && candidate->is_started &&
+             candidate->peer == core_.group_rank(peer) && candidate->message == notice.message;
     });
     if (part == parts_->end()) continue;  // its owner has given it up
     if (notice.is_grant != 0) {
+      // The peer grants the next message when it has taken all of the one before, which may not
+      // have been seen here yet.
+      if (channel.streaming) channel.streaming->is_done = true;
       channel.streaming = *part;
     } else {
       (*part)->is_done = true;

@@ -48,12 +48,14 @@ class MeshCore::Meeting final : public WaitCondition {
 MeshCore::MeshCore(HostMeshOptions options)
     : rank_(options.rank),
       world_size_(options.world_size),
+      group_size_(options.group_size > 0 ? options.group_size : options.world_size),
       group_name_(std::move(options.group_name)),
       arena_(std::move(options.arena)) {
   validate(options);
   members_ = std::move(options.members);
   std::vector<std::string> masks;
-  for (const MeshMember& member : members_) {
+  for (MeshMember& member : members_) {
+    if (member.group_rank < 0) member.group_rank = static_cast<int>(masks.size());
     masks.push_back(member.cpu_mask);
     const HostPage& page = pages_.emplace_back(member.page.data(), world_size_);
     for (std::size_t parity : {0u, 1u}) {
@@ -84,6 +86,13 @@ void MeshCore::validate(const HostMeshOptions& options) const {
             HostPage::size_bytes(world_size_)),
         r, options.members[r].pid);
   }
+}
+
+int MeshCore::index_of(int group_rank) const {
+  for (int r = 0; r < world_size_; ++r) {
+    if (members_[r].group_rank == group_rank) return r;
+  }
+  return -1;
 }
 
 void MeshCore::begin(const MeshCall& call) {
@@ -196,9 +205,9 @@ std::byte* MeshCore::reach(const MeshCall* call, int rank, std::uint64_t offset,
     fail_and_throw(call, {.kind = MeshFailure::Kind::Peer,
                           .message = fmt::format("rank {} (pid {}) named bytes {} to {} of an "
                                                  "arena of {} bytes",
-                                                 rank, pid_of(rank), offset, offset + bytes,
-                                                 segment.size_bytes()),
-                          .peer_rank = rank,
+                                                 group_rank(rank), pid_of(rank), offset,
+                                                 offset + bytes, segment.size_bytes()),
+                          .peer_rank = group_rank(rank),
                           .peer_pid = pid_of(rank)});
   }
   return segment.data() + offset;

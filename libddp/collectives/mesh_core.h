@@ -56,6 +56,9 @@ class MeshCore {
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  /// The number in the group of a rank of this host, and back (-1 for one that is not here).
+  int group_rank(int rank) const { return members_[rank].group_rank; }
+  int index_of(int group_rank) const;
   const WaitPolicy& policy() const { return policy_; }
 
   /// Starts a collective: throws the kept failure, records the call for the peers' messages.
@@ -138,6 +141,7 @@ class MeshCore {
 
   int rank_;
   int world_size_;
+  int group_size_;
   std::string group_name_;
   std::shared_ptr<Arena> arena_;
   std::vector<MeshMember> members_;

@@ -33,7 +33,8 @@ std::vector<Camp> camps_of(const std::vector<Slot*>& slots, std::uint64_t meetin
   return camps;
 }
 
-std::string ranks_text(const std::vector<int>& ranks) {
+std::string ranks_text(const MeshCore& core, std::vector<int> ranks) {
+  for (int& rank : ranks) rank = core.group_rank(rank);
   return fmt::format("rank{} {}", ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "));
 }
 
@@ -68,10 +69,11 @@ void MeshCore::adopt_failure_of_peer() {
     const auto kind = static_cast<MeshFailure::Kind>(record.kind);
     if (kind != MeshFailure::Kind::Peer) {
       const char* deed = kind == MeshFailure::Kind::Aborted ? "aborted" : "gave up";
-      failure.message = fmt::format("rank {} (pid {}) {}: {}", r, pid_of(r), deed, text);
+      failure.message =
+          fmt::format("rank {} (pid {}) {}: {}", group_rank(r), pid_of(r), deed, text);
     }
-    if (failure.peer_rank < 0 || failure.peer_rank == rank_) {
-      failure.peer_rank = r;
+    if (failure.peer_rank < 0 || failure.peer_rank == group_rank(rank_)) {
+      failure.peer_rank = group_rank(r);
       failure.peer_pid = pid_of(r);
     }
     return fail(std::move(failure));
@@ -93,7 +95,7 @@ void MeshCore::throw_kept(const MeshCall* call, bool is_earlier) const {
   std::string message = failure.message;
   if (!message.starts_with("libddp[")) {
     const std::string where =
-        fmt::format("libddp[group {}, rank {}/{}]", group_name_, rank_, world_size_);
+        fmt::format("libddp[group {}, rank {}/{}]", group_name_, group_rank(rank_), group_size_);
     const std::string what = call ? call->description.to_string(call->sequence) : "";
     if (!call || message.starts_with(what)) {
       message = fmt::format("{} {}", where, message);
@@ -110,8 +112,8 @@ void MeshCore::report_mismatch() {
   std::vector<std::string> deeds;
   std::vector<int> deviating;
   for (const Camp& camp : camps) {
-    deeds.push_back(
-        fmt::format("{} called {}", ranks_text(camp.ranks), last_call_of(camp.ranks.front())));
+    deeds.push_back(fmt::format("{} called {}", ranks_text(*this, camp.ranks),
+                                last_call_of(camp.ranks.front())));
     if (&camp != &camps.front()) {
       deviating.insert(deviating.end(), camp.ranks.begin(), camp.ranks.end());
     }
@@ -126,7 +128,7 @@ void MeshCore::report_mismatch() {
                       "the ranks called different collectives: {}. Hint: every rank must make the "
                       "same calls in the same order, with equal shapes and dtypes",
                       fmt::join(deeds, ", ")),
-                  .peer_rank = culprit,
+                  .peer_rank = culprit >= 0 ? group_rank(culprit) : -1,
                   .peer_pid = culprit >= 0 ? pid_of(culprit) : 0});
 }
 

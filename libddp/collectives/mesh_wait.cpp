@@ -84,7 +84,8 @@ void MeshCore::give_up(const MeshCall& call, const WaitCondition& condition, dou
   for (std::size_t i = 0; i < std::min(missing.size(), kMaxNamed); ++i) {
     const int r = missing[i];
     if (i > 0) who += ", ";
-    who += fmt::format("rank {} (pid {}, last call: {})", r, pid_of(r), last_call_of(r));
+    who +=
+        fmt::format("rank {} (pid {}, last call: {})", group_rank(r), pid_of(r), last_call_of(r));
   }
   if (missing.size() > kMaxNamed) who += fmt::format(" and {} more", missing.size() - kMaxNamed);
   if (missing.empty()) who = "any rank";
@@ -95,7 +96,7 @@ void MeshCore::give_up(const MeshCall& call, const WaitCondition& condition, dou
                   "{}: timed out after {:.1f} s waiting for {}. Hint: look at what that rank does; "
                   "if it is only slow, raise the timeout",
                   call.description.to_string(call.sequence), seconds, who),
-              .peer_rank = culprit,
+              .peer_rank = culprit >= 0 ? group_rank(culprit) : -1,
               .peer_pid = culprit >= 0 ? pid_of(culprit) : 0});
 }
 

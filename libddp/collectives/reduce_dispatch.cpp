@@ -67,10 +67,11 @@ KernelJob prepare(const ReduceJob& job) {
                        .factor = job.scale};
   if (job.op != ReduceOp::Avg) return kernel_job;
   // 1/p is exact for powers of two, and a multiplication is cheaper than a division.
-  if (std::has_single_bit(static_cast<unsigned>(job.num_sources))) {
-    kernel_job.factor = job.scale / job.num_sources;
+  const int divisor = job.num_averaged > 0 ? job.num_averaged : job.num_sources;
+  if (std::has_single_bit(static_cast<unsigned>(divisor))) {
+    kernel_job.factor = job.scale / divisor;
   } else {
-    kernel_job.divisor = job.num_sources;
+    kernel_job.divisor = divisor;
   }
   return kernel_job;
 }

@@ -35,6 +35,8 @@ struct ReduceJob {
   int num_destinations = 0;
   /// Multiplies the result, floating types only.
   double scale = 1.0;
+  /// What AVG divides by; 0 = num_sources. For sources that are sums themselves.
+  int num_averaged = 0;
 };
 
 /// Instruction sets for which kernels exist.

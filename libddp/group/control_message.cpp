@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x6c64647a;
 
-/// Both ends run the same build on one machine, so the bytes are those of memory.
+/// Both ends run the same build on machines of one kind, so the bytes are those of memory.
 struct Header {
   std::uint32_t magic;
   std::uint8_t kind;

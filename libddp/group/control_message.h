@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/mesh.h"
 
 namespace libddp {
 

@@ -23,14 +23,15 @@ bool is_ended(const UniqueFd& pidfd, int wait_ms) {
 
 }  // namespace
 
-std::string peer_name(const LocalPeer& peer) {
+std::string peer_name(const GroupPeer& peer) {
   return fmt::format("rank {} (pid {} on {})", peer.rank, peer.pid, peer.host);
 }
 
-ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<LocalPeer> peers, HostMesh& mesh,
+ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> peers, Mesh& mesh,
                                OnGoodbye on_goodbye)
     : identity_(std::move(identity)), mesh_(mesh), on_goodbye_(std::move(on_goodbye)) {
-  for (LocalPeer& peer : peers) {
+  for (GroupPeer& peer : peers) {
+    if (peer.rank == identity_.rank) host_index_ = peer.host_index;
     if (peer.rank != identity_.rank) watched_.push_back({std::move(peer), {}, false});
   }
   if (watched_.empty()) return;
@@ -50,7 +51,8 @@ ControlWatcher::~ControlWatcher() {
 void ControlWatcher::run() {
   std::vector<pollfd> entries;
   while (true) {
-    entries.assign(1, {stop_.get(), POLLIN, 0});
+    // A negative descriptor is passed over by poll.
+    entries.assign({{stop_.get(), POLLIN, 0}, {mesh_.network_fd(), POLLIN, 0}});
     for (const Watched& watched : watched_) {
       if (watched.is_over) continue;
       entries.push_back({watched.peer.control.get(), POLLIN | POLLRDHUP, 0});
@@ -61,7 +63,8 @@ void ControlWatcher::run() {
             fmt::format("cannot watch the peers: {}", errno_text("poll", errno))});
       return;
     }
-    if (entries.front().revents != 0) return;
+    if (entries[0].revents != 0) return;
+    if (entries[1].revents != 0) mesh_.on_network();
     read_all();
   }
 }
@@ -108,12 +111,16 @@ void ControlWatcher::handle(Watched& watched, const ControlMessage& message) {
 void ControlWatcher::report_loss(Watched& watched) {
   if (watched.is_over) return;
   watched.is_over = true;
-  const LocalPeer& peer = watched.peer;
+  const GroupPeer& peer = watched.peer;
   // The kernel closes the sockets of a dying process just before it reports the end.
+  const bool is_remote = peer.host_index != host_index_;
   const bool died = peer.pid != ::getpid() && is_ended(peer.pidfd, 50);
   const char* how = watched.inbox.is_garbled() ? "sent bytes that are no message of this library"
                     : died ? "died (killed, crashed or exited without destroying the group)"
-                           : "left without destroying the group";
+                    : is_remote
+                        ? "cannot be reached any more (it died or left without destroying the "
+                          "group, or its host or the network failed)"
+                        : "left without destroying the group";
   fail({MeshFailure::Kind::Peer,
         fmt::format("{} {}; its last call was {}, that of this rank {}. Hint: look at that "
                     "process's own output, its exit code and the kernel log (out of memory); a "

@@ -29,6 +29,7 @@ struct ProcessGroup::State {
   std::vector<int> global_ranks;
   c10::intrusive_ptr<c10d::Store> store;
   std::string store_prefix;
+  std::string host_identity;
   std::atomic<std::chrono::milliseconds> timeout{};
   std::unique_ptr<Backend> backend;
   const ProcessStamp made;

@@ -11,22 +11,22 @@
 namespace libddp {
 namespace {
 
-std::vector<std::string> names_of(const std::vector<LocalPeer>& peers) {
+std::vector<std::string> names_of(const std::vector<GroupPeer>& peers) {
   std::vector<std::string> names;
-  for (const LocalPeer& peer : peers) names.push_back(peer_name(peer));
+  for (const GroupPeer& peer : peers) names.push_back(peer_name(peer));
   return names;
 }
 
-std::vector<pid_t> pids_of(const std::vector<LocalPeer>& peers) {
+std::vector<pid_t> pids_of(const std::vector<GroupPeer>& peers) {
   std::vector<pid_t> pids;
-  for (const LocalPeer& peer : peers) pids.push_back(peer.pid);
+  for (const GroupPeer& peer : peers) pids.push_back(peer.pid);
   return pids;
 }
 
 }  // namespace
 
 HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
-                         std::unique_ptr<HostMesh> mesh, std::vector<LocalPeer> peers)
+                         std::unique_ptr<Mesh> mesh, std::vector<GroupPeer> peers)
     : identity_(std::move(identity)),
       peer_names_(names_of(peers)),
       peer_pids_(pids_of(peers)),
@@ -238,6 +238,7 @@ void HostBackend::shutdown() {
   messages_->drain();
   {
     std::lock_guard lock(watcher_mutex_);
+    mesh_->finish_messages();
     if (watcher_) watcher_->say_goodbye(lane_->sequence());
   }
   close_watcher();

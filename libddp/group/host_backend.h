@@ -1,11 +1,11 @@
 #pragma once
 
-// The backend of one host: tensors in CPU memory, a HostMesh, a lane for collectives, one for
-// messages, and a watcher over the peers.
+// The backend for tensors in CPU memory: a mesh of the ranks of one host or several, a lane for
+// collectives, one for messages, and a watcher over the peers.
 //
 // NOTE [Failure]
 // Whatever goes wrong (a peer's death, a mismatch, a timeout, an interrupt in the middle of a
-// collective, abort) ends up in HostMesh::fail, which keeps the first cause and wakes every waiter
+// collective, abort) ends up in Mesh::fail, which keeps the first cause and wakes every waiter
 // here, and in ControlWatcher::announce, which tells the peers. Every later call throws that cause.
 // A peer that leaves in order is no failure, unless a collective starts that it took no part in.
 // Thread rule: any thread.
@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/mesh.h"
 #include "libddp/group/backend.h"
 #include "libddp/group/control_watcher.h"
 #include "libddp/group/group_identity.h"
@@ -31,15 +31,15 @@ namespace libddp {
 
 class HostBackend : public Backend {
  public:
-  HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena, std::unique_ptr<HostMesh> mesh,
-              std::vector<LocalPeer> peers);
+  HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena, std::unique_ptr<Mesh> mesh,
+              std::vector<GroupPeer> peers);
   /// Does not wait for peers; without a shutdown before, they take it for a failure.
   ~HostBackend() override;
 
   /// The end of the creation: waits until all ranks have come so far. Not numbered.
   void meet_all(std::chrono::milliseconds timeout);
 
-  std::string name() const override { return "host"; }
+  std::string name() const override { return mesh_->name(); }
   WorkPtr all_reduce(BackendCall call, const at::Tensor& tensor, double scale) override;
   WorkPtr broadcast(BackendCall call, const at::Tensor& tensor, int root) override;
   WorkPtr all_gather(BackendCall call, const at::Tensor& output, const at::Tensor& input) override;
@@ -72,7 +72,7 @@ class HostBackend : public Backend {
   const std::vector<std::string> peer_names_;
   const std::vector<pid_t> peer_pids_;
   std::shared_ptr<Arena> arena_;
-  std::unique_ptr<HostMesh> mesh_;
+  std::unique_ptr<Mesh> mesh_;
   /// Number of the collective that runs now; 0 = none.
   std::atomic<std::uint64_t> running_{0};
   /// Last collective of the peer that left first, and who that is.

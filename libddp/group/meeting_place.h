@@ -3,10 +3,11 @@
 // Brings the ranks of a group together: memory, meeting, mesh, backend.
 // Thread rule: blocking; one call at a time per store.
 //
-//   std::unique_ptr<Backend> backend = meet_on_host(store, {"world", 3, 8}, timeout);
+//   std::unique_ptr<Backend> backend = meet_ranks(store, {"world", 3, 8}, {}, timeout);
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 #include "libddp/group/backend.h"
 #include "libddp/group/group_identity.h"
@@ -14,9 +15,15 @@
 
 namespace libddp {
 
-/// Returns when all ranks have met and can reach each other's memory; from then on nobody needs
-/// the store, and its keys are gone. `store` is this group's alone (a prefix).
-std::unique_ptr<Backend> meet_on_host(KeyValueStore& store, const GroupIdentity& identity,
-                                      std::chrono::milliseconds timeout);
+/// What decides where a rank is and how others reach it; see MeetingOptions.
+struct MeetingHints {
+  std::string route_to{};
+  std::string host_identity{};
+};
+
+/// Returns when all ranks have met and can reach each other, by memory or by network; from then on
+/// nobody needs the store, and its keys are gone. `store` is this group's alone (a prefix).
+std::unique_ptr<Backend> meet_ranks(KeyValueStore& store, const GroupIdentity& identity,
+                                    const MeetingHints& hints, std::chrono::milliseconds timeout);
 
 }  // namespace libddp

@@ -8,17 +8,17 @@ namespace libddp {
 
 bool MessageBatch::is_done() const {
   return std::all_of(transfers.begin(), transfers.end(),
-                     [](const HostMesh::Transfer& transfer) { return transfer.is_done; });
+                     [](const Mesh::Transfer& transfer) { return transfer.is_done; });
 }
 
-void MessageBatch::append_unfinished(std::vector<HostMesh::Transfer*>& unfinished) {
-  for (HostMesh::Transfer& transfer : transfers) {
+void MessageBatch::append_unfinished(std::vector<Mesh::Transfer*>& unfinished) {
+  for (Mesh::Transfer& transfer : transfers) {
     if (!transfer.is_done) unfinished.push_back(&transfer);
   }
 }
 
 int MessageBatch::source_rank() const {
-  for (const HostMesh::Transfer& transfer : transfers) {
+  for (const Mesh::Transfer& transfer : transfers) {
     if (!transfer.is_send) return transfer.source;
   }
   return -1;
@@ -26,7 +26,7 @@ int MessageBatch::source_rank() const {
 
 std::optional<int> MessageBatch::first_missing(const std::vector<bool>& is_gone,
                                                int own_rank) const {
-  for (const HostMesh::Transfer& transfer : transfers) {
+  for (const Mesh::Transfer& transfer : transfers) {
     if (transfer.is_done) continue;
     if (transfer.peer >= 0) {
       if (is_gone[static_cast<std::size_t>(transfer.peer)]) return transfer.peer;
@@ -44,7 +44,7 @@ std::optional<int> MessageBatch::first_missing(const std::vector<bool>& is_gone,
 
 std::string MessageBatch::unfinished_peers(const std::vector<std::string>& peer_names) const {
   std::set<int> peers;
-  for (const HostMesh::Transfer& transfer : transfers) {
+  for (const Mesh::Transfer& transfer : transfers) {
     if (!transfer.is_done) peers.insert(transfer.peer);
   }
   std::string text;
@@ -66,7 +66,7 @@ std::shared_ptr<MessageBatch> make_batch(BackendCall call, const std::vector<Exc
   batch->transfers.reserve(parts.size());
   batch->tensors.reserve(parts.size());
   for (const Exchange& part : parts) {
-    HostMesh::Transfer transfer;
+    Mesh::Transfer transfer;
     transfer.is_send = part.direction == Exchange::Direction::Send;
     transfer.peer = part.peer;
     transfer.tag = tag.value_or(part.tag);

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "libddp/base/deadline.h"
-#include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/mesh.h"
 #include "libddp/group/backend.h"
 
 namespace libddp {
@@ -24,7 +24,7 @@ struct MessageBatch {
   OpDescription description;
   std::chrono::milliseconds timeout{};
   Deadline deadline = Deadline::never();
-  std::vector<HostMesh::Transfer> transfers;
+  std::vector<Mesh::Transfer> transfers;
   /// Kept alive: the transfers point into them.
   std::vector<at::Tensor> tensors;
   std::function<void()> on_success;
@@ -32,7 +32,7 @@ struct MessageBatch {
   bool is_retired = false;
 
   bool is_done() const;
-  void append_unfinished(std::vector<HostMesh::Transfer*>& transfers);
+  void append_unfinished(std::vector<Mesh::Transfer*>& transfers);
   /// Rank that the first receive came from; -1 if there is none.
   int source_rank() const;
   /// True if a part still needs one of the ranks marked in `is_gone`.

@@ -22,7 +22,7 @@ using BatchPtr = std::shared_ptr<MessageBatch>;
 /// callback destroyed the group; `is_stopping` then keeps it from the mesh.
 struct MessageLane::State {
   GroupIdentity identity;
-  HostMesh& mesh;
+  Mesh& mesh;
   std::vector<std::string> peer_names;
   std::function<void()> on_failure;
 
@@ -44,8 +44,7 @@ struct MessageLane::State {
   void add(const BatchPtr& batch);
   void wait_for(const BatchPtr& batch);
   std::exception_ptr drive(Lock& lock);
-  bool move_all(std::uint32_t ticket, const std::vector<HostMesh::Transfer*>& transfers,
-                bool may_wait);
+  bool move_all(std::uint32_t ticket, const std::vector<Mesh::Transfer*>& transfers, bool may_wait);
   std::vector<Ending> retire(const std::vector<bool>& was_gone, bool moved);
   std::vector<Ending> retire_all(const std::exception_ptr& error);
   std::exception_ptr time_out(const MessageBatch& batch);
@@ -56,8 +55,8 @@ struct MessageLane::State {
   static void work(const std::shared_ptr<State>& shared);
 };
 
-MessageLane::MessageLane(GroupIdentity identity, HostMesh& mesh,
-                         std::vector<std::string> peer_names, std::function<void()> on_failure)
+MessageLane::MessageLane(GroupIdentity identity, Mesh& mesh, std::vector<std::string> peer_names,
+                         std::function<void()> on_failure)
     : state_(new State{std::move(identity),
                        mesh,
                        std::move(peer_names),
@@ -190,8 +189,12 @@ void MessageLane::State::wait_for(const BatchPtr& batch) {
 std::exception_ptr MessageLane::State::drive(Lock& lock) {
   is_driven = true;
   const std::uint32_t ticket = mesh.mail_ticket();
-  const std::vector<bool> was_gone = is_gone;
-  std::vector<HostMesh::Transfer*> transfers;
+  // Who has left on another host may have sent its last words on a slower connection.
+  std::vector<bool> was_gone = is_gone;
+  for (std::size_t rank = 0; rank < was_gone.size(); ++rank) {
+    was_gone[rank] = was_gone[rank] && mesh.has_read_all(static_cast<int>(rank));
+  }
+  std::vector<Mesh::Transfer*> transfers;
   bool may_wait = true;
   for (const BatchPtr& batch : active) {
     batch->append_unfinished(transfers);
@@ -223,8 +226,7 @@ std::exception_ptr MessageLane::State::drive(Lock& lock) {
 }
 
 bool MessageLane::State::move_all(std::uint32_t ticket,
-                                  const std::vector<HostMesh::Transfer*>& transfers,
-                                  bool may_wait) {
+                                  const std::vector<Mesh::Transfer*>& transfers, bool may_wait) {
   // What has come counts, even if its sender is gone by now.
   if (transfers.empty() || mesh.progress(transfers)) return true;
   mesh.throw_if_failed();

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/mesh.h"
 #include "libddp/group/backend.h"
 #include "libddp/group/group_identity.h"
 
@@ -24,7 +24,7 @@ namespace libddp {
 class MessageLane {
  public:
   /// `on_failure` is called when the group has failed here, to tell the peers.
-  MessageLane(GroupIdentity identity, HostMesh& mesh, std::vector<std::string> peer_names,
+  MessageLane(GroupIdentity identity, Mesh& mesh, std::vector<std::string> peer_names,
               std::function<void()> on_failure);
   /// Fails what is in flight; REQUIRES that the mesh has failed if something is. May run on the
   /// worker (from a callback of a Work).

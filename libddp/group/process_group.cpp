@@ -38,13 +38,13 @@ void check_options(const CallSite& site, const ProcessGroup::Options& options) {
   }
 }
 
-/// As meet_on_host. The others read in the store why a meeting failed, and rank 0 often holds the
+/// As meet_ranks. The others read in the store why a meeting failed, and rank 0 often holds the
 /// store: it stays for a moment, so that they do not lose the store instead of learning the cause.
 std::unique_ptr<Backend> meet(KeyValueStore& store, const GroupIdentity& identity,
-                              std::chrono::milliseconds timeout) {
+                              const MeetingHints& hints, std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kTimeToRead{500};
   try {
-    return meet_on_host(store, identity, timeout);
+    return meet_ranks(store, identity, hints, timeout);
   } catch (const Error&) {
     if (identity.rank == 0 && identity.world_size > 1) std::this_thread::sleep_for(kTimeToRead);
     throw;
@@ -77,7 +77,9 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
     std::iota(state->global_ranks.begin(), state->global_ranks.end(), 0);
   }
   TorchStore keys(state->store, state->store_prefix + members);
-  state->backend = meet(keys, state->identity, options.timeout);
+  state->host_identity = std::move(options.host_identity);
+  const MeetingHints hints{store_host(state->store), state->host_identity};
+  state->backend = meet(keys, state->identity, hints, options.timeout);
   log(LogLevel::Info, "group_created",
       {{"group", options.name},
        {"rank", options.rank},
@@ -144,6 +146,7 @@ Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name
   options.world_size = static_cast<int>(ranks.size());
   options.name = name;
   options.timeout = timeout();
+  options.host_identity = state_->host_identity;
   for (const int rank : ranks) {
     options.global_ranks.push_back(state_->global_ranks[static_cast<std::size_t>(rank)]);
   }

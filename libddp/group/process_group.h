@@ -57,6 +57,9 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
     std::chrono::milliseconds timeout = std::chrono::minutes(30);
     /// Rank in the first group of each member, ordered by rank here; empty = 0 .. world_size - 1.
     std::vector<int> global_ranks{};
+    /// Ranks with equal texts share a host; empty = boot id and network namespace decide. For
+    /// tests that simulate several hosts.
+    std::string host_identity{};
   };
 
   /// Joins: every rank calls it with the same world_size and name and a store that all of them

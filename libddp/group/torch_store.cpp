@@ -8,6 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "libddp/base/env.h"
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
 
@@ -17,6 +21,15 @@ std::string torch_error_text(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   std::string text = torch_error ? torch_error->what_without_backtrace() : error.what();
   return text.substr(0, text.find('\n'));
+}
+
+std::string store_host(const c10::intrusive_ptr<c10d::Store>& store) {
+  c10::intrusive_ptr<c10d::Store> below = store;
+  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(below.get())) {
+    below = prefixed->getUnderlyingNonPrefixStore();
+  }
+  if (auto* tcp = dynamic_cast<c10d::TCPStore*>(below.get())) return tcp->getHost();
+  return env_text("MASTER_ADDR").value_or("");
 }
 
 TorchStore::TorchStore(c10::intrusive_ptr<c10d::Store> store, std::string prefix)

@@ -20,6 +20,10 @@ namespace libddp {
 /// What an exception of torch says, without its stack trace.
 std::string torch_error_text(const std::exception& error);
 
+/// The host that a TCP store (below prefixes) is on, as its clients name it; else MASTER_ADDR;
+/// empty if neither is known.
+std::string store_host(const c10::intrusive_ptr<c10d::Store>& store);
+
 class TorchStore : public KeyValueStore {
  public:
   TorchStore(c10::intrusive_ptr<c10d::Store> store, std::string prefix);

@@ -14,6 +14,8 @@
 #include "libddp/base/log.h"
 #include "libddp/base/process.h"
 #include "libddp/base/random.h"
+#include "libddp/transport/host_layout.h"
+#include "libddp/transport/link_meeting.h"
 #include "libddp/transport/meeting_card.h"
 #include "libddp/transport/meeting_context.h"
 #include "libddp/transport/unix_socket.h"
@@ -37,33 +39,39 @@ constexpr FrameLimits kLimits{.max_bytes = 1024, .max_descriptors = 64};
 // 4. It accepts all higher ranks and answers each with its own descriptors.
 // 5. It reads the answers of the lower ranks.
 // Step 4 of a rank needs only step 3 of others, step 5 only step 4 of lower ones: no cycle.
+// This is between the ranks of a host. With several hosts, link_meeting.h then does the same
+// between ranks of different hosts.
 class Meeting {
  public:
   Meeting(KeyValueStore& store, const MeetingOptions& options, const std::vector<int>& descriptors,
           Deadline deadline)
       : context_(store, options, deadline), rank_(options.rank), descriptors_(descriptors) {}
 
-  std::vector<LocalPeer> run();
+  std::vector<GroupPeer> run();
 
  private:
   void hold();
   void publish_card();
   void collect_cards();
+  void find_hosts();
+  bool is_local(int rank) const { return layout_.is_local(rank, rank_); }
+  bool expects_local_ranks() const;
   void connect_to(int lower_rank);
   void take_hello(UniqueFd connection);
   void read_answer(int lower_rank);
   template <typename Call>
   auto talk_to(int other_rank, Call call);
-  LocalPeer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+  GroupPeer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
 
   MeetingContext context_;
   const int rank_;
   const std::vector<int>& descriptors_;
   UnixListener listener_;
-  std::vector<LocalPeer> peers_;
+  HostLayout layout_;
+  std::vector<GroupPeer> peers_;
 };
 
-std::vector<LocalPeer> Meeting::run() {
+std::vector<GroupPeer> Meeting::run() {
   // Whatever goes wrong is told to the others before the listener closes.
   try {
     hold();
@@ -84,8 +92,11 @@ void Meeting::hold() {
   listener_ = UnixListener::open();
   publish_card();
   collect_cards();
-  for (int rank = 0; rank < rank_; ++rank) connect_to(rank);
-  while (context_.expects(rank_ + 1, world_size)) {
+  find_hosts();
+  for (int rank = 0; rank < rank_; ++rank) {
+    if (is_local(rank)) connect_to(rank);
+  }
+  while (expects_local_ranks()) {
     UniqueFd connection = listener_.accept(kInterruptPeriod);
     if (connection) {
       take_hello(std::move(connection));
@@ -93,15 +104,35 @@ void Meeting::hold() {
       context_.look_around();
     }
   }
-  for (int rank = 0; rank < rank_; ++rank) read_answer(rank);
-  for (int rank = 0; rank < world_size; ++rank) {
+  for (int rank = 0; rank < rank_; ++rank) {
+    if (is_local(rank)) read_answer(rank);
+  }
+  for (GroupPeer& each : peers_) {
+    if (each.control) each.pidfd = peer_pidfd(each.control.get());
+  }
+  if (layout_.num_hosts() > 1) LinkMeeting(context_, layout_, peers_).run();
+}
+
+void Meeting::find_hosts() {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < context_.options().world_size; ++rank) {
+    keys.push_back(context_.card(rank).host_key());
+  }
+  layout_ = HostLayout::from_keys(keys);
+  for (int rank = 0; rank < context_.options().world_size; ++rank) {
     const MeetingCard& card = context_.card(rank);
     peer(rank).rank = rank;
     peer(rank).pid = card.pid;
     peer(rank).host = card.host;
     peer(rank).note = card.note;
-    if (peer(rank).control) peer(rank).pidfd = peer_pidfd(peer(rank).control.get());
+    peer(rank).host_index = layout_.host(rank);
   }
+}
+
+bool Meeting::expects_local_ranks() const {
+  const std::vector<int>& local = layout_.ranks_of(layout_.host(rank_));
+  return std::any_of(local.begin(), local.end(),
+                     [this](int rank) { return rank > rank_ && !context_.is_linked(rank); });
 }
 
 void Meeting::publish_card() {
@@ -112,6 +143,9 @@ void Meeting::publish_card() {
   mine.host = host_name();
   mine.boot_id = boot_id();
   mine.network_namespace = network_namespace();
+  if (!context_.options().host_identity.empty()) {
+    mine.network_namespace = context_.options().host_identity;
+  }
   mine.pid_namespace = pid_namespace();
   mine.socket_name = listener_.name();
   mine.token = random_hex(16);
@@ -209,8 +243,9 @@ void Meeting::take_hello(UniqueFd connection) {
   std::string their_token;
   std::string own_token;
   std::istringstream(frame.bytes) >> rank >> their_token >> own_token;
-  if (rank <= rank_ || rank >= context_.options().world_size || context_.is_linked(rank) ||
-      their_token != context_.card(rank).token || own_token != context_.card(rank_).token) {
+  if (rank <= rank_ || rank >= context_.options().world_size || !is_local(rank) ||
+      context_.is_linked(rank) || their_token != context_.card(rank).token ||
+      own_token != context_.card(rank_).token) {
     return refuse("wrong rank or token");
   }
   talk_to(rank, [&] {
@@ -239,7 +274,7 @@ void Meeting::read_answer(int lower_rank) {
 
 }  // namespace
 
-std::vector<LocalPeer> meet(KeyValueStore& store, const MeetingOptions& options,
+std::vector<GroupPeer> meet(KeyValueStore& store, const MeetingOptions& options,
                             const std::vector<int>& descriptors, Deadline deadline) {
   return Meeting(store, options, descriptors, deadline).run();
 }

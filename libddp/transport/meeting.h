@@ -1,19 +1,21 @@
 #pragma once
 
-// How the ranks of one host find each other and exchange descriptors.
+// How the ranks of a group find each other, exchange descriptors with those of their host, and
+// connect to those of other hosts.
 //
 // Each rank binds an abstract Unix socket (no file is left behind), publishes a card {rank, pid,
-// host, boot id, socket name, world size} in the store, connects to every lower rank and accepts
-// every higher one. Over each connection the two sides check uid and a random token from the card,
-// then pass descriptors. The connection stays open: the kernel closes it when a process dies, which
-// is how death is noticed at once.
+// host, boot id, socket name, world size} in the store, connects to every lower rank of its host
+// and accepts every higher one. Over each connection the two sides check uid and a random token
+// from the card, then pass descriptors. Ranks of other hosts are joined by TCP (link_meeting.h);
+// ranks share a host if their boot ids and network namespaces are equal. The connections stay open:
+// the kernel closes them when a process dies, which is how death is noticed at once.
 //
 // A rank that cannot take part writes its reason under "error" in the store, so that every rank
 // fails with the same cause instead of a timeout.
 // Errors: TimeoutError names the ranks that never came; PeerError two ranks with one number, world
-// sizes that differ, a peer's failure; NetworkError a rank on another host (until the network stage
-// exists).
-// Thread rule: one call at a time per store prefix; blocking.
+// sizes that differ, a peer's failure; NetworkError hosts that cannot reach each other (both ends
+// and the address are named); ArgumentError an interface that does not exist. Thread rule: one call
+// at a time per store prefix; blocking.
 
 #include <sys/types.h>
 
@@ -35,25 +37,35 @@ struct MeetingOptions {
   std::string agreement{};
   /// Free text handed to the peers (for example this rank's CPU affinity mask).
   std::string note{};
+  /// Host of the store, as a name or address: the own address is the one on the route to it.
+  std::string route_to{};
+  /// Instead of boot id and network namespace: ranks with equal texts share a host. For tests.
+  std::string host_identity{};
 };
 
-/// What a rank knows of another after the meeting. For the own rank: no descriptors.
-struct LocalPeer {
+/// What a rank knows of another after the meeting. For the own rank: no descriptors, no sockets.
+struct GroupPeer {
   int rank = 0;
   pid_t pid = 0;
   std::string host;
   std::string note;
+  /// Equal for ranks that share memory; hosts count from 0 in the order of their lowest ranks.
+  int host_index = 0;
   /// Stream socket that lives as long as both processes.
   UniqueFd control;
-  /// pidfd of the peer, where the kernel gives one.
+  /// pidfd of a peer on this host, where the kernel gives one.
   UniqueFd pidfd;
-  /// The descriptors that the peer passed, in its order.
+  /// The descriptors that a peer on this host passed, in its order.
   std::vector<UniqueFd> descriptors;
+  /// TCP connections to a peer on another host: for point-to-point messages, and two for
+  /// collectives if both are carriers of one number (host_layout.h).
+  UniqueFd messages;
+  std::vector<UniqueFd> collectives;
 };
 
-/// Meets all other ranks and hands each of them `descriptors` (borrowed). One entry per rank,
+/// Meets all other ranks and hands those of this host `descriptors` (borrowed). One entry per rank,
 /// ordered by rank, the own one included.
-std::vector<LocalPeer> meet(KeyValueStore& store, const MeetingOptions& options,
+std::vector<GroupPeer> meet(KeyValueStore& store, const MeetingOptions& options,
                             const std::vector<int>& descriptors, Deadline deadline);
 
 }  // namespace libddp

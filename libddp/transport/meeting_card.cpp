@@ -113,14 +113,7 @@ std::optional<MeetingFailure> find_disagreement(const MeetingCard& one, const Me
             "the same settings.",
             low.who(), low.agreement, high.who(), high.agreement)};
   }
-  const bool one_host = low.boot_id == high.boot_id;
-  if (one_host && low.network_namespace == high.network_namespace) return std::nullopt;
-  return MeetingFailure{
-      Kind::Network, high.rank, high.pid,
-      fmt::format("{} on {} and {} on {} are {}. Hint: libddp works on one host for now: start all "
-                  "ranks there, containers with one network namespace (host network).",
-                  low.who(), low.host, high.who(), high.host,
-                  one_host ? "in different network namespaces" : "on different hosts")};
+  return std::nullopt;
 }
 
 }  // namespace libddp

@@ -33,12 +33,14 @@ struct MeetingCard {
   /// Throws StoreError if `text` is no card.
   static MeetingCard decode(const std::string& text);
 
+  /// Equal for ranks that can share memory and meet over Unix sockets.
+  std::string host_key() const { return boot_id + '/' + network_namespace; }
   /// "rank 3 (pid 4711)".
   std::string who() const;
 };
 
-/// Why these two ranks cannot be in one group, if they cannot: other world size, other agreement,
-/// another host. Both ranks find the same words.
+/// Why these two ranks cannot be in one group, if they cannot: other world size, other agreement.
+/// Both ranks find the same words.
 std::optional<MeetingFailure> find_disagreement(const MeetingCard& one, const MeetingCard& other);
 
 }  // namespace libddp

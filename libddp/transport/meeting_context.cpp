@@ -35,22 +35,16 @@ void MeetingContext::learn(MeetingCard card) {
   Place& its_place = place(card.rank);
   its_place.card = std::move(card);
   its_place.is_known = true;
-  // Until the rank is reached its process is watched; a pid of another namespace means nothing
-  // here.
+  // Until the rank is reached its process is watched; a pid of another machine or namespace means
+  // nothing here.
   const MeetingCard& mine = place(options_.rank).card;
   if (its_place.card.rank == options_.rank || mine.pid_namespace.empty() ||
+      its_place.card.boot_id != mine.boot_id ||
       its_place.card.pid_namespace != mine.pid_namespace) {
     return;
   }
   its_place.pidfd = open_pidfd(its_place.card.pid);
   if (!its_place.pidfd && errno == ESRCH) fail_gone(its_place.card, "no such process");
-}
-
-bool MeetingContext::expects(int first, int last) const {
-  for (int rank = first; rank < last; ++rank) {
-    if (rank != options_.rank && !is_linked(rank)) return true;
-  }
-  return false;
 }
 
 void MeetingContext::look_around() {

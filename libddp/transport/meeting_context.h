@@ -40,8 +40,6 @@ class MeetingContext {
   /// The connection is complete.
   void linked(int rank) { place(rank).is_linked = true; }
   bool is_linked(int rank) const { return place(rank).is_linked; }
-  /// True while a rank in [first, last) is not linked.
-  bool expects(int first, int last) const;
 
   /// Between two pieces of a wait: throws if another rank has failed or died, the deadline is over,
   /// or the program was interrupted.

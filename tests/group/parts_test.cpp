@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "libddp/base/log.h"
+#include "libddp/base/unique_fd.h"
 #include "libddp/group/control_message.h"
 #include "libddp/group/lane.h"
 #include "libddp/group/torch_store.h"

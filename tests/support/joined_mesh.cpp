@@ -26,7 +26,7 @@ JoinedMesh join_mesh(KeyValueStore& store, int rank, int world_size, const std::
                       {page.fd(), joined.arena->segment().fd()}, Deadline::after(kMeetingTimeout));
   HostMeshOptions options{
       .rank = rank, .world_size = world_size, .group_name = "joined", .arena = joined.arena};
-  for (LocalPeer& peer : joined.peers) {
+  for (GroupPeer& peer : joined.peers) {
     MeshMember& member = options.members.emplace_back();
     member.pid = peer.rank == rank ? ::getpid() : peer.pid;
     member.host = peer.host;

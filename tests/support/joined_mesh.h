@@ -20,7 +20,7 @@ namespace libddp::test {
 struct JoinedMesh {
   std::shared_ptr<Arena> arena;
   /// Keeps the control sockets open.
-  std::vector<LocalPeer> peers;
+  std::vector<GroupPeer> peers;
   std::unique_ptr<HostMesh> mesh;
 };
 

@@ -19,12 +19,23 @@ namespace libddp::test {
 
 void run_group(int world_size, const std::function<void(ProcessGroup&)>& f,
                std::chrono::milliseconds timeout) {
+  run_group_on_hosts(std::vector<int>(static_cast<std::size_t>(world_size), 0), f, timeout);
+}
+
+void run_group_on_hosts(const std::vector<int>& host_of,
+                        const std::function<void(ProcessGroup&)>& f,
+                        std::chrono::milliseconds timeout) {
   at::set_num_threads(1);
   auto store = c10::make_intrusive<c10d::HashStore>();
+  const int world_size = static_cast<int>(host_of.size());
   run_ranks(world_size, [&](int rank) {
     at::set_num_threads(1);
-    Group group = ProcessGroup::create(
-        store, {.rank = rank, .world_size = world_size, .name = "test", .timeout = timeout});
+    const int host = host_of[static_cast<std::size_t>(rank)];
+    Group group = ProcessGroup::create(store, {.rank = rank,
+                                               .world_size = world_size,
+                                               .name = "test",
+                                               .timeout = timeout,
+                                               .host_identity = "host " + std::to_string(host)});
     f(*group);
     group->shutdown();
   });

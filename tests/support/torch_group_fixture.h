@@ -27,6 +27,11 @@ namespace libddp::test {
 void run_group(int world_size, const std::function<void(ProcessGroup&)>& f,
                std::chrono::milliseconds timeout = std::chrono::seconds(60));
 
+/// The same on several hosts that are only names: ranks with equal numbers share one.
+void run_group_on_hosts(const std::vector<int>& host_of,
+                        const std::function<void(ProcessGroup&)>& f,
+                        std::chrono::milliseconds timeout = std::chrono::seconds(60));
+
 /// Forks the ranks; f(group) returns what the parent sees as text. The group of a rank lives until
 /// f is over and is dropped without shutdown unless f does it.
 std::vector<RankResult> fork_group(int world_size, const std::function<std::string(Group)>& f,

@@ -15,8 +15,10 @@
 #include "libddp/base/interrupt.h"
 #include "libddp/base/log.h"
 #include "libddp/base/process.h"
+#include "libddp/transport/link_card.h"
 #include "libddp/transport/meeting.h"
 #include "libddp/transport/meeting_card.h"
+#include "libddp/transport/tcp_socket.h"
 #include "libddp/transport/unix_socket.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
@@ -161,17 +163,21 @@ TEST_CASE("Agreements that differ") {
   });
 }
 
-TEST_CASE("A rank on another host") {
+TEST_CASE("A rank on another host that cannot be reached") {
   InMemoryStore store;
-  MeetingCard card = make_card(1, 2);
-  SECTION("boot id") { card.boot_id = "another machine"; }
-  SECTION("network namespace") { card.network_namespace = "net:[0]"; }
+  MeetingCard card = make_card(0, 2);
+  card.boot_id = "another machine";
   card.host = "faraway";
-  store.set("card/1", card.encode());
+  store.set("card/0", card.encode());
+  // A port that was free a moment ago: nobody listens there any more.
+  const TcpEndpoint gone = TcpListener::open("127.0.0.1").endpoint();
+  store.set("link/0", LinkCard{gone, "eth7"}.encode());
   const std::string message =
-      message_of<NetworkError>([&] { meet(store, bare_options(0, 2), {}, far()); });
-  REQUIRE(contains(message, "on faraway are "));
-  REQUIRE(contains(message, "libddp works on one host for now"));
+      message_of<NetworkError>([&] { meet(store, bare_options(1, 2), {}, far()); });
+  REQUIRE(contains(message, "cannot reach rank 0 (pid "));
+  REQUIRE(contains(message, "on faraway (interface eth7) at " + gone.to_string()));
+  REQUIRE(contains(message, "connect: Connection refused"));
+  REQUIRE(contains(message, "LIBDDP_SOCKET_IFNAME"));
 }
 
 TEST_CASE("A rank that published its card and does not answer") {

@@ -48,9 +48,9 @@ std::vector<SharedSegment> make_segments(int rank) {
   return segments;
 }
 
-void check_peers(std::vector<LocalPeer>& peers, int own_rank) {
+void check_peers(std::vector<GroupPeer>& peers, int own_rank) {
   for (int rank = 0; rank < static_cast<int>(peers.size()); ++rank) {
-    LocalPeer& peer = peers[static_cast<std::size_t>(rank)];
+    GroupPeer& peer = peers[static_cast<std::size_t>(rank)];
     expect(peer.rank == rank && peer.pid > 0 && !peer.host.empty(), "peers are ordered by rank");
     expect(peer.note == "note of " + std::to_string(rank), "the note arrives");
     if (rank == own_rank) {
@@ -68,11 +68,11 @@ void check_peers(std::vector<LocalPeer>& peers, int own_rank) {
 }
 
 // Each end of each connection says who it is.
-void check_connections(const std::vector<LocalPeer>& peers, int own_rank) {
-  for (const LocalPeer& peer : peers) {
+void check_connections(const std::vector<GroupPeer>& peers, int own_rank) {
+  for (const GroupPeer& peer : peers) {
     if (peer.control) send_frame(peer.control.get(), std::to_string(own_rank), {}, soon());
   }
-  for (const LocalPeer& peer : peers) {
+  for (const GroupPeer& peer : peers) {
     if (!peer.control) continue;
     const Frame frame = receive_frame(peer.control.get(), FrameLimits{}, soon());
     expect(frame.bytes == std::to_string(peer.rank), "the connection leads to the right rank");
@@ -125,12 +125,12 @@ TEST_CASE("The death of a peer shows on its connection and its pidfd") {
     if (rank == 1) {
       // Only when everybody is through: what is tested is the death of a member.
       for (int other : {0, 2}) {
-        const LocalPeer& peer = peers[static_cast<std::size_t>(other)];
+        const GroupPeer& peer = peers[static_cast<std::size_t>(other)];
         expect(receive_frame(peer.control.get(), FrameLimits{}, soon()).bytes == "met", "met");
       }
       ::kill(::getpid(), SIGKILL);
     }
-    const LocalPeer& victim = peers[1];
+    const GroupPeer& victim = peers[1];
     send_frame(victim.control.get(), "met", {}, soon());
     expect(wait_readable(victim.control.get(), 60s), "the connection ends");
     expect(is_closed(victim.control.get()), "with nothing left to read");

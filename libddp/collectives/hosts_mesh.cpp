@@ -1,0 +1,215 @@
+#include "libddp/collectives/hosts_mesh.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "libddp/collectives/copy_bytes.h"
+#include "libddp/collectives/host_collectives.h"
+
+namespace libddp {
+namespace {
+
+/// The last stage waits a little longer than the one between hosts, which knows who is missing.
+constexpr std::chrono::milliseconds kNetworkFirst{1000};
+
+MeshCall last_stage(const MeshCall& call) {
+  MeshCall later = call;
+  if (later.timeout) *later.timeout += kNetworkFirst;
+  return later;
+}
+
+}  // namespace
+
+HostsMesh::HostsMesh(HostsMeshOptions options)
+    : rank_(options.rank),
+      layout_(std::move(options.layout)),
+      host_(layout_.host(rank_)),
+      index_(layout_.index(rank_)),
+      arena_(std::move(options.arena)),
+      local_(std::move(options.local)),
+      stage_(*local_, host_, std::move(options.carriers)),
+      mail_(*local_, std::move(options.mail_peers)) {}
+
+std::string HostsMesh::last_call_of(int rank) const {
+  if (layout_.is_local(rank, rank_)) return local_->last_call_of(rank);
+  return stage_.last_call_of(rank).value_or("not known on this host");
+}
+
+// Small payloads go whole: through every carrier if that makes the last stage needless.
+bool HostsMesh::carries(std::uint64_t bytes) const {
+  const bool is_small = bytes <= LinkStage::kSmallBytes;
+  return stage_.is_carrier() && (!is_small || layout_.is_even() || index_ == 0);
+}
+
+std::vector<std::uint64_t> HostsMesh::slice_edges(std::uint64_t count, std::size_t element) const {
+  const std::uint64_t bytes = count * element;
+  if (bytes <= LinkStage::kSmallBytes) return {0, bytes};
+  std::vector<std::uint64_t> edges{0};
+  const int num_carriers = layout_.num_carriers();
+  for (int carrier = 0; carrier < num_carriers; ++carrier) {
+    edges.push_back(slice_of(count, element, carrier, num_carriers).end * element);
+  }
+  return edges;
+}
+
+// The last stage: what the carriers of this host have, all its ranks get.
+void HostsMesh::share(const MeshCall& call, std::byte* data, std::uint64_t count,
+                      std::size_t element) {
+  if (count * element <= LinkStage::kSmallBytes && layout_.is_even()) return;
+  local_->share_slices(last_stage(call), data, slice_edges(count, element));
+}
+
+void HostsMesh::all_reduce(const MeshCall& call, void* data, double scale) {
+  reduce_all(call, static_cast<std::byte*>(data), call.description.count, scale);
+}
+
+void HostsMesh::reduce_all(const MeshCall& call, std::byte* data, std::uint64_t count,
+                           double scale) {
+  check_reduction(call, scale);
+  const Dtype dtype = call.description.dtype;
+  const ReduceOp op = call.description.reduce_op;
+  const std::size_t element = element_bytes(dtype);
+  // Averages divide once, at the end.
+  stage_.begin(call);
+  local_->reduce_here(call, dtype, op == ReduceOp::Avg ? ReduceOp::Sum : op, data, count);
+  const std::uint64_t bytes = count * element;
+  if (carries(bytes)) {
+    std::uint64_t begin = 0;
+    std::uint64_t end = bytes;
+    if (bytes > LinkStage::kSmallBytes) {
+      const std::vector<std::uint64_t> edges = slice_edges(count, element);
+      begin = edges[static_cast<std::size_t>(index_)];
+      end = edges[static_cast<std::size_t>(index_) + 1];
+    }
+    stage_.all_reduce(data + begin, (end - begin) / element, {dtype, op, scale}, world_size());
+  }
+  share(call, data, count, element);
+}
+
+// The sum of everything goes to scratch memory; the own block of it is the result.
+void HostsMesh::reduce_scatter(const MeshCall& call, const void* input, void* output,
+                               std::uint64_t output_count, double scale) {
+  const std::uint64_t block_bytes = output_count * element_bytes(call.description.dtype);
+  const std::uint64_t count = output_count * static_cast<std::uint64_t>(world_size());
+  const std::uint64_t bytes = block_bytes * static_cast<std::uint64_t>(world_size());
+  const std::shared_ptr<std::byte> scratch = arena_->allocate(bytes);
+  copy_bytes(scratch.get(), input, bytes);
+  reduce_all(call, scratch.get(), count, scale);
+  copy_bytes(output, scratch.get() + static_cast<std::uint64_t>(rank_) * block_bytes, block_bytes);
+}
+
+// The blocks of each host lie together in the order of the group's ranks.
+bool HostsMesh::is_host_major() const {
+  int next = 0;
+  for (const std::vector<int>& ranks : layout_.hosts) {
+    for (const int rank : ranks) {
+      if (rank != next++) return false;
+    }
+  }
+  return true;
+}
+
+std::vector<LinkStage::Region> HostsMesh::regions_in(std::byte* data,
+                                                     std::uint64_t block_bytes) const {
+  std::vector<LinkStage::Region> regions;
+  for (const std::vector<int>& ranks : layout_.hosts) {
+    const std::uint64_t bytes = block_bytes * ranks.size();
+    regions.push_back({data, bytes});
+    data += bytes;
+  }
+  return regions;
+}
+
+void HostsMesh::all_gather(const MeshCall& call, const void* input, void* output,
+                           std::uint64_t input_bytes) {
+  auto* to = static_cast<std::byte*>(output);
+  stage_.begin(call);
+  std::shared_ptr<std::byte> scratch;
+  if (!is_host_major()) {
+    scratch = arena_->allocate(input_bytes * static_cast<std::uint64_t>(world_size()));
+  }
+  const auto regions = regions_in(scratch ? scratch.get() : to, input_bytes);
+  local_->all_gather(call, input, regions[static_cast<std::size_t>(host_)].data, input_bytes);
+  gather_regions(call, regions);
+  if (!scratch) return;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const std::byte* region = regions[static_cast<std::size_t>(layout_.host(rank))].data;
+    copy_bytes(to + static_cast<std::uint64_t>(rank) * input_bytes,
+               region + static_cast<std::uint64_t>(layout_.index(rank)) * input_bytes, input_bytes);
+  }
+}
+
+void HostsMesh::gather_regions(const MeshCall& call,
+                               const std::vector<LinkStage::Region>& regions) {
+  std::uint64_t largest = 0;
+  for (const LinkStage::Region& region : regions) {
+    largest = std::max<std::uint64_t>(largest, region.bytes);
+  }
+  const bool is_small = largest <= LinkStage::kSmallBytes;
+  if (carries(largest)) {
+    std::vector<LinkStage::Region> slices = regions;
+    if (!is_small) {
+      for (LinkStage::Region& slice : slices) {
+        const Slice part = slice_of(slice.bytes, 1, index_, layout_.num_carriers());
+        slice = {slice.data + part.begin, part.count()};
+      }
+    }
+    stage_.all_gather(slices);
+  }
+  if (is_small && layout_.is_even()) return;
+  for (int host = 0; host < layout_.num_hosts(); ++host) {
+    if (host == host_) continue;
+    const LinkStage::Region& region = regions[static_cast<std::size_t>(host)];
+    std::vector<std::uint64_t> edges{0, region.bytes};
+    if (!is_small) {
+      edges = {0};
+      for (int carrier = 0; carrier < layout_.num_carriers(); ++carrier) {
+        edges.push_back(slice_of(region.bytes, 1, carrier, layout_.num_carriers()).end);
+      }
+    }
+    local_->share_slices(last_stage(call), region.data, edges);
+  }
+}
+
+void HostsMesh::broadcast(const MeshCall& call, void* data, std::uint64_t bytes, int root) {
+  auto* to = static_cast<std::byte*>(data);
+  const int root_host = layout_.host(root);
+  stage_.begin(call);
+  if (host_ == root_host) local_->broadcast(call, data, bytes, layout_.index(root));
+  if (carries(bytes)) {
+    const Slice slice = bytes <= LinkStage::kSmallBytes
+                            ? Slice{0, bytes}
+                            : slice_of(bytes, 1, index_, layout_.num_carriers());
+    stage_.broadcast(to + slice.begin, slice.count(), root_host);
+  }
+  // Here too: a rank whose host called something else must not find out later than the others.
+  if (host_ != root_host) share(call, to, bytes, 1);
+}
+
+void HostsMesh::barrier(const MeshCall& call) {
+  stage_.begin(call);
+  local_->barrier(call);
+  if (stage_.is_carrier() && (index_ == 0 || layout_.is_even())) stage_.meet();
+  if (!layout_.is_even()) local_->barrier(last_stage(call));
+}
+
+bool HostsMesh::progress(const std::vector<Transfer*>& transfers) {
+  // A receive from any rank is offered to both until one of them starts it.
+  const auto concerns = [this](const Transfer& part, bool here) {
+    const int rank = part.peer >= 0 ? part.peer : part.source;
+    return rank < 0 || layout_.is_local(rank, rank_) == here;
+  };
+  std::vector<Transfer*> parts;
+  for (const bool here : {true, false}) {
+    parts.clear();
+    for (Transfer* part : transfers) {
+      if (concerns(*part, here) && !part->is_done) parts.push_back(part);
+    }
+    const bool moved = here ? local_->progress(parts) : mail_.progress(parts);
+    if (moved) return true;
+  }
+  return false;
+}
+
+}  // namespace libddp

@@ -1,0 +1,97 @@
+#pragma once
+
+// Collectives and messages between the ranks of one group on several hosts: shared memory inside a
+// host, TCP connections between hosts.
+//
+// A collective goes through three stages: the ranks of each host reduce or gather among themselves;
+// carrier c of each host (host_layout.h) exchanges slice c with carrier c of the others, so that
+// all ranks' cores and connections work; the ranks of each host share what has come. Small payloads
+// skip the slices.
+// bf16 and fp16: the sum of a host and the sum over hosts each accumulate in fp32 and are rounded
+// once.
+//
+// Thread rule: as Mesh.
+//
+//   HostsMesh mesh({.rank = 2, .layout = layout, .local = ..., .peers = ...});
+//   mesh.all_reduce(call, data, 1.0);
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/link_mail.h"
+#include "libddp/collectives/link_stage.h"
+#include "libddp/collectives/mesh.h"
+#include "libddp/memory/arena.h"
+#include "libddp/transport/host_layout.h"
+
+namespace libddp {
+
+struct HostsMeshOptions {
+  int rank = 0;
+  HostLayout layout;
+  std::shared_ptr<Arena> arena;
+  /// The mesh of this host's ranks, with their numbers in the group.
+  std::unique_ptr<HostMesh> local;
+  /// The carriers of this rank's number on the other hosts, by host; none for a rank that is no
+  /// carrier.
+  std::vector<LinkPeer> carriers;
+  /// All ranks of other hosts.
+  std::vector<LinkMailPeer> mail_peers;
+};
+
+class HostsMesh : public Mesh {
+ public:
+  explicit HostsMesh(HostsMeshOptions options);
+
+  std::string name() const override { return "hosts"; }
+  int rank() const override { return rank_; }
+  int world_size() const override { return static_cast<int>(layout_.host_of.size()); }
+
+  void all_reduce(const MeshCall& call, void* data, double scale) override;
+  void reduce_scatter(const MeshCall& call, const void* input, void* output,
+                      std::uint64_t output_count, double scale) override;
+  void all_gather(const MeshCall& call, const void* input, void* output,
+                  std::uint64_t input_bytes) override;
+  void broadcast(const MeshCall& call, void* data, std::uint64_t bytes, int root) override;
+  void barrier(const MeshCall& call) override;
+
+  bool progress(const std::vector<Transfer*>& transfers) override;
+  std::uint32_t mail_ticket() const override { return local_->mail_ticket(); }
+  void wait_for_mail(std::uint32_t ticket, std::chrono::nanoseconds limit) override {
+    local_->wait_for_mail(ticket, limit);
+  }
+  void wake_mail() noexcept override { local_->wake_mail(); }
+  void finish_messages() noexcept override { mail_.finish(); }
+  bool has_read_all(int rank) const override { return mail_.has_read_all(rank); }
+  int network_fd() const override { return mail_.network_fd(); }
+  void on_network() noexcept override { mail_.on_network(); }
+
+  void fail(MeshFailure failure) noexcept override { local_->fail(std::move(failure)); }
+  std::optional<MeshFailure> failure() const override { return local_->failure(); }
+  void throw_if_failed() const override { local_->throw_if_failed(); }
+  std::string last_call_of(int rank) const override;
+
+ private:
+  void reduce_all(const MeshCall& call, std::byte* data, std::uint64_t count, double scale);
+  bool carries(std::uint64_t bytes) const;
+  std::vector<std::uint64_t> slice_edges(std::uint64_t count, std::size_t element) const;
+  void share(const MeshCall& call, std::byte* data, std::uint64_t count, std::size_t element);
+  void gather_regions(const MeshCall& call, const std::vector<LinkStage::Region>& regions);
+  std::vector<LinkStage::Region> regions_in(std::byte* data, std::uint64_t block_bytes) const;
+  bool is_host_major() const;
+
+  const int rank_;
+  const HostLayout layout_;
+  const int host_;
+  const int index_;
+  std::shared_ptr<Arena> arena_;
+  std::unique_ptr<HostMesh> local_;
+  LinkStage stage_;
+  LinkMail mail_;
+};
+
+}  // namespace libddp

@@ -1,0 +1,68 @@
+#pragma once
+
+// Moves bytes over several sockets at once, in both directions, without waiting where others can
+// go on.
+//
+// Words: *flow* = one direction of one socket for one stretch of memory; `open` says how many of
+// its bytes may move by now, so that a send can follow a computation and a receive can wait for
+// room. Thread rule: one thread.
+//
+//   LinkPump pump(watch);
+//   LinkFlow& out = pump.add({.socket = fd, .is_send = true, .data = p, .bytes = n, .open = n});
+//   while (!out.is_done()) {
+//     if (!pump.move()) pump.wait();
+//   }
+
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <vector>
+
+namespace libddp {
+
+struct LinkFlow {
+  int socket = -1;
+  bool is_send = false;
+  /// Which peer it goes to or comes from; for the LinkWatch only.
+  int peer = 0;
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::size_t open = 0;
+  std::size_t done = 0;
+  /// `data` is a ring of so many bytes; 0 = it holds all bytes.
+  std::size_t ring = 0;
+
+  bool is_done() const { return done == bytes; }
+  bool can_move() const { return done < open; }
+};
+
+/// What a wait on the network watches beside the sockets.
+class LinkWatch {
+ public:
+  virtual ~LinkWatch() = default;
+  /// Throws when waiting is in vain (failure, deadline, interrupt). `flows` are what is waited for.
+  virtual void check(const std::deque<LinkFlow>& flows) = 0;
+  /// The connection of `flow` is lost; throws.
+  virtual void report_lost(const LinkFlow& flow, const std::string& reason) = 0;
+};
+
+class LinkPump {
+ public:
+  explicit LinkPump(LinkWatch& watch) : watch_(watch) {}
+
+  /// The reference stays valid.
+  LinkFlow& add(const LinkFlow& flow) { return flows_.emplace_back(flow); }
+  /// Moves what can move now; false if nothing could.
+  bool move();
+  /// Waits until a socket is ready, at most a short time, then lets the watch look.
+  void wait();
+  bool is_done() const;
+
+ private:
+  std::size_t move_some(LinkFlow& flow);
+
+  LinkWatch& watch_;
+  std::deque<LinkFlow> flows_;
+};
+
+}  // namespace libddp

@@ -1,0 +1,243 @@
+#include "libddp/collectives/link_stage.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/base/interrupt.h"
+
+namespace libddp {
+namespace {
+
+constexpr std::uint32_t kHeaderMagic = 0x6c646831;
+/// Ranks of one host find out first who is missing there, and tell the others.
+constexpr std::chrono::milliseconds kHostFirst{500};
+/// A lost connection mostly means that a process ended; the control connections say which.
+constexpr std::chrono::seconds kCausePatience{1};
+
+}  // namespace
+
+struct LinkStage::Header {
+  std::uint32_t magic = kHeaderMagic;
+  std::uint32_t num_bytes = 0;
+  std::uint64_t fingerprint = 0;
+  std::uint64_t sequence = 0;
+  OpDescription description{};
+};
+
+LinkStage::LinkStage(HostMesh& local, int host, std::vector<LinkPeer> peers)
+    : local_(local),
+      host_(host),
+      peers_(std::move(peers)),
+      incoming_(peers_.size()),
+      rings_(peers_.size()) {}
+
+void LinkStage::begin(const MeshCall& call) {
+  call_ = &call;
+  start_ = Deadline::Clock::now();
+  deadline_ = call.timeout ? Deadline::after(*call.timeout + kHostFirst) : call.deadline;
+}
+
+void LinkStage::meet() { exchange({}, std::vector<std::size_t>(peers_.size(), 0)); }
+
+void LinkStage::exchange(const Region& out, const std::vector<std::size_t>& in_bytes) {
+  Header header;
+  header.num_bytes = static_cast<std::uint32_t>(out.bytes);
+  header.fingerprint = call_->description.fingerprint(call_->sequence);
+  header.sequence = call_->sequence;
+  header.description = call_->description;
+  outgoing_.resize(sizeof(Header) + out.bytes);
+  std::memcpy(outgoing_.data(), &header, sizeof(Header));
+  if (out.bytes > 0) std::memcpy(outgoing_.data() + sizeof(Header), out.data, out.bytes);
+
+  LinkPump pump(*this);
+  std::vector<const LinkFlow*> receives;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    const int socket = peers_[i].give.get();
+    const int peer = static_cast<int>(i);
+    const std::size_t expected = sizeof(Header) + in_bytes[i];
+    incoming_[i].bytes.resize(expected);
+    incoming_[i].is_checked = false;
+    pump.add({socket, true, peer, outgoing_.data(), outgoing_.size(), outgoing_.size()});
+    receives.push_back(
+        &pump.add({socket, false, peer, incoming_[i].bytes.data(), expected, expected}));
+  }
+  while (true) {
+    const bool moved = pump.move();
+    for (std::size_t i = 0; i < peers_.size(); ++i) {
+      if (!incoming_[i].is_checked && receives[i]->done >= sizeof(Header)) check_header(i);
+    }
+    if (pump.is_done()) return;
+    if (!moved) pump.wait();
+  }
+}
+
+void LinkStage::check_header(std::size_t peer) {
+  incoming_[peer].is_checked = true;
+  Header theirs;
+  std::memcpy(static_cast<void*>(&theirs), incoming_[peer].bytes.data(), sizeof(Header));
+  if (theirs.magic != kHeaderMagic) {
+    local_.fail({MeshFailure::Kind::Peer,
+                 fmt::format("{} sent bytes that begin no collective", name_of(peers_[peer])),
+                 peers_[peer].rank, peers_[peer].pid});
+    local_.throw_if_failed();
+  }
+  {
+    const std::lock_guard lock(last_calls_mutex_);
+    last_calls_[peers_[peer].rank] = theirs.description.to_string(theirs.sequence);
+  }
+  if (theirs.fingerprint != call_->description.fingerprint(call_->sequence)) {
+    report_mismatch(peer, theirs);
+  }
+}
+
+void LinkStage::report_mismatch(std::size_t peer, const Header& theirs) {
+  const LinkPeer& other = peers_[peer];
+  local_.fail(
+      {MeshFailure::Kind::Peer,
+       fmt::format(
+           "the ranks called different collectives: rank {} called {}, rank {} on {} called "
+           "{}. Hint: every rank must make the same calls in the same order, with equal "
+           "shapes and dtypes",
+           local_.rank(), call_->description.to_string(call_->sequence), other.rank,
+           other.host_name, theirs.description.to_string(theirs.sequence)),
+       other.rank, other.pid});
+  local_.throw_if_failed();
+  throw StateError("libddp: a mismatch was not kept");
+}
+
+std::byte* LinkStage::payload_of(std::size_t peer) {
+  return incoming_[peer].bytes.data() + sizeof(Header);
+}
+
+std::size_t LinkStage::peer_on(int host) const {
+  return static_cast<std::size_t>(host < host_ ? host : host - 1);
+}
+
+std::string LinkStage::name_of(const LinkPeer& peer) const {
+  return fmt::format("rank {} (pid {} on {})", peer.rank, peer.pid, peer.host_name);
+}
+
+std::optional<std::string> LinkStage::last_call_of(int rank) const {
+  const std::lock_guard lock(last_calls_mutex_);
+  const auto found = last_calls_.find(rank);
+  if (found == last_calls_.end()) return std::nullopt;
+  return found->second;
+}
+
+void LinkStage::all_gather(const std::vector<Region>& regions) {
+  const Region& own = regions[static_cast<std::size_t>(host_)];
+  std::vector<std::size_t> sizes;
+  bool is_small = own.bytes <= kSmallBytes;
+  for (const LinkPeer& peer : peers_) {
+    sizes.push_back(regions[static_cast<std::size_t>(peer.host)].bytes);
+    is_small = is_small && sizes.back() <= kSmallBytes;
+  }
+  if (is_small) {
+    exchange(own, sizes);
+    for (std::size_t i = 0; i < peers_.size(); ++i) {
+      std::byte* to = regions[static_cast<std::size_t>(peers_[i].host)].data;
+      if (sizes[i] > 0) std::memcpy(to, payload_of(i), sizes[i]);
+    }
+    return;
+  }
+  meet();
+  LinkPump pump(*this);
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    const int socket = peers_[i].result.get();
+    const int peer = static_cast<int>(i);
+    pump.add({socket, true, peer, own.data, own.bytes, own.bytes});
+    pump.add({socket, false, peer, regions[static_cast<std::size_t>(peers_[i].host)].data, sizes[i],
+              sizes[i]});
+  }
+  while (!pump.is_done()) {
+    if (!pump.move()) pump.wait();
+  }
+}
+
+// A chain that starts at the root's host: each host passes on what it has while more is coming.
+void LinkStage::broadcast(std::byte* data, std::size_t bytes, int root_host) {
+  const bool is_root = host_ == root_host;
+  if (bytes <= kSmallBytes) {
+    std::vector<std::size_t> sizes(peers_.size(), 0);
+    if (!is_root) sizes[peer_on(root_host)] = bytes;
+    exchange({data, is_root ? bytes : 0}, sizes);
+    if (!is_root && bytes > 0) std::memcpy(data, payload_of(peer_on(root_host)), bytes);
+    return;
+  }
+  meet();
+  LinkPump pump(*this);
+  LinkFlow* from = nullptr;
+  LinkFlow* to = nullptr;
+  const auto neighbour = [&](int step) {
+    return peer_on((host_ + num_hosts() + step) % num_hosts());
+  };
+  if (!is_root) {
+    const std::size_t i = neighbour(-1);
+    from = &pump.add({peers_[i].result.get(), false, static_cast<int>(i), data, bytes, bytes});
+  }
+  if ((host_ + 1) % num_hosts() != root_host) {
+    const std::size_t i = neighbour(1);
+    to = &pump.add(
+        {peers_[i].result.get(), true, static_cast<int>(i), data, bytes, is_root ? bytes : 0});
+  }
+  while (!pump.is_done()) {
+    const bool moved = pump.move();
+    if (from != nullptr && to != nullptr) to->open = from->done;
+    if (!moved) pump.wait();
+  }
+}
+
+void LinkStage::check(const std::deque<LinkFlow>& flows) {
+  local_.throw_if_failed();
+  check_interrupt();
+  if (!deadline_.expired()) return;
+  std::set<int> waited_for;
+  for (const bool only_open : {true, false}) {
+    if (!waited_for.empty()) break;
+    for (const LinkFlow& flow : flows) {
+      if (only_open ? flow.can_move() : !flow.is_done()) waited_for.insert(flow.peer);
+    }
+  }
+  std::vector<std::string> names;
+  for (const int i : waited_for) {
+    const LinkPeer& peer = peers_[static_cast<std::size_t>(i)];
+    names.push_back(fmt::format("rank {} (pid {} on {}, last call: {})", peer.rank, peer.pid,
+                                peer.host_name,
+                                last_call_of(peer.rank).value_or("not known here")));
+  }
+  const std::chrono::duration<double> waited = Deadline::Clock::now() - start_;
+  const LinkPeer& first = peers_[static_cast<std::size_t>(*waited_for.begin())];
+  const bool is_one = waited_for.size() == 1;
+  local_.fail(
+      {MeshFailure::Kind::Timeout,
+       fmt::format(
+           "{}: timed out after {:.1f} s waiting for {}. Hint: look at what that rank does; "
+           "if it is only slow, raise the timeout",
+           call_->description.to_string(call_->sequence), waited.count(), fmt::join(names, ", ")),
+       is_one ? first.rank : -1, is_one ? first.pid : 0});
+  local_.throw_if_failed();
+}
+
+void LinkStage::report_lost(const LinkFlow& flow, const std::string& reason) {
+  const Deadline patience = Deadline::after(kCausePatience);
+  while (!patience.expired()) {
+    local_.throw_if_failed();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  const LinkPeer& peer = peers_[static_cast<std::size_t>(flow.peer)];
+  local_.fail({MeshFailure::Kind::Peer,
+               fmt::format("{}: lost the connection to {}: {}. Hint: look at that process's own "
+                           "output and at the network between the hosts",
+                           call_->description.to_string(call_->sequence), name_of(peer), reason),
+               peer.rank, peer.pid});
+  local_.throw_if_failed();
+}
+
+}  // namespace libddp

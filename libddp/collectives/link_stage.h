@@ -1,0 +1,114 @@
+#pragma once
+
+// The stage of a collective that crosses hosts: between the carriers of one number, one per host.
+//
+// Each pair of carriers has two connections: *give* carries headers and what the other side is to
+// reduce, *result* carries results. Every exchange begins with headers in both directions between
+// all of them: whoever called something else is found before a byte of payload is used, and small
+// payloads travel with the header.
+//
+// All-reduce: the hosts own segments; each reduces its segment from all hosts, in host order, and
+// sends it to all, chunk by chunk, so that results of one chunk travel while the next is coming.
+// The bits are the same on every rank and from run to run. Each host's own sum is rounded to the
+// dtype once, the sum of the hosts' sums (fp32 for bf16 and fp16) a second time.
+//
+// Thread rule: one thread at a time; `last_call_of` from any thread.
+//
+//   LinkStage stage(local, {.index = 0, .host = 1, .num_hosts = 2}, std::move(peers));
+//   stage.begin(call);
+//   stage.all_reduce(data, count, reduction, world_size);
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libddp/base/deadline.h"
+#include "libddp/base/unique_fd.h"
+#include "libddp/collectives/host_collectives.h"
+#include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/link_pump.h"
+
+namespace libddp {
+
+/// The carrier of another host.
+struct LinkPeer {
+  int host = 0;
+  int rank = 0;
+  pid_t pid = 0;
+  std::string host_name;
+  UniqueFd give;
+  UniqueFd result;
+};
+
+class LinkStage : private LinkWatch {
+ public:
+  /// Payloads up to this size travel with the header; the same on all ranks.
+  static constexpr std::size_t kSmallBytes = 16u << 10;
+
+  /// `peers`: one per other host, ordered by host; empty on a rank that is no carrier.
+  LinkStage(HostMesh& local, int host, std::vector<LinkPeer> peers);
+
+  bool is_carrier() const { return !peers_.empty(); }
+  int num_hosts() const { return static_cast<int>(peers_.size()) + 1; }
+
+  /// Starts the clock of `call`, which must outlive the stage's part in it.
+  void begin(const MeshCall& call);
+  /// Headers only: returns when the carriers of all hosts have called this.
+  void meet();
+  /// In place; AVG divides by `num_averaged`.
+  void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction, int num_averaged);
+  /// `regions[host]` is that host's stretch of memory here; the own one goes to all.
+  struct Region {
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  void all_gather(const std::vector<Region>& regions);
+  void broadcast(std::byte* data, std::size_t bytes, int root_host);
+
+  /// What a carrier of another host has called last, as far as it is known here.
+  std::optional<std::string> last_call_of(int rank) const;
+
+ private:
+  struct Header;
+  struct Incoming {
+    std::vector<std::byte> bytes;
+    bool is_checked = false;
+  };
+
+  void exchange(const Region& out, const std::vector<std::size_t>& in_bytes);
+  void check_header(std::size_t peer);
+  [[noreturn]] void report_mismatch(std::size_t peer, const Header& theirs);
+  void reduce_small(std::byte* data, std::size_t count, const Reduction& reduction, int divisor);
+  void reduce_large(std::byte* data, std::size_t count, const Reduction& reduction, int divisor);
+  std::byte* payload_of(std::size_t peer);
+  std::string name_of(const LinkPeer& peer) const;
+  /// Index of the peer on `host`.
+  std::size_t peer_on(int host) const;
+
+  void check(const std::deque<LinkFlow>& flows) override;
+  void report_lost(const LinkFlow& flow, const std::string& reason) override;
+
+  HostMesh& local_;
+  const int host_;
+  std::vector<LinkPeer> peers_;
+  std::vector<Incoming> incoming_;
+  std::vector<std::byte> outgoing_;
+  std::vector<std::vector<std::byte>> rings_;
+
+  const MeshCall* call_ = nullptr;
+  Deadline::Clock::time_point start_{};
+  Deadline deadline_ = Deadline::never();
+
+  mutable std::mutex last_calls_mutex_;
+  std::map<int, std::string> last_calls_;
+};
+
+}  // namespace libddp

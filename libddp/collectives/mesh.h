@@ -1,0 +1,127 @@
+#pragma once
+
+// Collectives and messages between the ranks of one group, as the group room uses them: HostMesh
+// for the ranks of one host, HostsMesh for those of several. Bytes in, bytes out: no tensors, no
+// threads, no store.
+//
+// `fail` (from any thread) wakes all waiters of this process; the first failure is kept and every
+// later call throws the same cause.
+//
+// Thread rule: collectives of one mesh run one at a time, in the same order on all ranks (the
+// caller serialises); `fail`, `failure`, `last_call_of` and the network calls may come from any
+// thread at any time; `progress` and `wait_for_mail` from one thread at a time.
+//
+//   void step(Mesh& mesh, const MeshCall& call, float* data) { mesh.all_reduce(call, data); }
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libddp/base/deadline.h"
+#include "libddp/collectives/op_description.h"
+
+namespace libddp {
+
+/// One collective of this rank.
+struct MeshCall {
+  OpDescription description;
+  std::uint64_t sequence = 0;
+  Deadline deadline = Deadline::never();
+  /// Instead of `deadline`: counts from the moment at which the call first has to wait for long, so
+  /// that a call that finds everyone there never reads the clock.
+  std::optional<std::chrono::milliseconds> timeout = std::nullopt;
+};
+
+/// Why the group cannot go on; thrown again by every later call.
+struct MeshFailure {
+  enum class Kind { Peer, Timeout, Aborted };
+  Kind kind = Kind::Peer;
+  std::string message;
+  int peer_rank = -1;
+  pid_t peer_pid = 0;
+};
+
+class Mesh {
+ public:
+  virtual ~Mesh() = default;
+
+  /// "host" or "hosts".
+  virtual std::string name() const = 0;
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  // In each of these `call.description` says dtype, op, count and root; pointers may be any memory.
+  // Errors: PeerError (a peer died, or called something else: both calls are named), TimeoutError
+  // (names the ranks that did not come), StateError (aborted).
+
+  /// In place over `count` elements. `scale` multiplies the result (1/p for Avg is the mesh's own).
+  virtual void all_reduce(const MeshCall& call, void* data, double scale) = 0;
+  /// `input` holds world_size blocks of `output_count` elements; the own block is reduced into
+  /// `output`. They may overlap only if output is exactly the own block.
+  virtual void reduce_scatter(const MeshCall& call, const void* input, void* output,
+                              std::uint64_t output_count, double scale) = 0;
+  /// `output` holds world_size blocks of `input_bytes`. `input` may be the own block in place.
+  virtual void all_gather(const MeshCall& call, const void* input, void* output,
+                          std::uint64_t input_bytes) = 0;
+  virtual void broadcast(const MeshCall& call, void* data, std::uint64_t bytes, int root) = 0;
+  virtual void barrier(const MeshCall& call) = 0;
+
+  /// One part of a batch that runs as a whole: no order between the parts can deadlock.
+  struct Transfer {
+    bool is_send = false;
+    /// -1 on a receive = any source.
+    int peer = 0;
+    int tag = 0;
+    void* data = nullptr;
+    std::uint64_t bytes = 0;
+    /// For messages about it.
+    OpDescription description = {};
+
+    // Progress, kept by the mesh.
+    std::uint64_t moved_bytes = 0;
+    bool is_started = false;
+    bool is_done = false;
+    /// Rank that a finished receive came from.
+    int source = -1;
+    /// Number of the message on its channel.
+    std::uint64_t message = 0;
+  };
+
+  // Point to point, for the group room's message lane, which keeps many isend/irecv in flight: one
+  // thread at a time moves them, but not always the same one.
+  /// Moves each unfinished transfer as far as it goes without waiting; true if anything moved.
+  /// Transfers of one direction, peer and tag go in the order of `transfers`, which stays the same
+  /// from call to call (finished ones leave, new ones come at the end). A transfer that is missing
+  /// although it was not finished is given up.
+  virtual bool progress(const std::vector<Transfer*>& transfers) = 0;
+  /// Read before `progress`; the wait returns at once if mail has moved since.
+  virtual std::uint32_t mail_ticket() const = 0;
+  /// Waits at most `limit` for mail to move, for `wake_mail` or for a failure of the group.
+  virtual void wait_for_mail(std::uint32_t ticket, std::chrono::nanoseconds limit) = 0;
+  /// Ends a wait_for_mail of this process; any thread.
+  virtual void wake_mail() noexcept = 0;
+  /// This rank sends no messages any more: peers on other hosts learn that nothing follows.
+  virtual void finish_messages() noexcept {}
+  /// Whatever `rank` sent before it left has been looked at.
+  virtual bool has_read_all([[maybe_unused]] int rank) const { return true; }
+
+  /// Becomes readable when on_network must be called; -1 where there is no network.
+  virtual int network_fd() const { return -1; }
+  virtual void on_network() noexcept {}
+
+  /// Poisons the group: wakes every waiter of this process. The first failure is kept.
+  virtual void fail(MeshFailure failure) noexcept = 0;
+  virtual std::optional<MeshFailure> failure() const = 0;
+  /// Throws the kept failure as PeerError, TimeoutError or StateError; returns if there is none.
+  virtual void throw_if_failed() const = 0;
+
+  /// What a rank posted last, for messages about it: "all_reduce #42 float32 [8]" or "nothing yet".
+  virtual std::string last_call_of(int rank) const = 0;
+};
+
+}  // namespace libddp

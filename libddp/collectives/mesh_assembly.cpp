@@ -1,0 +1,106 @@
+#include "libddp/collectives/mesh_assembly.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/hosts_mesh.h"
+#include "libddp/transport/host_layout.h"
+
+namespace libddp {
+namespace {
+
+/// What each rank passes to those of its host, in this order.
+enum Descriptor : std::size_t { kPage, kArena, kNumDescriptors };
+
+MeshMember make_member(const MeshAssembly& own, GroupPeer& peer, std::size_t world_size) {
+  if (peer.descriptors.size() != kNumDescriptors) {
+    throw PeerError(
+        fmt::format("libddp[group {}, rank {}/{}]: rank {} passed {} descriptors instead of {}. "
+                    "Hint: all ranks must run one version of libddp.",
+                    own.group_name, own.rank, world_size, peer.rank, peer.descriptors.size(),
+                    static_cast<std::size_t>(kNumDescriptors)),
+        peer.rank, peer.pid);
+  }
+  MeshMember member;
+  member.page = SharedSegment::map(std::move(peer.descriptors[kPage]));
+  member.arena = SharedSegment::map(std::move(peer.descriptors[kArena]));
+  return member;
+}
+
+HostLayout layout_of(const std::vector<GroupPeer>& peers) {
+  std::vector<std::string> keys;
+  for (const GroupPeer& peer : peers) keys.push_back(std::to_string(peer.host_index));
+  return HostLayout::from_keys(keys);
+}
+
+std::unique_ptr<HostMesh> assemble_host(MeshAssembly& own, std::vector<GroupPeer>& peers,
+                                        const HostLayout& layout) {
+  const std::vector<int>& ranks = layout.ranks_of(layout.host(own.rank));
+  HostMeshOptions options;
+  options.rank = layout.index(own.rank);
+  options.world_size = static_cast<int>(ranks.size());
+  options.group_size = static_cast<int>(peers.size());
+  options.group_name = own.group_name;
+  options.arena = own.arena;
+  for (const int rank : ranks) {
+    GroupPeer& peer = peers[static_cast<std::size_t>(rank)];
+    MeshMember member;
+    if (rank == own.rank) {
+      member.page = std::move(own.page);
+    } else {
+      member = make_member(own, peer, peers.size());
+    }
+    member.group_rank = rank;
+    member.pid = peer.pid;
+    member.host = peer.host;
+    member.cpu_mask = peer.note;
+    options.members.push_back(std::move(member));
+  }
+  return std::make_unique<HostMesh>(std::move(options));
+}
+
+void add_carriers(HostsMeshOptions& options, std::vector<GroupPeer>& peers) {
+  const int index = options.layout.index(options.rank);
+  if (index >= options.layout.num_carriers()) return;
+  for (int host = 0; host < options.layout.num_hosts(); ++host) {
+    if (host == options.layout.host(options.rank)) continue;
+    const int rank = options.layout.ranks_of(host)[static_cast<std::size_t>(index)];
+    GroupPeer& peer = peers[static_cast<std::size_t>(rank)];
+    LinkPeer carrier;
+    carrier.host = host;
+    carrier.rank = rank;
+    carrier.pid = peer.pid;
+    carrier.host_name = peer.host;
+    carrier.give = std::move(peer.collectives.at(0));
+    carrier.result = std::move(peer.collectives.at(1));
+    options.carriers.push_back(std::move(carrier));
+  }
+}
+
+}  // namespace
+
+std::vector<int> descriptors_of(const SharedSegment& page, const Arena& arena) {
+  return {page.fd(), arena.segment().fd()};
+}
+
+std::unique_ptr<Mesh> assemble_mesh(MeshAssembly own, std::vector<GroupPeer>& peers) {
+  HostLayout layout = layout_of(peers);
+  std::unique_ptr<HostMesh> local = assemble_host(own, peers, layout);
+  if (layout.num_hosts() == 1) return local;
+  HostsMeshOptions options;
+  options.rank = own.rank;
+  options.layout = std::move(layout);
+  options.arena = std::move(own.arena);
+  options.local = std::move(local);
+  add_carriers(options, peers);
+  for (GroupPeer& peer : peers) {
+    if (options.layout.is_local(peer.rank, own.rank)) continue;
+    options.mail_peers.push_back({peer.rank, peer.pid, peer.host, std::move(peer.messages)});
+  }
+  return std::make_unique<HostsMesh>(std::move(options));
+}
+
+}  // namespace libddp

@@ -1,0 +1,32 @@
+#include "libddp/transport/link_card.h"
+
+#include <fmt/format.h>
+
+#include <sstream>
+
+#include "libddp/base/error.h"
+
+namespace libddp {
+namespace {
+
+constexpr const char* kLinkFormat = "libddp-link-1";
+
+}  // namespace
+
+std::string LinkCard::encode() const {
+  return fmt::format("{} {} {} {}", kLinkFormat, endpoint.address, endpoint.port, interface_name);
+}
+
+LinkCard LinkCard::decode(const std::string& text) {
+  std::istringstream stream(text);
+  std::string format;
+  LinkCard card;
+  stream >> format >> card.endpoint.address >> card.endpoint.port >> card.interface_name;
+  if (stream && format == kLinkFormat && card.endpoint.port != 0) return card;
+  throw StoreError(fmt::format(
+      "libddp: the store holds no address of a rank but '{}'. Hint: all ranks must run the same "
+      "libddp version and use a store of this run only.",
+      text.substr(0, 200)));
+}
+
+}  // namespace libddp

@@ -1,0 +1,174 @@
+#include "libddp/transport/tcp_socket.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "libddp/base/error.h"
+#include "libddp/base/interrupt.h"
+#include "libddp/base/system_error.h"
+
+namespace libddp {
+namespace {
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+SocketAddress socket_address(const TcpEndpoint& endpoint) {
+  SocketAddress result;
+  auto* v4 = reinterpret_cast<sockaddr_in*>(&result.storage);
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(&result.storage);
+  if (::inet_pton(AF_INET, endpoint.address.c_str(), &v4->sin_addr) == 1) {
+    v4->sin_family = AF_INET;
+    v4->sin_port = htons(endpoint.port);
+    result.length = sizeof(sockaddr_in);
+  } else if (::inet_pton(AF_INET6, endpoint.address.c_str(), &v6->sin6_addr) == 1) {
+    v6->sin6_family = AF_INET6;
+    v6->sin6_port = htons(endpoint.port);
+    result.length = sizeof(sockaddr_in6);
+  } else {
+    throw NetworkError(fmt::format("'{}' is no numeric address", endpoint.address));
+  }
+  return result;
+}
+
+void set_number(int socket, int level, int option, int value, const char* what) {
+  if (::setsockopt(socket, level, option, &value, sizeof(value)) == 0) return;
+  throw NetworkError(errno_text(what, errno));
+}
+
+UniqueFd make_tcp_socket(int family) {
+  UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) throw NetworkError(errno_text("socket", errno));
+  return fd;
+}
+
+void no_delay(int socket) { set_number(socket, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY"); }
+
+// One piece of a wait for `events`; throws when the deadline is over.
+void wait_for_events(int socket, short events, Deadline deadline) {
+  if (deadline.expired()) throw TimeoutError("no answer in time");
+  const auto piece =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining(kInterruptPeriod));
+  pollfd polled{socket, events, 0};
+  if (::poll(&polled, 1, static_cast<int>(piece.count())) < 0 && errno != EINTR) {
+    throw NetworkError(errno_text("poll", errno));
+  }
+  check_interrupt();
+}
+
+}  // namespace
+
+std::string TcpEndpoint::to_string() const {
+  const bool is_v6 = address.find(':') != std::string::npos;
+  return is_v6 ? fmt::format("[{}]:{}", address, port) : fmt::format("{}:{}", address, port);
+}
+
+TcpListener TcpListener::open(const std::string& address) {
+  TcpListener listener;
+  listener.endpoint_ = {address, 0};
+  const SocketAddress name = socket_address(listener.endpoint_);
+  listener.fd_ = make_tcp_socket(name.storage.ss_family);
+  if (::bind(listener.fd(), name.get(), name.length) != 0) {
+    throw NetworkError(errno_text("bind", errno));
+  }
+  if (::listen(listener.fd(), SOMAXCONN) != 0) throw NetworkError(errno_text("listen", errno));
+  SocketAddress bound;
+  bound.length = sizeof(bound.storage);
+  if (::getsockname(listener.fd(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length)) {
+    throw NetworkError(errno_text("getsockname", errno));
+  }
+  // The port stands in one place in both families.
+  listener.endpoint_.port = ntohs(reinterpret_cast<sockaddr_in*>(&bound.storage)->sin_port);
+  return listener;
+}
+
+UniqueFd TcpListener::accept() {
+  UniqueFd connection(::accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (connection) {
+    no_delay(connection.get());
+    return connection;
+  }
+  // accept(2) hands over errors of the new connection, which are no errors of the listener.
+  switch (errno) {
+    case EBADF:
+    case EINVAL:
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
+      throw NetworkError(errno_text("accept", errno));
+    default:
+      return UniqueFd();
+  }
+}
+
+UniqueFd connect_tcp(const TcpEndpoint& endpoint, Deadline deadline) {
+  const SocketAddress address = socket_address(endpoint);
+  UniqueFd fd = make_tcp_socket(address.storage.ss_family);
+  no_delay(fd.get());
+  if (::connect(fd.get(), address.get(), address.length) == 0) return fd;
+  if (errno != EINPROGRESS && errno != EINTR) throw NetworkError(errno_text("connect", errno));
+  while (true) {
+    pollfd polled{fd.get(), POLLOUT, 0};
+    if (::poll(&polled, 1, 0) > 0) break;
+    wait_for_events(fd.get(), POLLOUT, deadline);
+  }
+  int error = 0;
+  socklen_t length = sizeof(error);
+  if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
+  if (error != 0) throw NetworkError(errno_text("connect", error));
+  return fd;
+}
+
+void watch_liveness(int socket) {
+  set_number(socket, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
+  set_number(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2, "TCP_KEEPIDLE");
+  set_number(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1, "TCP_KEEPINTVL");
+  set_number(socket, IPPROTO_TCP, TCP_KEEPCNT, 5, "TCP_KEEPCNT");
+  set_number(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 7000, "TCP_USER_TIMEOUT");
+}
+
+void send_bytes(int socket, const void* data, std::size_t bytes, Deadline deadline) {
+  const auto* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t sent = ::send(socket, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent >= 0) {
+      at += sent;
+      bytes -= static_cast<std::size_t>(sent);
+      continue;
+    }
+    const int error = errno;
+    if (error == EAGAIN) wait_for_events(socket, POLLOUT, deadline);
+    if (error != EAGAIN && error != EINTR) throw NetworkError(errno_text("send", error));
+  }
+}
+
+void receive_bytes(int socket, void* data, std::size_t bytes, Deadline deadline) {
+  auto* at = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t got = ::recv(socket, at, bytes, MSG_DONTWAIT);
+    if (got == 0) throw NetworkError("the connection was closed");
+    if (got > 0) {
+      at += got;
+      bytes -= static_cast<std::size_t>(got);
+      continue;
+    }
+    const int error = errno;
+    if (error == EAGAIN) wait_for_events(socket, POLLIN, deadline);
+    if (error != EAGAIN && error != EINTR) throw NetworkError(errno_text("recv", error));
+  }
+}
+
+}  // namespace libddp

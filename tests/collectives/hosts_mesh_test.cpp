@@ -1,0 +1,267 @@
+#include "libddp/collectives/hosts_mesh.h"
+
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "libddp/base/error.h"
+#include "tests/support/catch.h"
+#include "tests/support/expect.h"
+#include "tests/support/hosts_fixture.h"
+#include "tests/support/mesh_fixture.h"
+
+using namespace libddp;
+using namespace std::chrono_literals;
+using libddp::test::expect;
+using libddp::test::HostsRank;
+using libddp::test::MeshFixture;
+using libddp::test::run_hosts;
+using libddp::test::run_transfers;
+
+namespace {
+
+// Hosts of the ranks: 2 x 2, 3 x 1, uneven, mixed up, 2 x 3 with odd slices.
+const std::vector<std::vector<int>> kLayouts{{0, 0, 1, 1}, {0, 1, 2},    {0, 0, 1},
+                                             {0, 1, 0, 1}, {0, 1, 1, 1}, {0, 0, 0, 1, 1, 1}};
+
+float value_of(int rank, std::size_t i) {
+  return static_cast<float>((static_cast<std::size_t>(rank) * 7 + i) % 13) - 6.0f;
+}
+
+float sum_of(int world_size, std::size_t i) {
+  float sum = 0;
+  for (int rank = 0; rank < world_size; ++rank) sum += value_of(rank, i);
+  return sum;
+}
+
+// `count` floats of a rank, in the arena or not.
+struct Floats {
+  Floats(HostsRank& me, std::size_t count, bool in_arena) : count(count), ordinary(count) {
+    data = ordinary.data();
+    if (in_arena) {
+      block = me.arena->allocate(count * sizeof(float));
+      data = reinterpret_cast<float*>(block.get());
+    }
+    for (std::size_t i = 0; i < count; ++i) data[i] = value_of(me.rank, i);
+  }
+
+  std::size_t count;
+  std::vector<float> ordinary;
+  std::shared_ptr<std::byte> block;
+  float* data;
+};
+
+MeshCall floats_call(OpKind kind, std::uint64_t sequence, std::size_t count,
+                     ReduceOp op = ReduceOp::Sum) {
+  return MeshFixture::call(kind, sequence, Dtype::Float32, count, op);
+}
+
+void check_all_reduce(HostsRank& me, std::uint64_t sequence, std::size_t count, bool in_arena) {
+  Floats floats(me, count, in_arena);
+  me.mesh->all_reduce(floats_call(OpKind::AllReduce, sequence, count), floats.data, 1.0);
+  for (std::size_t i = 0; i < count; ++i) {
+    expect(floats.data[i] == sum_of(me.world_size, i), "sum at " + std::to_string(i));
+  }
+}
+
+void check_gather(HostsRank& me, std::uint64_t sequence, std::size_t count, bool in_arena) {
+  const Floats input(me, count, in_arena);
+  Floats output(me, count * static_cast<std::size_t>(me.world_size), in_arena);
+  me.mesh->all_gather(floats_call(OpKind::AllGather, sequence, output.count), input.data,
+                      output.data, count * sizeof(float));
+  for (int rank = 0; rank < me.world_size; ++rank) {
+    const float* block = output.data + static_cast<std::size_t>(rank) * count;
+    for (std::size_t i = 0; i < count; ++i) {
+      expect(block[i] == value_of(rank, i), "block of rank " + std::to_string(rank));
+    }
+  }
+}
+
+void check_scatter(HostsRank& me, std::uint64_t sequence, std::size_t count, bool in_arena) {
+  const Floats input(me, count * static_cast<std::size_t>(me.world_size), in_arena);
+  Floats output(me, count, in_arena);
+  me.mesh->reduce_scatter(floats_call(OpKind::ReduceScatter, sequence, input.count), input.data,
+                          output.data, count, 0.5);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t at = static_cast<std::size_t>(me.rank) * count + i;
+    expect(output.data[i] == 0.5f * sum_of(me.world_size, at), "half the sum");
+    expect(input.data[at] == value_of(me.rank, at), "the input stays");
+  }
+}
+
+void check_broadcast(HostsRank& me, std::uint64_t sequence, std::size_t count, int root,
+                     bool in_arena) {
+  Floats floats(me, count, in_arena);
+  MeshCall call = floats_call(OpKind::Broadcast, sequence, count);
+  call.description.root = root;
+  me.mesh->broadcast(call, floats.data, count * sizeof(float), root);
+  for (std::size_t i = 0; i < count; ++i) {
+    expect(floats.data[i] == value_of(root, i), "the root's bytes");
+  }
+}
+
+std::string failure_of(HostsRank& me, const MeshCall& call) {
+  float data[4] = {};
+  try {
+    if (call.description.kind == OpKind::Barrier) {
+      me.mesh->barrier(call);
+    } else {
+      me.mesh->all_reduce(call, data, 1.0);
+    }
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("Collectives over several hosts") {
+  for (const std::vector<int>& layout : kLayouts) {
+    run_hosts(layout, [](HostsRank& me) {
+      expect(me.mesh->name() == "hosts" && me.mesh->rank() == me.rank, "a mesh of hosts");
+      std::uint64_t sequence = 0;
+      for (const bool in_arena : {false, true}) {
+        // Nothing, less than a line, small, one odd piece, many pieces.
+        for (const std::size_t count : {0u, 3u, 1000u, 30011u, 700001u}) {
+          check_all_reduce(me, ++sequence, count, in_arena);
+          check_gather(me, ++sequence, count / 4, in_arena);
+          check_scatter(me, ++sequence, count / 4, in_arena);
+          const int root = static_cast<int>(sequence) % me.world_size;
+          check_broadcast(me, ++sequence, count, root, in_arena);
+          me.mesh->barrier(MeshFixture::call(OpKind::Barrier, ++sequence));
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("An average over three hosts divides once") {
+  run_hosts({0, 1, 2}, [](HostsRank& me) {
+    float value = static_cast<float>(me.rank + 1);
+    me.mesh->all_reduce(floats_call(OpKind::AllReduce, 1, 1, ReduceOp::Avg), &value, 1.0);
+    expect(value == 6.0f / 3.0f, "the mean");
+  });
+}
+
+TEST_CASE("Hosts that call different collectives") {
+  for (const std::vector<int>& layout : {std::vector<int>{0, 1}, std::vector<int>{0, 0, 1, 1}}) {
+    run_hosts(layout, [&](HostsRank& me) {
+      const bool is_odd = me.rank >= me.world_size / 2;
+      const MeshCall call =
+          is_odd ? MeshFixture::call(OpKind::Barrier, 1) : floats_call(OpKind::AllReduce, 1, 4);
+      const std::string text = failure_of(me, call);
+      expect(has(text, "the ranks called different collectives"), text);
+      expect(has(text, "all_reduce #1 float32 [4]") && has(text, "barrier #1"), text);
+    });
+  }
+}
+
+TEST_CASE("A host that never comes") {
+  run_hosts({0, 1}, [&](HostsRank& me) {
+    if (me.rank == 1) return;
+    MeshCall call = floats_call(OpKind::AllReduce, 1, 4);
+    call.timeout = 200ms;
+    const std::string text = failure_of(me, call);
+    expect(has(text, "all_reduce #1 float32 [4] SUM: timed out after") &&
+               has(text, "waiting for rank 1 (pid "),
+           text);
+  });
+}
+
+TEST_CASE("A failure ends a wait for another host") {
+  run_hosts({0, 1}, [&](HostsRank& me) {
+    if (me.rank == 1) return;
+    std::thread other([&] {
+      std::this_thread::sleep_for(50ms);
+      me.mesh->fail({MeshFailure::Kind::Peer, "rank 1 died", 1, 4711});
+    });
+    const std::string text = failure_of(me, floats_call(OpKind::AllReduce, 1, 4));
+    other.join();
+    expect(has(text, "rank 1 died"), text);
+  });
+}
+
+TEST_CASE("Messages between hosts") {
+  run_hosts({0, 0, 1, 1}, [](HostsRank& me) {
+    // Every rank sends to every other: nothing, small, large; all at once.
+    const std::vector<std::size_t> sizes{0, 100, 5000, 3u << 20};
+    std::vector<std::vector<std::byte>> memory;
+    std::vector<Mesh::Transfer> transfers;
+    for (int peer = 0; peer < me.world_size; ++peer) {
+      if (peer == me.rank) continue;
+      for (const bool is_send : {true, false}) {
+        for (std::size_t tag = 0; tag < sizes.size(); ++tag) {
+          auto& bytes = memory.emplace_back(sizes[tag] + 1);
+          if (is_send) std::memset(bytes.data(), me.rank + 1, bytes.size());
+          Mesh::Transfer transfer;
+          transfer.is_send = is_send;
+          transfer.peer = peer;
+          transfer.tag = static_cast<int>(tag);
+          transfer.bytes = sizes[tag];
+          transfers.push_back(transfer);
+        }
+      }
+    }
+    for (std::size_t i = 0; i < transfers.size(); ++i) transfers[i].data = memory[i].data();
+    run_transfers(*me.mesh, transfers);
+    for (const Mesh::Transfer& transfer : transfers) {
+      if (transfer.is_send || transfer.bytes == 0) continue;
+      const auto* bytes = static_cast<const std::byte*>(transfer.data);
+      const auto wanted = static_cast<std::byte>(transfer.peer + 1);
+      expect(bytes[0] == wanted && bytes[transfer.bytes - 1] == wanted, "the sender's bytes");
+      expect(transfer.source == transfer.peer, "the source");
+    }
+  });
+}
+
+TEST_CASE("A receive from any rank takes what comes from this host and from others") {
+  run_hosts({0, 0, 1}, [](HostsRank& me) {
+    int value = me.rank;
+    if (me.rank != 0) {
+      std::vector<Mesh::Transfer> send(1);
+      send[0].is_send = true;
+      send[0].data = &value;
+      send[0].bytes = sizeof(value);
+      return run_transfers(*me.mesh, send);
+    }
+    int got[2] = {};
+    std::vector<Mesh::Transfer> receives(2);
+    for (int i = 0; i < 2; ++i) {
+      receives[i].peer = -1;
+      receives[i].data = &got[i];
+      receives[i].bytes = sizeof(int);
+    }
+    run_transfers(*me.mesh, receives);
+    expect(got[0] + got[1] == 3 && got[0] == receives[0].source && got[1] == receives[1].source,
+           "one of each");
+  });
+}
+
+TEST_CASE("Message sizes that differ between hosts") {
+  run_hosts({0, 1}, [](HostsRank& me) {
+    std::vector<std::byte> bytes(16);
+    std::vector<Mesh::Transfer> transfers(1);
+    transfers[0].is_send = me.rank == 0;
+    transfers[0].peer = 1 - me.rank;
+    transfers[0].data = bytes.data();
+    transfers[0].bytes = me.rank == 0 ? 16 : 8;
+    if (me.rank == 0) {
+      me.mesh->progress({&transfers[0]});
+      return;
+    }
+    std::string text = "no error";
+    try {
+      run_transfers(*me.mesh, transfers);
+    } catch (const PeerError& error) {
+      text = error.what();
+    }
+    expect(has(text, "rank 1 expects 8 bytes with tag 0 from rank 0, which sends 16 bytes"), text);
+  });
+}

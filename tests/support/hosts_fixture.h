@@ -1,0 +1,33 @@
+#pragma once
+
+// Meshes of several hosts in one process: the ranks are threads, their hosts only names, the
+// connections between them go through this machine's own network.
+//
+//   run_hosts({0, 0, 1}, [](HostsRank& me) { me.mesh->barrier(...); });   // host of each rank
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "libddp/collectives/mesh.h"
+#include "libddp/memory/arena.h"
+#include "libddp/transport/meeting.h"
+
+namespace libddp::test {
+
+struct HostsRank {
+  int rank = 0;
+  int world_size = 0;
+  std::shared_ptr<Arena> arena;
+  /// Keeps the control connections open.
+  std::vector<GroupPeer> peers;
+  std::unique_ptr<Mesh> mesh;
+};
+
+/// Runs `f` on every rank as a thread and waits for all; rethrows the first exception.
+void run_hosts(const std::vector<int>& host_of, const std::function<void(HostsRank&)>& f);
+
+/// Runs the transfers of one rank to their end, as the group's message lane does.
+void run_transfers(Mesh& mesh, std::vector<Mesh::Transfer>& transfers);
+
+}  // namespace libddp::test
