@@ -143,6 +143,10 @@ def test_the_variable_installs_whichever_is_imported_first(tmp_path):
 def test_a_module_is_handed_over_at_the_end_of_its_import(tmp_path, monkeypatch):
     (tmp_path / "late_module.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
+    # libddp itself may wait for modules of torch in this process.
+    monkeypatch.setattr(_after_import, "_waiting", {})
+    others = [finder for finder in sys.meta_path if finder is not _after_import._Finder]
+    monkeypatch.setattr(sys, "meta_path", others)
     found = []
     _after_import.call("late_module", lambda module: found.append(module.value))
     assert found == []
