@@ -4,9 +4,9 @@
 #   bash tests/run.sh              # everything
 #   LIBDDP_VENV=~/venv bash tests/run.sh   # in an environment that has torch already
 #
-# What runs: house rules, Python tests, C++ tests of every room against the installed library, the
-# core under address, undefined-behaviour and thread sanitizers, a C++ program that consumes the
-# installed package.
+# What runs: house rules, C++ tests of every room against the installed library, Python tests, systems
+# of several hosts (network namespaces: as root, else skipped), the core under address,
+# undefined-behaviour and thread sanitizers, a C++ program that consumes the installed package.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -59,6 +59,7 @@ run_pytest() {
 step "house rules" run_pytest house tests/house
 step "C++ tests" build_and_test "$build/cpp" cpp -DLIBDDP_PREBUILT="$package"
 step "Python tests" run_pytest python tests/python
+step "systems of several hosts" run_pytest systems tests/systems
 for sanitizer in address undefined thread; do
     step "core under the $sanitizer sanitizer" build_and_test "$build/$sanitizer" "$sanitizer" \
         -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE="$sanitizer"

@@ -1,0 +1,91 @@
+"""All-reduce between hosts, libddp and Gloo in alternation; the hosts are network namespaces.
+
+    python tests/bench/hosts.py --hosts=2 --ranks-per-host=2 --rounds=20      # as root
+
+Rank 0 prints one JSON line per size and candidate (pairing.py). `algbw` is bytes of the tensor per
+second, in GB/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "systems")]
+
+import pairing  # noqa: E402 (found on the path above)
+from network import Network  # noqa: E402
+
+MIB = 1 << 20
+SIZES = [8, 64 << 10, MIB, 25 * MIB, 64 * MIB]
+PORT = 29500
+
+
+def measure(rounds: int) -> None:
+    """On every rank: each size, Gloo first."""
+    import libddp.distributed as ddp_dist
+    import torch
+    import torch.distributed as dist
+
+    ddp_dist.init_process_group("libddp", timeout=timedelta(minutes=5))
+    gloo = dist.new_group(backend="gloo")
+    for size in SIZES:
+        numel = size // 4
+        theirs, ours = torch.zeros(numel), torch.zeros(numel)
+        arena = ddp_dist.allocate((numel,)).zero_()
+        calls = {
+            "gloo": lambda t=theirs: dist.all_reduce(t, group=gloo),
+            "ordinary": lambda t=ours: ddp_dist.all_reduce(t),
+            "arena": lambda t=arena: ddp_dist.all_reduce(t),
+        }
+        for line in pairing.compare(calls, rounds=rounds, case="all_reduce", bytes=size):
+            line["algbw"] = size / line["median"] / 1e9
+            if ddp_dist.get_rank() == 0:
+                pairing.emit(line)
+    ddp_dist.destroy_process_group()
+
+
+def start(net, host: int, rank: int, args) -> subprocess.Popen:
+    world = args.hosts * args.ranks_per_host
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank % args.ranks_per_host),
+        "MASTER_ADDR": net.addresses[0],
+        "MASTER_PORT": str(PORT),
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, __file__, f"--rounds={args.rounds}", "--rank"]
+    return subprocess.Popen([*net.inside(host), *command], env=environment)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--ranks-per-host", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank:
+        return measure(args.rounds)
+    with Network(args.hosts) as net, contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(args.hosts * args.ranks_per_host):
+            ranks.append(start(net, rank // args.ranks_per_host, rank, args))
+            stack.callback(ranks[-1].wait)
+            stack.callback(ranks[-1].kill)
+        failed = [rank for rank, process in enumerate(ranks) if process.wait(1800) != 0]
+    if failed:
+        sys.exit(f"ranks {failed} failed")
+
+
+if __name__ == "__main__":
+    main()
