@@ -15,6 +15,7 @@
 #include "libddp/base/unique_fd.h"
 #include "libddp/group/rendezvous.h"
 #include "tests/support/catch.h"
+#include "tests/support/require_parts.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/torch_group_fixture.h"
 
@@ -84,14 +85,6 @@ void expect_sum(const Group& group) {
 
 std::string refusal(const InitOptions& options) {
   return message_of<ArgumentError>([&] { init_process_group(options); });
-}
-
-void require_parts(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) {
-    INFO(text);
-    INFO(part);
-    REQUIRE(contains(text, part));
-  }
 }
 
 }  // namespace

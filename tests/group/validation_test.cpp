@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "tests/support/catch.h"
+#include "tests/support/require_parts.h"
 #include "tests/support/torch_group_fixture.h"
 
 using namespace libddp;
@@ -29,14 +30,6 @@ std::string refusal(const Call& call) {
     expect(group.failure() == nullptr, "the group is healthy");
   });
   return text;
-}
-
-void require_parts(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) {
-    INFO(text);
-    INFO(part);
-    REQUIRE(contains(text, part));
-  }
 }
 
 void require_refusal(const Call& call, const std::vector<std::string>& parts) {
