@@ -117,7 +117,7 @@ class TorchFace:
         return _logging_data.collect(self)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Without effect: no step is timed. ArgumentError for a rate below 1, as in torch."""
+        """Without effect, as timings() has every pass. ArgumentError below 1, as in torch."""
         if sample_rate < 1:
             raise ArgumentError(
                 "DDP runtime logging sample rate should be equal or greater than 1, and it is "
