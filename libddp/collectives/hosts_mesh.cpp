@@ -28,23 +28,25 @@ HostsMesh::HostsMesh(HostsMeshOptions options)
       index_(layout_.index(rank_)),
       arena_(std::move(options.arena)),
       local_(std::move(options.local)),
-      stage_(*local_, host_, std::move(options.carriers)),
-      mail_(*local_, std::move(options.mail_peers)) {}
+      stage_(std::make_unique<LinkStage>(*local_, host_, std::move(options.carriers))),
+      mail_(*local_, std::move(options.mail_peers)) {
+  if (options.make_stage) stage_ = options.make_stage(*local_, std::move(stage_));
+}
 
 std::string HostsMesh::last_call_of(int rank) const {
   if (layout_.is_local(rank, rank_)) return local_->last_call_of(rank);
-  return stage_.last_call_of(rank).value_or("not known on this host");
+  return stage_->last_call_of(rank).value_or("not known on this host");
 }
 
 // Small payloads go whole: through every carrier if that makes the last stage needless.
 bool HostsMesh::carries(std::uint64_t bytes) const {
-  const bool is_small = bytes <= LinkStage::kSmallBytes;
-  return stage_.is_carrier() && (!is_small || layout_.is_even() || index_ == 0);
+  const bool is_small = bytes <= InterStage::kSmallBytes;
+  return stage_->is_carrier() && (!is_small || layout_.is_even() || index_ == 0);
 }
 
 std::vector<std::uint64_t> HostsMesh::slice_edges(std::uint64_t count, std::size_t element) const {
   const std::uint64_t bytes = count * element;
-  if (bytes <= LinkStage::kSmallBytes) return {0, bytes};
+  if (bytes <= InterStage::kSmallBytes) return {0, bytes};
   std::vector<std::uint64_t> edges{0};
   const int num_carriers = layout_.num_carriers();
   for (int carrier = 0; carrier < num_carriers; ++carrier) {
@@ -56,7 +58,7 @@ std::vector<std::uint64_t> HostsMesh::slice_edges(std::uint64_t count, std::size
 // The last stage: what the carriers of this host have, all its ranks get.
 void HostsMesh::share(const MeshCall& call, std::byte* data, std::uint64_t count,
                       std::size_t element) {
-  if (count * element <= LinkStage::kSmallBytes && layout_.is_even()) return;
+  if (count * element <= InterStage::kSmallBytes && layout_.is_even()) return;
   local_->share_slices(last_stage(call), data, slice_edges(count, element));
 }
 
@@ -71,18 +73,18 @@ void HostsMesh::reduce_all(const MeshCall& call, std::byte* data, std::uint64_t 
   const ReduceOp op = call.description.reduce_op;
   const std::size_t element = element_bytes(dtype);
   // Averages divide once, at the end.
-  stage_.begin(call);
+  stage_->begin(call);
   local_->reduce_here(call, dtype, op == ReduceOp::Avg ? ReduceOp::Sum : op, data, count);
   const std::uint64_t bytes = count * element;
   if (carries(bytes)) {
     std::uint64_t begin = 0;
     std::uint64_t end = bytes;
-    if (bytes > LinkStage::kSmallBytes) {
+    if (bytes > InterStage::kSmallBytes) {
       const std::vector<std::uint64_t> edges = slice_edges(count, element);
       begin = edges[static_cast<std::size_t>(index_)];
       end = edges[static_cast<std::size_t>(index_) + 1];
     }
-    stage_.all_reduce(data + begin, (end - begin) / element, {dtype, op, scale}, world_size());
+    stage_->all_reduce(data + begin, (end - begin) / element, {dtype, op, scale}, world_size());
   }
   share(call, data, count, element);
 }
@@ -110,9 +112,9 @@ bool HostsMesh::is_host_major() const {
   return true;
 }
 
-std::vector<LinkStage::Region> HostsMesh::regions_in(std::byte* data,
-                                                     std::uint64_t block_bytes) const {
-  std::vector<LinkStage::Region> regions;
+std::vector<InterStage::Region> HostsMesh::regions_in(std::byte* data,
+                                                      std::uint64_t block_bytes) const {
+  std::vector<InterStage::Region> regions;
   for (const std::vector<int>& ranks : layout_.hosts) {
     const std::uint64_t bytes = block_bytes * ranks.size();
     regions.push_back({data, bytes});
@@ -124,7 +126,7 @@ std::vector<LinkStage::Region> HostsMesh::regions_in(std::byte* data,
 void HostsMesh::all_gather(const MeshCall& call, const void* input, void* output,
                            std::uint64_t input_bytes) {
   auto* to = static_cast<std::byte*>(output);
-  stage_.begin(call);
+  stage_->begin(call);
   std::shared_ptr<std::byte> scratch;
   if (!is_host_major()) {
     scratch = arena_->allocate(input_bytes * static_cast<std::uint64_t>(world_size()));
@@ -141,26 +143,26 @@ void HostsMesh::all_gather(const MeshCall& call, const void* input, void* output
 }
 
 void HostsMesh::gather_regions(const MeshCall& call,
-                               const std::vector<LinkStage::Region>& regions) {
+                               const std::vector<InterStage::Region>& regions) {
   std::uint64_t largest = 0;
-  for (const LinkStage::Region& region : regions) {
+  for (const InterStage::Region& region : regions) {
     largest = std::max<std::uint64_t>(largest, region.bytes);
   }
-  const bool is_small = largest <= LinkStage::kSmallBytes;
+  const bool is_small = largest <= InterStage::kSmallBytes;
   if (carries(largest)) {
-    std::vector<LinkStage::Region> slices = regions;
+    std::vector<InterStage::Region> slices = regions;
     if (!is_small) {
-      for (LinkStage::Region& slice : slices) {
+      for (InterStage::Region& slice : slices) {
         const Slice part = slice_of(slice.bytes, 1, index_, layout_.num_carriers());
         slice = {slice.data + part.begin, part.count()};
       }
     }
-    stage_.all_gather(slices);
+    stage_->all_gather(slices);
   }
   if (is_small && layout_.is_even()) return;
   for (int host = 0; host < layout_.num_hosts(); ++host) {
     if (host == host_) continue;
-    const LinkStage::Region& region = regions[static_cast<std::size_t>(host)];
+    const InterStage::Region& region = regions[static_cast<std::size_t>(host)];
     std::vector<std::uint64_t> edges{0, region.bytes};
     if (!is_small) {
       edges = {0};
@@ -175,22 +177,22 @@ void HostsMesh::gather_regions(const MeshCall& call,
 void HostsMesh::broadcast(const MeshCall& call, void* data, std::uint64_t bytes, int root) {
   auto* to = static_cast<std::byte*>(data);
   const int root_host = layout_.host(root);
-  stage_.begin(call);
+  stage_->begin(call);
   if (host_ == root_host) local_->broadcast(call, data, bytes, layout_.index(root));
   if (carries(bytes)) {
-    const Slice slice = bytes <= LinkStage::kSmallBytes
+    const Slice slice = bytes <= InterStage::kSmallBytes
                             ? Slice{0, bytes}
                             : slice_of(bytes, 1, index_, layout_.num_carriers());
-    stage_.broadcast(to + slice.begin, slice.count(), root_host);
+    stage_->broadcast(to + slice.begin, slice.count(), root_host);
   }
   // Here too: a rank whose host called something else must not find out later than the others.
   if (host_ != root_host) share(call, to, bytes, 1);
 }
 
 void HostsMesh::barrier(const MeshCall& call) {
-  stage_.begin(call);
+  stage_->begin(call);
   local_->barrier(call);
-  if (stage_.is_carrier() && (index_ == 0 || layout_.is_even())) stage_.meet();
+  if (stage_->is_carrier() && (index_ == 0 || layout_.is_even())) stage_->meet();
   if (!layout_.is_even()) local_->barrier(last_stage(call));
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // Collectives and messages between the ranks of one group on several hosts: shared memory inside a
-// host, TCP connections between hosts.
+// host; TCP connections between hosts, or another stage for the collectives (inter_stage.h).
 //
 // A collective goes through three stages: the ranks of each host reduce or gather among themselves;
 // carrier c of each host (host_layout.h) exchanges slice c with carrier c of the others, so that
@@ -17,11 +17,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/inter_stage.h"
 #include "libddp/collectives/link_mail.h"
 #include "libddp/collectives/link_stage.h"
 #include "libddp/collectives/mesh.h"
@@ -29,6 +31,11 @@
 #include "libddp/transport/host_layout.h"
 
 namespace libddp {
+
+/// Makes the stage between hosts. `links` is the one over TCP, which it may use or drop; `local`
+/// outlives it. Called on every rank; a rank that is no carrier mostly keeps `links`.
+using InterStageMaker =
+    std::function<std::unique_ptr<InterStage>(HostMesh& local, std::unique_ptr<InterStage> links)>;
 
 struct HostsMeshOptions {
   int rank = 0;
@@ -41,6 +48,8 @@ struct HostsMeshOptions {
   std::vector<LinkPeer> carriers;
   /// All ranks of other hosts.
   std::vector<LinkMailPeer> mail_peers;
+  /// Empty: TCP links.
+  InterStageMaker make_stage;
 };
 
 class HostsMesh : public Mesh {
@@ -80,8 +89,8 @@ class HostsMesh : public Mesh {
   bool carries(std::uint64_t bytes) const;
   std::vector<std::uint64_t> slice_edges(std::uint64_t count, std::size_t element) const;
   void share(const MeshCall& call, std::byte* data, std::uint64_t count, std::size_t element);
-  void gather_regions(const MeshCall& call, const std::vector<LinkStage::Region>& regions);
-  std::vector<LinkStage::Region> regions_in(std::byte* data, std::uint64_t block_bytes) const;
+  void gather_regions(const MeshCall& call, const std::vector<InterStage::Region>& regions);
+  std::vector<InterStage::Region> regions_in(std::byte* data, std::uint64_t block_bytes) const;
   bool is_host_major() const;
 
   const int rank_;
@@ -90,7 +99,7 @@ class HostsMesh : public Mesh {
   const int index_;
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<HostMesh> local_;
-  LinkStage stage_;
+  std::unique_ptr<InterStage> stage_;
   LinkMail mail_;
 };
 

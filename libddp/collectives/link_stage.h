@@ -1,6 +1,6 @@
 #pragma once
 
-// The stage of a collective that crosses hosts: between the carriers of one number, one per host.
+// The stage of a collective that crosses hosts (inter_stage.h) over TCP links.
 //
 // Each pair of carriers has two connections: *give* carries headers and what the other side is to
 // reduce, *result* carries results. Every exchange begins with headers in both directions between
@@ -34,6 +34,7 @@
 #include "libddp/base/unique_fd.h"
 #include "libddp/collectives/host_collectives.h"
 #include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/inter_stage.h"
 #include "libddp/collectives/link_pump.h"
 
 namespace libddp {
@@ -48,33 +49,23 @@ struct LinkPeer {
   UniqueFd result;
 };
 
-class LinkStage : private LinkWatch {
+class LinkStage : public InterStage, private LinkWatch {
  public:
-  /// Payloads up to this size travel with the header; the same on all ranks.
-  static constexpr std::size_t kSmallBytes = 16u << 10;
-
   /// `peers`: one per other host, ordered by host; empty on a rank that is no carrier.
   LinkStage(HostMesh& local, int host, std::vector<LinkPeer> peers);
 
-  bool is_carrier() const { return !peers_.empty(); }
+  bool is_carrier() const override { return !peers_.empty(); }
   int num_hosts() const { return static_cast<int>(peers_.size()) + 1; }
 
-  /// Starts the clock of `call`, which must outlive the stage's part in it.
-  void begin(const MeshCall& call);
-  /// Headers only: returns when the carriers of all hosts have called this.
-  void meet();
-  /// In place; AVG divides by `num_averaged`.
-  void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction, int num_averaged);
-  /// `regions[host]` is that host's stretch of memory here; the own one goes to all.
-  struct Region {
-    std::byte* data = nullptr;
-    std::size_t bytes = 0;
-  };
-  void all_gather(const std::vector<Region>& regions);
-  void broadcast(std::byte* data, std::size_t bytes, int root_host);
+  void begin(const MeshCall& call) override;
+  /// Headers only.
+  void meet() override;
+  void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
+                  int num_averaged) override;
+  void all_gather(const std::vector<Region>& regions) override;
+  void broadcast(std::byte* data, std::size_t bytes, int root_host) override;
 
-  /// What a carrier of another host has called last, as far as it is known here.
-  std::optional<std::string> last_call_of(int rank) const;
+  std::optional<std::string> last_call_of(int rank) const override;
 
  private:
   struct Header;

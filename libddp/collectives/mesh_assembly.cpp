@@ -95,6 +95,7 @@ std::unique_ptr<Mesh> assemble_mesh(MeshAssembly own, std::vector<GroupPeer>& pe
   options.layout = std::move(layout);
   options.arena = std::move(own.arena);
   options.local = std::move(local);
+  options.make_stage = std::move(own.make_stage);
   add_carriers(options, peers);
   for (GroupPeer& peer : peers) {
     if (options.layout.is_local(peer.rank, own.rank)) continue;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "libddp/collectives/hosts_mesh.h"
 #include "libddp/collectives/mesh.h"
 #include "libddp/memory/arena.h"
 #include "libddp/memory/shared_segment.h"
@@ -25,6 +26,8 @@ struct MeshAssembly {
   std::shared_ptr<Arena> arena;
   /// Its own control page (HostMesh::create_page).
   SharedSegment page;
+  /// What moves bytes between hosts; empty: TCP links.
+  InterStageMaker make_stage = nullptr;
 };
 
 /// The descriptors that assemble_mesh expects of each peer on this host.

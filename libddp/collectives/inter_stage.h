@@ -1,0 +1,54 @@
+#pragma once
+
+// The stage of a collective that crosses hosts, as HostsMesh uses it: LinkStage over TCP links is
+// one; what another library moves between hosts is another.
+//
+// It runs between the carriers of one number (host_layout.h), one per host; every carrier calls the
+// same operations in the same order, between `begin` of one collective and that of the next.
+// Errors: as Mesh. Whatever goes wrong has poisoned the mesh of this host.
+// Thread rule: one thread at a time; `last_call_of` from any thread.
+//
+//   stage.begin(call);
+//   if (stage.is_carrier()) stage.all_reduce(data, count, reduction, world_size);
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libddp/collectives/host_collectives.h"
+#include "libddp/collectives/mesh.h"
+
+namespace libddp {
+
+class InterStage {
+ public:
+  /// Up to this size a payload goes whole, through one carrier; the same on all ranks.
+  static constexpr std::size_t kSmallBytes = 16u << 10;
+
+  struct Region {
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  virtual ~InterStage() = default;
+
+  virtual bool is_carrier() const = 0;
+
+  /// Starts the clock of `call`, which must outlive the stage's part in it. On every rank, carrier
+  /// or not.
+  virtual void begin(const MeshCall& call) = 0;
+  /// Returns when the carriers of all hosts have called this.
+  virtual void meet() = 0;
+  /// In place; AVG divides by `num_averaged`.
+  virtual void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
+                          int num_averaged) = 0;
+  /// `regions[host]` is that host's stretch of memory here; the own one goes to all.
+  virtual void all_gather(const std::vector<Region>& regions) = 0;
+  virtual void broadcast(std::byte* data, std::size_t bytes, int root_host) = 0;
+
+  /// What a carrier of another host has called last, as far as it is known here.
+  virtual std::optional<std::string> last_call_of(int rank) const = 0;
+};
+
+}  // namespace libddp
