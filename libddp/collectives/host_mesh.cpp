@@ -118,6 +118,17 @@ void HostMesh::reduce_here(const MeshCall& call, Dtype dtype, ReduceOp op, void*
   libddp::all_reduce(core, {dtype, op, 1.0}, static_cast<std::byte*>(data), count);
 }
 
+void HostMesh::reduce_scatter_here(const MeshCall& call, Dtype dtype, ReduceOp op,
+                                   const void* input, void* output, std::uint64_t output_count) {
+  const Reduction reduction{dtype, op, 1.0};
+  MeshCore& core = state_->core;
+  const auto* from = static_cast<const std::byte*>(input);
+  auto* to = static_cast<std::byte*>(output);
+  core.begin(call);
+  if (core.world_size() == 1) return reduce_alone(reduction, from, to, output_count);
+  libddp::reduce_scatter(core, reduction, from, to, output_count);
+}
+
 void HostMesh::share_slices(const MeshCall& call, void* data,
                             const std::vector<std::uint64_t>& edges) {
   MeshCore& core = state_->core;

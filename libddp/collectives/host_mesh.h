@@ -93,6 +93,10 @@ class HostMesh : public Mesh {
   // Stages of a collective over several hosts; in place, `call` is the whole collective's.
   /// The sum (or other op) over the ranks of this host, the same on all of them.
   void reduce_here(const MeshCall& call, Dtype dtype, ReduceOp op, void* data, std::uint64_t count);
+  /// `input` holds a block of `output_count` elements per rank of this host; the own one's sum (or
+  /// other op) goes to `output`, which may be the own block.
+  void reduce_scatter_here(const MeshCall& call, Dtype dtype, ReduceOp op, const void* input,
+                           void* output, std::uint64_t output_count);
   /// `edges` cuts `data` into slices of bytes, [edges[i], edges[i + 1]); rank i brings slice i, and
   /// all get all. There may be fewer slices than ranks.
   void share_slices(const MeshCall& call, void* data, const std::vector<std::uint64_t>& edges);

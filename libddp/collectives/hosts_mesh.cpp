@@ -13,12 +13,6 @@ namespace {
 /// The last stage waits a little longer than the one between hosts, which knows who is missing.
 constexpr std::chrono::milliseconds kNetworkFirst{1000};
 
-MeshCall last_stage(const MeshCall& call) {
-  MeshCall later = call;
-  if (later.timeout) *later.timeout += kNetworkFirst;
-  return later;
-}
-
 }  // namespace
 
 HostsMesh::HostsMesh(HostsMeshOptions options)
@@ -36,6 +30,12 @@ HostsMesh::HostsMesh(HostsMeshOptions options)
 std::string HostsMesh::last_call_of(int rank) const {
   if (layout_.is_local(rank, rank_)) return local_->last_call_of(rank);
   return stage_->last_call_of(rank).value_or("not known on this host");
+}
+
+MeshCall HostsMesh::last_stage(const MeshCall& call) {
+  MeshCall later = call;
+  if (later.timeout) *later.timeout += kNetworkFirst;
+  return later;
 }
 
 // Small payloads go whole: through every carrier if that makes the last stage needless.
@@ -72,9 +72,8 @@ void HostsMesh::reduce_all(const MeshCall& call, std::byte* data, std::uint64_t 
   const Dtype dtype = call.description.dtype;
   const ReduceOp op = call.description.reduce_op;
   const std::size_t element = element_bytes(dtype);
-  // Averages divide once, at the end.
   stage_->begin(call);
-  local_->reduce_here(call, dtype, op == ReduceOp::Avg ? ReduceOp::Sum : op, data, count);
+  local_->reduce_here(call, dtype, first_op(op), data, count);
   const std::uint64_t bytes = count * element;
   if (carries(bytes)) {
     std::uint64_t begin = 0;
@@ -87,18 +86,6 @@ void HostsMesh::reduce_all(const MeshCall& call, std::byte* data, std::uint64_t 
     stage_->all_reduce(data + begin, (end - begin) / element, {dtype, op, scale}, world_size());
   }
   share(call, data, count, element);
-}
-
-// The sum of everything goes to scratch memory; the own block of it is the result.
-void HostsMesh::reduce_scatter(const MeshCall& call, const void* input, void* output,
-                               std::uint64_t output_count, double scale) {
-  const std::uint64_t block_bytes = output_count * element_bytes(call.description.dtype);
-  const std::uint64_t count = output_count * static_cast<std::uint64_t>(world_size());
-  const std::uint64_t bytes = block_bytes * static_cast<std::uint64_t>(world_size());
-  const std::shared_ptr<std::byte> scratch = arena_->allocate(bytes);
-  copy_bytes(scratch.get(), input, bytes);
-  reduce_all(call, scratch.get(), count, scale);
-  copy_bytes(output, scratch.get() + static_cast<std::uint64_t>(rank_) * block_bytes, block_bytes);
 }
 
 // The blocks of each host lie together in the order of the group's ranks.

@@ -6,7 +6,7 @@
 // A collective goes through three stages: the ranks of each host reduce or gather among themselves;
 // carrier c of each host (host_layout.h) exchanges slice c with carrier c of the others, so that
 // all ranks' cores and connections work; the ranks of each host share what has come. Small payloads
-// skip the slices.
+// skip the slices. A reduce-scatter sends each host the sums of that host's blocks only.
 // bf16 and fp16: the sum of a host and the sum over hosts each accumulate in fp32 and are rounded
 // once.
 //
@@ -85,7 +85,24 @@ class HostsMesh : public Mesh {
   std::string last_call_of(int rank) const override;
 
  private:
+  /// `call` with the patience of the stage that follows the network.
+  static MeshCall last_stage(const MeshCall& call);
+  /// What a host does by itself: averages divide once, at the end.
+  static ReduceOp first_op(ReduceOp op) { return op == ReduceOp::Avg ? ReduceOp::Sum : op; }
+
   void reduce_all(const MeshCall& call, std::byte* data, std::uint64_t count, double scale);
+  /// A reduce-scatter: its blocks, and what each is to become.
+  struct Scatter {
+    const std::byte* input;
+    std::byte* output;
+    std::uint64_t count;
+    std::uint64_t block_bytes;
+    double scale;
+  };
+  void scatter_small(const MeshCall& call, const Scatter& scatter);
+  void scatter_even(const MeshCall& call, const Scatter& scatter);
+  void scatter_uneven(const MeshCall& call, const Scatter& scatter);
+  std::shared_ptr<std::byte> in_host_order(const Scatter& scatter) const;
   bool carries(std::uint64_t bytes) const;
   std::vector<std::uint64_t> slice_edges(std::uint64_t count, std::size_t element) const;
   void share(const MeshCall& call, std::byte* data, std::uint64_t count, std::size_t element);

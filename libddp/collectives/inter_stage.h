@@ -43,6 +43,11 @@ class InterStage {
   /// In place; AVG divides by `num_averaged`.
   virtual void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
                           int num_averaged) = 0;
+  /// `regions[h]`: what this host gives to the sum of host h. The sum of the own region (that of
+  /// `host`) goes to `output`, which may be that region; the others stay as they are.
+  /// Here: an all-reduce of each, for stages that know no better.
+  virtual void reduce_scatter(const std::vector<Region>& regions, int host, std::byte* output,
+                              const Reduction& reduction, int num_averaged);
   /// `regions[host]` is that host's stretch of memory here; the own one goes to all.
   virtual void all_gather(const std::vector<Region>& regions) = 0;
   virtual void broadcast(std::byte* data, std::size_t bytes, int root_host) = 0;

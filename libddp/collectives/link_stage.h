@@ -8,7 +8,8 @@
 // payloads travel with the header.
 //
 // All-reduce: the hosts own segments; each reduces its segment from all hosts, in host order, and
-// sends it to all, chunk by chunk, so that results of one chunk travel while the next is coming.
+// sends it to all, chunk by chunk, so that results of one chunk travel while the next is coming. A
+// reduce-scatter does the first half.
 // The bits are the same on every rank and from run to run. Each host's own sum is rounded to the
 // dtype once, the sum of the hosts' sums (fp32 for bf16 and fp16) a second time.
 //
@@ -62,6 +63,8 @@ class LinkStage : public InterStage, private LinkWatch {
   void meet() override;
   void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
                   int num_averaged) override;
+  void reduce_scatter(const std::vector<Region>& regions, int host, std::byte* output,
+                      const Reduction& reduction, int num_averaged) override;
   void all_gather(const std::vector<Region>& regions) override;
   void broadcast(std::byte* data, std::size_t bytes, int root_host) override;
 
@@ -78,7 +81,8 @@ class LinkStage : public InterStage, private LinkWatch {
   void check_header(std::size_t peer);
   [[noreturn]] void report_mismatch(std::size_t peer, const Header& theirs);
   void reduce_small(std::byte* data, std::size_t count, const Reduction& reduction, int divisor);
-  void reduce_large(std::byte* data, std::size_t count, const Reduction& reduction, int divisor);
+  void reduce_large(const std::vector<Region>& segments, std::byte* output, bool spreads,
+                    const Reduction& reduction, int divisor);
   std::byte* payload_of(std::size_t peer);
   std::string name_of(const LinkPeer& peer) const;
   /// Index of the peer on `host`.

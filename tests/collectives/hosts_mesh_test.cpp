@@ -1,7 +1,9 @@
 #include "libddp/collectives/hosts_mesh.h"
 
+#include <bit>
 #include <chrono>
 #include <cstring>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,9 +24,10 @@ using libddp::test::run_transfers;
 
 namespace {
 
-// Hosts of the ranks: 2 x 2, 3 x 1, uneven, mixed up, 2 x 3 with odd slices.
-const std::vector<std::vector<int>> kLayouts{{0, 0, 1, 1}, {0, 1, 2},    {0, 0, 1},
-                                             {0, 1, 0, 1}, {0, 1, 1, 1}, {0, 0, 0, 1, 1, 1}};
+// Hosts of the ranks: 2 x 2, 3 x 1, uneven, mixed up, 2 x 3 with odd slices, 4 x 2.
+const std::vector<std::vector<int>> kLayouts{
+    {0, 0, 1, 1}, {0, 1, 2},       {0, 0, 1},          {0, 1, 0, 1},
+    {0, 1, 1, 1}, {0, 1, 0, 0, 2}, {0, 0, 0, 1, 1, 1}, {0, 0, 1, 1, 2, 2, 3, 3}};
 
 float value_of(int rank, std::size_t i) {
   return static_cast<float>((static_cast<std::size_t>(rank) * 7 + i) % 13) - 6.0f;
@@ -137,6 +140,46 @@ TEST_CASE("Collectives over several hosts") {
           check_broadcast(me, ++sequence, count, root, in_arena);
           me.mesh->barrier(MeshFixture::call(OpKind::Barrier, ++sequence));
         }
+      }
+    });
+  }
+}
+
+// Values of which no two sums round alike in another order.
+template <typename Value>
+void check_scattered_bits(HostsRank& me, Dtype dtype, std::size_t count) {
+  const std::size_t total = count * static_cast<std::size_t>(me.world_size);
+  std::vector<Value> sums(total);
+  std::minstd_rand random(static_cast<unsigned>(me.rank) + 1);
+  std::normal_distribution<float> normal;
+  for (Value& value : sums) {
+    const auto bits = std::bit_cast<std::uint32_t>(normal(random));
+    // bf16 is the upper half.
+    if constexpr (sizeof(Value) == 2) value = static_cast<Value>(bits >> 16);
+    if constexpr (sizeof(Value) == 4) value = std::bit_cast<Value>(bits);
+  }
+  // In place, as FSDP does it: the output is the own block.
+  std::vector<Value> blocks = sums;
+  Value* own = blocks.data() + static_cast<std::size_t>(me.rank) * count;
+  for (const OpKind kind : {OpKind::AllReduce, OpKind::ReduceScatter}) {
+    const auto sequence = static_cast<std::uint64_t>(count * 4 + (kind == OpKind::AllReduce));
+    const MeshCall call = MeshFixture::call(kind, sequence, dtype, total, ReduceOp::Avg);
+    if (kind == OpKind::AllReduce) {
+      me.mesh->all_reduce(call, sums.data(), 0.25);
+    } else {
+      me.mesh->reduce_scatter(call, blocks.data(), own, count, 0.25);
+    }
+  }
+  const Value* wanted = sums.data() + static_cast<std::size_t>(me.rank) * count;
+  expect(std::memcmp(own, wanted, count * sizeof(Value)) == 0, "the bits of an all-reduce");
+}
+
+TEST_CASE("A reduce-scatter over hosts has the bits of an all-reduce") {
+  for (const std::vector<int>& layout : kLayouts) {
+    run_hosts(layout, [](HostsRank& me) {
+      for (const std::size_t count : {100u, 5000u, 100003u}) {
+        check_scattered_bits<float>(me, Dtype::Float32, count);
+        check_scattered_bits<std::uint16_t>(me, Dtype::BFloat16, count + 1);
       }
     });
   }

@@ -1,4 +1,4 @@
-// LinkStage::all_reduce.
+// LinkStage's reductions.
 
 #include <algorithm>
 #include <cstring>
@@ -34,9 +34,22 @@ void LinkStage::all_reduce(std::byte* data, std::size_t count, const Reduction& 
   if (count * element_bytes(reduction.dtype) <= kSmallBytes) {
     reduce_small(data, count, reduction, num_averaged);
   } else {
+    const std::size_t element = element_bytes(reduction.dtype);
+    std::vector<Region> segments;
+    for (int host = 0; host < num_hosts(); ++host) {
+      const Slice slice = slice_of(count, element, host, num_hosts());
+      segments.push_back({data + slice.begin * element, slice.count() * element});
+    }
+    std::byte* own = segments[static_cast<std::size_t>(host_)].data;
     meet();
-    reduce_large(data, count, reduction, num_averaged);
+    reduce_large(segments, own, true, reduction, num_averaged);
   }
+}
+
+void LinkStage::reduce_scatter(const std::vector<Region>& regions, int, std::byte* output,
+                               const Reduction& reduction, int num_averaged) {
+  meet();
+  reduce_large(regions, output, false, reduction, num_averaged);
 }
 
 // Everyone reduces everything, in the same order.
@@ -55,14 +68,10 @@ void LinkStage::reduce_small(std::byte* data, std::size_t count, const Reduction
 // NOTE [Results may overwrite]
 // The result of a piece comes only after its owner has had this rank's piece, so the bytes that it
 // overwrites have left.
-void LinkStage::reduce_large(std::byte* data, std::size_t count, const Reduction& reduction,
-                             int divisor) {
+void LinkStage::reduce_large(const std::vector<Region>& segments, std::byte* output, bool spreads,
+                             const Reduction& reduction, int divisor) {
   const std::size_t element = element_bytes(reduction.dtype);
-  const auto segment = [&](int host) {
-    const Slice slice = slice_of(count, element, host, num_hosts());
-    return Region{data + slice.begin * element, slice.count() * element};
-  };
-  const Region own = segment(host_);
+  const Region own = segments[static_cast<std::size_t>(host_)];
   LinkPump pump(*this);
   std::vector<LinkFlow*> inputs;
   std::vector<LinkFlow*> results;
@@ -70,12 +79,13 @@ void LinkStage::reduce_large(std::byte* data, std::size_t count, const Reduction
     const int peer = static_cast<int>(i);
     const int give = peers_[i].give.get();
     const int result = peers_[i].result.get();
-    const Region theirs = segment(peers_[i].host);
+    const Region theirs = segments[static_cast<std::size_t>(peers_[i].host)];
     rings_[i].resize(kRingBytes);
     inputs.push_back(&pump.add({give, false, peer, rings_[i].data(), own.bytes,
                                 std::min(own.bytes, kRingBytes), 0, kRingBytes}));
     pump.add({give, true, peer, theirs.data, theirs.bytes, theirs.bytes});
-    results.push_back(&pump.add({result, true, peer, own.data, own.bytes, 0}));
+    if (!spreads) continue;
+    results.push_back(&pump.add({result, true, peer, output, own.bytes, 0}));
     pump.add({result, false, peer, theirs.data, theirs.bytes, theirs.bytes});
   }
 
@@ -91,7 +101,7 @@ void LinkStage::reduce_large(std::byte* data, std::size_t count, const Reduction
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       sources[static_cast<std::size_t>(peers_[i].host)] = rings_[i].data() + reduced % kRingBytes;
     }
-    reduce_hosts(reduction, divisor, sources, own.data + reduced, bytes / element);
+    reduce_hosts(reduction, divisor, sources, output + reduced, bytes / element);
     reduced += bytes;
     for (LinkFlow* input : inputs) input->open = std::min(own.bytes, reduced + kRingBytes);
     for (LinkFlow* result : results) result->open = reduced;
