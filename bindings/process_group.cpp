@@ -59,6 +59,12 @@ void bind_life(GroupClass& group) {
       .def("abort", &ProcessGroup::abort, py::arg("reason"),
            py::call_guard<py::gil_scoped_release>(),
            "Ends every operation in flight here and, at once, on the other ranks.")
+      .def("announce_trouble", &ProcessGroup::announce_trouble, py::arg("what"),
+           py::call_guard<py::gil_scoped_release>(),
+           "Ranks that wait for this one raise `what` after 250 ms, unless it is taken back.")
+      .def("withdraw_trouble", &ProcessGroup::withdraw_trouble,
+           py::call_guard<py::gil_scoped_release>(),
+           "Takes announce_trouble back; so does this rank's next collective.")
       .def(
           "check",
           [](const ProcessGroup& self) {

@@ -39,6 +39,15 @@ std::string network_namespace() { return link_target("/proc/self/ns/net"); }
 
 std::string pid_namespace() { return link_target("/proc/self/ns/pid"); }
 
+char process_state(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  // "4711 (name) S ...": the name may hold anything, parentheses too.
+  const std::size_t end = line.rfind(')');
+  return end == std::string::npos || end + 2 >= line.size() ? '\0' : line[end + 2];
+}
+
 std::uint64_t fork_generation() {
   // Registered on first use: whoever wants to notice a fork has called this before it.
   static const int registered = ::pthread_atfork(nullptr, nullptr, count_fork);

@@ -27,6 +27,10 @@ std::string network_namespace();
 /// Identity of the namespace in which process ids are valid; empty as above.
 std::string pid_namespace();
 
+/// What the kernel says of a process of this pid namespace: 'R', 'S', 'D', 'T' (stopped by a
+/// signal), 't' (held by a debugger), 'Z', ... (proc(5)); 0 where it says nothing.
+char process_state(pid_t pid);
+
 /// Number of fork() calls between the first call of this function and this process.
 /// A counter, not getpid(): no system call, and cheap enough for hot paths.
 std::uint64_t fork_generation();

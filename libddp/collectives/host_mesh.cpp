@@ -190,4 +190,17 @@ std::string HostMesh::last_call_of(int rank) const {
   return state_->core.last_call_of(state_->core.index_of(rank));
 }
 
+std::optional<std::uint64_t> HostMesh::last_sequence_of(int rank) const {
+  return state_->core.last_sequence_of(state_->core.index_of(rank));
+}
+
+void HostMesh::beat() noexcept {
+  state_->core.page(state_->core.rank()).beats().fetch_add(1, std::memory_order_relaxed);
+}
+
+std::optional<std::uint64_t> HostMesh::beats_of(int rank) const {
+  const int index = state_->core.index_of(rank);
+  return state_->core.page(index).beats().load(std::memory_order_relaxed);
+}
+
 }  // namespace libddp

@@ -117,6 +117,9 @@ class HostMesh : public Mesh {
   std::optional<MeshFailure> failure() const override;
   void throw_if_failed() const override;
   std::string last_call_of(int rank) const override;
+  std::optional<std::uint64_t> last_sequence_of(int rank) const override;
+  void beat() noexcept override;
+  std::optional<std::uint64_t> beats_of(int rank) const override;
 
  private:
   struct State;

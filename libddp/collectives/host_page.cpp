@@ -5,7 +5,7 @@
 namespace libddp {
 namespace {
 
-constexpr int kLayoutVersion = 1;
+constexpr int kLayoutVersion = 2;
 constexpr std::size_t kBlock = 4096;
 
 constexpr std::size_t blocks(std::size_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; }
@@ -16,6 +16,7 @@ struct Head {
   Bell bell;
   Bell mail_bell;
   alignas(128) std::atomic<std::uint64_t> num_calls;
+  alignas(128) std::atomic<std::uint64_t> beats;
   CallRecord calls[2];
   Slot slots[2];
 };
@@ -55,6 +56,8 @@ Bell& HostPage::bell() const { return head(base_).bell; }
 Bell& HostPage::mail_bell() const { return head(base_).mail_bell; }
 
 std::atomic<std::uint64_t>& HostPage::num_calls() const { return head(base_).num_calls; }
+
+std::atomic<std::uint64_t>& HostPage::beats() const { return head(base_).beats; }
 
 CallRecord& HostPage::call(std::uint64_t parity) const { return head(base_).calls[parity & 1]; }
 

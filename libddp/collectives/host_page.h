@@ -2,7 +2,7 @@
 
 // The control page of a rank: what it tells its peers, in memory that all of them map.
 //
-//   failure | bell, mail bell | call records | slots | inline payload | staging in, out |
+//   failure | bell, mail bell | beats | call records | slots | inline payload | staging in, out |
 //   per peer: mail (mailbox.h)
 //
 // Every word has one writer, its rank (bells excepted); stamps and counters only grow. The segment
@@ -128,6 +128,8 @@ class HostPage {
   Bell& mail_bell() const;
   /// Number of calls recorded so far; the last is record((count - 1) % 2).
   std::atomic<std::uint64_t>& num_calls() const;
+  /// Grows while the process runs: its heartbeat.
+  std::atomic<std::uint64_t>& beats() const;
   CallRecord& call(std::uint64_t parity) const;
   Slot& slot(std::uint64_t parity) const;
   std::byte* inline_payload(std::uint64_t parity) const;

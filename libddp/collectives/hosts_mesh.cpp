@@ -38,6 +38,15 @@ MeshCall HostsMesh::last_stage(const MeshCall& call) {
   return later;
 }
 
+std::optional<std::uint64_t> HostsMesh::last_sequence_of(int rank) const {
+  if (!layout_.is_local(rank, rank_)) return std::nullopt;
+  return local_->last_sequence_of(rank);
+}
+
+std::optional<std::uint64_t> HostsMesh::beats_of(int rank) const {
+  return layout_.is_local(rank, rank_) ? local_->beats_of(rank) : std::nullopt;
+}
+
 // Small payloads go whole: through every carrier if that makes the last stage needless.
 bool HostsMesh::carries(std::uint64_t bytes) const {
   const bool is_small = bytes <= InterStage::kSmallBytes;

@@ -83,6 +83,9 @@ class HostsMesh : public Mesh {
   std::optional<MeshFailure> failure() const override { return local_->failure(); }
   void throw_if_failed() const override { local_->throw_if_failed(); }
   std::string last_call_of(int rank) const override;
+  std::optional<std::uint64_t> last_sequence_of(int rank) const override;
+  void beat() noexcept override { local_->beat(); }
+  std::optional<std::uint64_t> beats_of(int rank) const override;
 
  private:
   /// `call` with the patience of the stage that follows the network.

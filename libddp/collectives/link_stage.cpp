@@ -212,15 +212,19 @@ void LinkStage::check(const std::deque<LinkFlow>& flows) {
                                 peer.host_name,
                                 last_call_of(peer.rank).value_or("not known here")));
   }
+  std::vector<int> ranks;
+  for (const int i : waited_for) ranks.push_back(peers_[static_cast<std::size_t>(i)].rank);
+  const std::string notes = call_->notes ? (*call_->notes)(ranks) : "";
   const std::chrono::duration<double> waited = Deadline::Clock::now() - start_;
   const LinkPeer& first = peers_[static_cast<std::size_t>(*waited_for.begin())];
   const bool is_one = waited_for.size() == 1;
   local_.fail(
       {MeshFailure::Kind::Timeout,
        fmt::format(
-           "{}: timed out after {:.1f} s waiting for {}. Hint: look at what that rank does; "
+           "{}: timed out after {:.1f} s waiting for {}{}. Hint: look at what that rank does; "
            "if it is only slow, raise the timeout",
-           call_->description.to_string(call_->sequence), waited.count(), fmt::join(names, ", ")),
+           call_->description.to_string(call_->sequence), waited.count(), fmt::join(names, ", "),
+           notes),
        is_one ? first.rank : -1, is_one ? first.pid : 0});
   local_.throw_if_failed();
 }

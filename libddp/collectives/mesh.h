@@ -18,6 +18,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,6 +36,9 @@ struct MeshCall {
   /// Instead of `deadline`: counts from the moment at which the call first has to wait for long, so
   /// that a call that finds everyone there never reads the clock.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
+  /// Asked before the call gives up on `ranks` (of the group): what else is known of them, for the
+  /// message. Null = nothing.
+  const std::function<std::string(const std::vector<int>& ranks)>* notes = nullptr;
 };
 
 /// Why the group cannot go on; thrown again by every later call.
@@ -122,6 +126,18 @@ class Mesh {
 
   /// What a rank posted last, for messages about it: "all_reduce #42 float32 [8]" or "nothing yet".
   virtual std::string last_call_of(int rank) const = 0;
+  /// Number of the collective that a rank began last, 0 before the first; nullopt where this rank
+  /// cannot know.
+  virtual std::optional<std::uint64_t> last_sequence_of([[maybe_unused]] int rank) const {
+    return std::nullopt;
+  }
+
+  /// Shows the ranks of this host that the process runs; one thread.
+  virtual void beat() noexcept {}
+  /// Beats of a rank of this host so far; nullopt for the others.
+  virtual std::optional<std::uint64_t> beats_of([[maybe_unused]] int rank) const {
+    return std::nullopt;
+  }
 };
 
 }  // namespace libddp

@@ -130,6 +130,12 @@ std::string MeshCore::last_call_of(int rank) const {
   return description.to_string(shown.sequence.load(std::memory_order_relaxed));
 }
 
+std::uint64_t MeshCore::last_sequence_of(int rank) const {
+  const std::uint64_t number = pages_[rank].num_calls().load(std::memory_order_acquire);
+  if (number == 0) return 0;
+  return pages_[rank].call(number - 1).sequence.load(std::memory_order_relaxed);
+}
+
 void MeshCore::meet(std::uint64_t input_place, std::uint64_t output_place) {
   post(input_place, output_place);
   await_everyone();

@@ -119,6 +119,8 @@ class MeshCore {
 
   pid_t pid_of(int rank) const { return members_[rank].pid; }
   std::string last_call_of(int rank) const;
+  /// 0 before the first.
+  std::uint64_t last_sequence_of(int rank) const;
 
  private:
   class Meeting;

@@ -89,15 +89,19 @@ void MeshCore::give_up(const MeshCall& call, const WaitCondition& condition, dou
   }
   if (missing.size() > kMaxNamed) who += fmt::format(" and {} more", missing.size() - kMaxNamed);
   if (missing.empty()) who = "any rank";
+  std::vector<int> ranks;
+  for (const int r : missing) ranks.push_back(group_rank(r));
+  const std::string notes = call.notes ? (*call.notes)(ranks) : "";
   const int culprit = missing.size() == 1 ? missing[0] : -1;
   fail_and_throw(
-      &call, {.kind = MeshFailure::Kind::Timeout,
-              .message = fmt::format(
-                  "{}: timed out after {:.1f} s waiting for {}. Hint: look at what that rank does; "
-                  "if it is only slow, raise the timeout",
-                  call.description.to_string(call.sequence), seconds, who),
-              .peer_rank = culprit >= 0 ? group_rank(culprit) : -1,
-              .peer_pid = culprit >= 0 ? pid_of(culprit) : 0});
+      &call,
+      {.kind = MeshFailure::Kind::Timeout,
+       .message = fmt::format(
+           "{}: timed out after {:.1f} s waiting for {}{}. Hint: look at what that rank does; "
+           "if it is only slow, raise the timeout",
+           call.description.to_string(call.sequence), seconds, who, notes),
+       .peer_rank = culprit >= 0 ? group_rank(culprit) : -1,
+       .peer_pid = culprit >= 0 ? pid_of(culprit) : 0});
 }
 
 }  // namespace libddp

@@ -79,6 +79,9 @@ class Backend {
 
   /// Ends every operation in flight, here and soon on the peers, with `reason`.
   virtual void abort(const std::string& reason) noexcept = 0;
+  /// See ProcessGroup. Backends that cannot tell their peers do nothing.
+  virtual void announce_trouble([[maybe_unused]] const std::string& what) noexcept {}
+  virtual void withdraw_trouble() noexcept {}
   /// Null while the backend is healthy.
   virtual std::exception_ptr failure() const = 0;
   /// Orderly end of this rank: waits for operations in flight, then leaves.

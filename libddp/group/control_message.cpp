@@ -19,14 +19,15 @@ struct Header {
   std::uint8_t failure_kind;
   std::uint16_t text_bytes;
   std::uint64_t sequence;
+  std::uint64_t number;
   std::int32_t peer_rank;
   std::int32_t peer_pid;
 };
-static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 24);
+static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 32);
 
 bool is_valid(const Header& header) {
   return header.magic == kMagic &&
-         header.kind <= static_cast<std::uint8_t>(ControlMessage::Kind::Failure) &&
+         header.kind <= static_cast<std::uint8_t>(ControlMessage::Kind::Stacks) &&
          header.failure_kind <= static_cast<std::uint8_t>(MeshFailure::Kind::Aborted) &&
          header.text_bytes <= ControlMessage::kMaxText;
 }
@@ -35,6 +36,7 @@ ControlMessage decode(const Header& header, std::string text) {
   ControlMessage message;
   message.kind = static_cast<ControlMessage::Kind>(header.kind);
   message.sequence = header.sequence;
+  message.number = header.number;
   message.failure.kind = static_cast<MeshFailure::Kind>(header.failure_kind);
   message.failure.peer_rank = header.peer_rank;
   message.failure.peer_pid = header.peer_pid;
@@ -52,6 +54,7 @@ bool send_control(int socket, const ControlMessage& message) noexcept {
                       static_cast<std::uint8_t>(message.failure.kind),
                       static_cast<std::uint16_t>(text_bytes),
                       message.sequence,
+                      message.number,
                       message.failure.peer_rank,
                       message.failure.peer_pid};
   char bytes[sizeof(Header) + ControlMessage::kMaxText];

@@ -1,7 +1,7 @@
 #pragma once
 
-// What ranks tell each other on the control sockets, beside the collectives: that they leave, or
-// that the group has failed and why.
+// What ranks tell each other on the control sockets, beside the collectives: that they leave, that
+// the group has failed and why, that they live, that one is in trouble, and where they are.
 //
 // A message is small and rare, so a socket's buffer always takes it whole; it is sent without
 // waiting, and a peer that is gone is no error here (its own socket tells).
@@ -22,13 +22,27 @@
 namespace libddp {
 
 struct ControlMessage {
-  enum class Kind : std::uint8_t { Goodbye, Failure };
-  static constexpr std::size_t kMaxText = 2000;
+  enum class Kind : std::uint8_t {
+    Goodbye,
+    Failure,
+    /// The sender's process runs; to ranks of other hosts only.
+    Heartbeat,
+    /// The sender met an error and may not come to the next collectives.
+    Trouble,
+    /// It goes on all the same.
+    TroubleOver,
+    /// "Where are your threads?", and the answer.
+    StacksWanted,
+    Stacks,
+  };
+  static constexpr std::size_t kMaxText = 4000;
 
   Kind kind = Kind::Goodbye;
-  /// Goodbye: the last collective that the sender took part in.
+  /// Goodbye, Heartbeat, Trouble: the last collective that the sender has issued.
   std::uint64_t sequence = 0;
-  /// Failure: what the sender's group failed of.
+  /// Trouble: the how manieth after that collective. StacksWanted, Stacks: number of the question.
+  std::uint64_t number = 0;
+  /// Failure: what the sender's group failed of. Trouble, Stacks: the message alone.
   MeshFailure failure{};
 };
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/base/monotonic_clock.h"
 #include "libddp/base/system_error.h"
 #include "libddp/group/service_thread.h"
 
@@ -28,11 +29,16 @@ std::string peer_name(const GroupPeer& peer) {
 }
 
 ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> peers, Mesh& mesh,
-                               OnGoodbye on_goodbye)
-    : identity_(std::move(identity)), mesh_(mesh), on_goodbye_(std::move(on_goodbye)) {
+                               Hooks hooks)
+    : identity_(std::move(identity)), mesh_(mesh), hooks_(std::move(hooks)) {
+  const auto timeout = heartbeat_timeout();
   for (GroupPeer& peer : peers) {
     if (peer.rank == identity_.rank) host_index_ = peer.host_index;
-    if (peer.rank != identity_.rank) watched_.push_back({std::move(peer), {}, false});
+    if (peer.rank == identity_.rank) continue;
+    Watched watched;
+    watched.peer = std::move(peer);
+    watched.pulse = Pulse(timeout);
+    watched_.push_back(std::move(watched));
   }
   if (watched_.empty()) return;
   stop_.reset(::eventfd(0, EFD_CLOEXEC));
@@ -58,7 +64,7 @@ void ControlWatcher::run() {
       entries.push_back({watched.peer.control.get(), POLLIN | POLLRDHUP, 0});
       if (watched.peer.pidfd) entries.push_back({watched.peer.pidfd.get(), POLLIN, 0});
     }
-    if (::poll(entries.data(), entries.size(), -1) < 0 && errno != EINTR) {
+    if (::poll(entries.data(), entries.size(), pause_ms(monotonic_ns())) < 0 && errno != EINTR) {
       fail({MeshFailure::Kind::Aborted,
             fmt::format("cannot watch the peers: {}", errno_text("poll", errno))});
       return;
@@ -66,6 +72,7 @@ void ControlWatcher::run() {
     if (entries[0].revents != 0) return;
     if (entries[1].revents != 0) mesh_.on_network();
     read_all();
+    tick(monotonic_ns());
   }
 }
 
@@ -90,11 +97,29 @@ bool ControlWatcher::is_lost(const Watched& watched) const {
 }
 
 void ControlWatcher::handle(Watched& watched, const ControlMessage& message) {
+  using Kind = ControlMessage::Kind;
   const int rank = watched.peer.rank;
-  if (message.kind == ControlMessage::Kind::Goodbye) {
-    watched.is_over = true;
-    on_goodbye_(rank, message.sequence);
-    return;
+  switch (message.kind) {
+    case Kind::Goodbye: {
+      const auto trouble = troubles_.of(rank);
+      watched.is_over = true;
+      troubles_.remove(rank);
+      return hooks_.on_goodbye(rank, message.sequence, trouble ? trouble->what : "");
+    }
+    case Kind::Heartbeat:
+      ++watched.beats;
+      watched.last_sequence = message.sequence;
+      return;
+    case Kind::Trouble:
+      return troubles_.add(
+          rank, {message.sequence, message.number, message.failure.message, monotonic_ns(), rank});
+    case Kind::TroubleOver:
+      return troubles_.remove(rank);
+    case Kind::StacksWanted:
+    case Kind::Stacks:
+      return;
+    case Kind::Failure:
+      break;
   }
   // A failure that names its culprit is passed on; an abort or a timeout is the sender's own deed.
   MeshFailure failure = message.failure;
@@ -143,6 +168,17 @@ void ControlWatcher::announce(const MeshFailure& failure) noexcept {
 
 void ControlWatcher::say_goodbye(std::uint64_t sequence) noexcept {
   send_to_all({.kind = ControlMessage::Kind::Goodbye, .sequence = sequence});
+}
+
+void ControlWatcher::announce_trouble(std::uint64_t sequence, const std::string& what) noexcept {
+  ControlMessage message{.kind = ControlMessage::Kind::Trouble, .sequence = sequence};
+  message.number = troubles_.add_own(sequence);
+  message.failure.message = what;
+  send_to_all(message);
+}
+
+void ControlWatcher::withdraw_trouble() noexcept {
+  send_to_all({.kind = ControlMessage::Kind::TroubleOver});
 }
 
 void ControlWatcher::send_to_all(const ControlMessage& message) noexcept {

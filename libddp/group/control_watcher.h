@@ -1,14 +1,17 @@
 #pragma once
 
-// Notices within milliseconds that a peer died, failed, gave up or left.
+// Notices within milliseconds that a peer died, failed, gave up or left, and within seconds that it
+// is frozen.
 //
-// One thread sleeps in poll() on the control sockets and pidfds of the meeting; nothing wakes it
-// but an event. The kernel closes the socket of a process that dies; the pidfd also tells when a
-// forked child still holds a copy of the socket. The kernel also closes the connection to a host
-// that does not answer for seconds. A peer that closes without a goodbye has failed;
-// what it said before it closed (its own failure) comes first, so that the root cause wins.
-// Thread rule: `announce` from any thread, the rest by the owner; callbacks run in the watcher's
-// thread.
+// One thread sleeps in poll() on the control sockets and pidfds of the meeting. The kernel closes
+// the socket of a process that dies; the pidfd also tells when a forked child still holds a copy of
+// the socket. The kernel also closes the connection to a host that does not answer for seconds. A
+// peer that closes without a goodbye has failed; what it said before it closed (its own failure)
+// comes first, so that the root cause wins. Twice a second the thread wakes to beat: into the
+// shared page for the ranks of its host, by a message for the others. It needs neither the
+// interpreter's lock nor a thread of the program, so a rank that beats but does not come is busy or
+// stuck in its own code, and one that does not beat is frozen (pulse.h). Thread rule: `announce`
+// from any thread, the rest by the owner; callbacks run in the watcher's thread.
 //
 //   ControlWatcher watcher(identity, std::move(peers), mesh, [](int rank, std::uint64_t last) {});
 //   watcher.announce(failure);    // tells the peers
@@ -25,6 +28,8 @@
 #include "libddp/collectives/mesh.h"
 #include "libddp/group/control_message.h"
 #include "libddp/group/group_identity.h"
+#include "libddp/group/pending_troubles.h"
+#include "libddp/group/pulse.h"
 #include "libddp/transport/meeting.h"
 
 namespace libddp {
@@ -34,13 +39,17 @@ std::string peer_name(const GroupPeer& peer);
 
 class ControlWatcher {
  public:
-  /// A peer left in order, having taken part in collectives up to `sequence`.
-  using OnGoodbye = std::function<void(int rank, std::uint64_t sequence)>;
+  struct Hooks {
+    /// A peer left in order, having taken part in collectives up to `sequence`; `error` = what it
+    /// had announced before, or empty.
+    std::function<void(int rank, std::uint64_t sequence, const std::string& error)> on_goodbye;
+    /// The collective that runs here now; 0 = none.
+    std::function<std::uint64_t()> running;
+  };
 
   /// Failures go to `mesh.fail`, events of its network to `mesh.on_network`. `mesh` must outlive
-  /// the watcher.
-  ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> peers, Mesh& mesh,
-                 OnGoodbye on_goodbye);
+  /// the watcher. Throws ArgumentError for a bad LIBDDP_HEARTBEAT_TIMEOUT.
+  ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> peers, Mesh& mesh, Hooks hooks);
   /// Stops the thread and closes the sockets; peers that got no goodbye take it for a failure.
   ~ControlWatcher();
   ControlWatcher(const ControlWatcher&) = delete;
@@ -49,6 +58,9 @@ class ControlWatcher {
   /// Tells the peers what this rank's group failed of. Only the first call does something.
   void announce(const MeshFailure& failure) noexcept;
   void say_goodbye(std::uint64_t sequence) noexcept;
+  /// See ProcessGroup::announce_trouble; `sequence`: the last collective issued here.
+  void announce_trouble(std::uint64_t sequence, const std::string& what) noexcept;
+  void withdraw_trouble() noexcept;
 
  private:
   struct Watched {
@@ -56,6 +68,10 @@ class ControlWatcher {
     ControlInbox inbox;
     /// Left, or lost and reported: not watched any more.
     bool is_over = false;
+    Pulse pulse{std::nullopt};
+    /// What heartbeats have said; for ranks of other hosts.
+    std::uint64_t beats = 0;
+    std::uint64_t last_sequence = 0;
   };
 
   void run();
@@ -66,13 +82,33 @@ class ControlWatcher {
   void fail(MeshFailure failure);
   void send_to_all(const ControlMessage& message) noexcept;
 
+  // control_heartbeat.cpp: what time brings about.
+  int pause_ms(std::int64_t now_ns) const;
+  void tick(std::int64_t now_ns);
+  void beat() noexcept;
+  void judge(Watched& watched, std::int64_t now_ns);
+  void report_frozen(Watched& watched, std::int64_t now_ns);
+  void check_troubles(std::int64_t now_ns);
+  void check_wait(std::int64_t now_ns);
+  std::uint64_t last_sequence_of(const Watched& watched) const;
+  /// One rank of the others speaks for all in the log: the lowest that is not `culprits`.
+  bool is_spokesman(const std::vector<int>& culprits) const;
+
   const GroupIdentity identity_;
   Mesh& mesh_;
-  const OnGoodbye on_goodbye_;
+  const Hooks hooks_;
   int host_index_ = 0;
   std::vector<Watched> watched_;
   std::mutex send_mutex_;
   std::atomic<bool> is_announced_{false};
+  PendingTroubles troubles_;
+  // Of the thread.
+  std::int64_t next_beat_ns_ = 0;
+  std::int64_t last_tick_ns_ = 0;
+  /// The collective that ran at the last tick, since when, and whether the log has it.
+  std::uint64_t waiting_in_ = 0;
+  std::int64_t waiting_since_ns_ = 0;
+  bool is_wait_logged_ = false;
   UniqueFd stop_;
   std::thread thread_;
 };

@@ -38,7 +38,10 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
   std::lock_guard lock(watcher_mutex_);
   watcher_ = std::make_unique<ControlWatcher>(
       identity_, std::move(peers), *mesh_,
-      [this](int rank, std::uint64_t sequence) { on_goodbye(rank, sequence); });
+      ControlWatcher::Hooks{[this](int rank, std::uint64_t sequence, const std::string& error) {
+                              on_goodbye(rank, sequence, error);
+                            },
+                            [this] { return running_.load(std::memory_order_relaxed); }});
 }
 
 HostBackend::~HostBackend() {
@@ -60,6 +63,7 @@ void HostBackend::perform(const BackendCall& call, std::uint64_t sequence,
   mesh_call.timeout = call.timeout;
   // Before looking who has left: on_goodbye does the two in the other order.
   running_.store(sequence);
+  if (sequence >= goes_on_at_.load(std::memory_order_relaxed)) withdraw_trouble();
   try {
     if (sequence > last_common_.load()) throw_if_left(mesh_call);
     operation(mesh_call);
@@ -114,8 +118,12 @@ void HostBackend::throw_if_left(const MeshCall& call) {
   mesh_->throw_if_failed();
 }
 
-void HostBackend::on_goodbye(int rank, std::uint64_t sequence) {
+void HostBackend::on_goodbye(int rank, std::uint64_t sequence, const std::string& error) {
   if (sequence < last_common_.load()) {
+    {
+      const std::lock_guard lock(leaving_mutex_);
+      leaving_error_ = error;
+    }
     first_to_leave_.store(rank);
     last_common_.store(sequence);
   }
@@ -128,11 +136,16 @@ void HostBackend::on_goodbye(int rank, std::uint64_t sequence) {
 
 MeshFailure HostBackend::left_failure(int rank, const std::string& what) const {
   const auto index = static_cast<std::size_t>(rank);
+  std::string because;
+  {
+    const std::lock_guard lock(leaving_mutex_);
+    if (!leaving_error_.empty()) because = " because of an error: " + leaving_error_;
+  }
   return {
       MeshFailure::Kind::Peer,
-      fmt::format("{}: {} has left the group (destroy_process_group) after {}. Hint: every rank "
+      fmt::format("{}: {} has left the group (destroy_process_group) after {}{}. Hint: every rank "
                   "must issue the same collectives before it leaves",
-                  what, peer_names_[index], mesh_->last_call_of(rank)),
+                  what, peer_names_[index], mesh_->last_call_of(rank), because),
       rank, peer_pids_[index]};
 }
 
@@ -222,6 +235,22 @@ bool HostBackend::is_in_arena(const at::Tensor& tensor) const {
 void HostBackend::abort(const std::string& reason) noexcept {
   mesh_->fail({MeshFailure::Kind::Aborted, fmt::format("the group was aborted: {}", reason)});
   tell_peers();
+}
+
+void HostBackend::announce_trouble(const std::string& what) noexcept {
+  if (mesh_->failure()) return;
+  const std::uint64_t sequence = lane_->sequence();
+  const std::lock_guard lock(watcher_mutex_);
+  if (!watcher_) return;
+  watcher_->announce_trouble(sequence, what);
+  goes_on_at_.store(sequence + 1, std::memory_order_relaxed);
+}
+
+void HostBackend::withdraw_trouble() noexcept {
+  if (goes_on_at_.load(std::memory_order_relaxed) == kNoTrouble) return;
+  const std::lock_guard lock(watcher_mutex_);
+  goes_on_at_.store(kNoTrouble, std::memory_order_relaxed);
+  if (watcher_) watcher_->withdraw_trouble();
 }
 
 std::exception_ptr HostBackend::failure() const {

@@ -51,18 +51,21 @@ class HostBackend : public Backend {
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
   bool is_in_arena(const at::Tensor& tensor) const override;
   void abort(const std::string& reason) noexcept override;
+  void announce_trouble(const std::string& what) noexcept override;
+  void withdraw_trouble() noexcept override;
   std::exception_ptr failure() const override;
   void shutdown() override;
 
  private:
   static constexpr std::uint64_t kNobodyLeft = ~std::uint64_t{0};
+  static constexpr std::uint64_t kNoTrouble = ~std::uint64_t{0};
 
   template <typename Operation>
   WorkPtr launch(BackendCall call, Operation operation);
   template <typename Operation>
   void perform(const BackendCall& call, std::uint64_t sequence, const Operation& operation);
   void throw_if_left(const MeshCall& call);
-  void on_goodbye(int rank, std::uint64_t sequence);
+  void on_goodbye(int rank, std::uint64_t sequence, const std::string& error);
   MeshFailure left_failure(int rank, const std::string& what) const;
   void fail_after_exception(const MeshCall& call) noexcept;
   void tell_peers() noexcept;
@@ -78,6 +81,11 @@ class HostBackend : public Backend {
   /// Last collective of the peer that left first, and who that is.
   std::atomic<std::uint64_t> last_common_{kNobodyLeft};
   std::atomic<int> first_to_leave_{-1};
+  /// What that one had announced before.
+  mutable std::mutex leaving_mutex_;
+  std::string leaving_error_;
+  /// The first collective after the one that trouble was announced after; kNoTrouble = none.
+  std::atomic<std::uint64_t> goes_on_at_{kNoTrouble};
   std::mutex watcher_mutex_;
   std::unique_ptr<ControlWatcher> watcher_;
   std::unique_ptr<MessageLane> messages_;

@@ -158,6 +158,14 @@ void ProcessGroup::abort(const std::string& reason) {
   state_->backend->abort(reason);
 }
 
+void ProcessGroup::announce_trouble(const std::string& what) noexcept {
+  if (state_->made.is_current() && !state_->is_shut_down) state_->backend->announce_trouble(what);
+}
+
+void ProcessGroup::withdraw_trouble() noexcept {
+  if (state_->made.is_current()) state_->backend->withdraw_trouble();
+}
+
 std::exception_ptr ProcessGroup::failure() const { return state_->backend->failure(); }
 
 void ProcessGroup::shutdown() {

@@ -134,6 +134,12 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 
   /// Ends every operation in flight on this rank and, at once, on the others.
   void abort(const std::string& reason);
+  /// This rank met an error (`what`: "in forward: ...") and may stay away from collectives that the
+  /// others are in. Peers that wait for it raise `what` after a moment (250 ms), unless its next
+  /// collective or withdraw_trouble() takes it back meanwhile, or they announced the same
+  /// themselves after the same number of collectives. Nothing happens where nobody waits.
+  void announce_trouble(const std::string& what) noexcept;
+  void withdraw_trouble() noexcept;
   /// Null while the group is healthy.
   std::exception_ptr failure() const;
   /// Leaves in order. Later calls throw StateError. The destructor does the same without waiting.

@@ -1,0 +1,239 @@
+// Frozen ranks, ranks in trouble, and ranks that only look like it.
+
+#include <ATen/core/Tensor.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+
+#include "libddp/group/pending_troubles.h"
+#include "libddp/group/pulse.h"
+#include "tests/support/catch.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/torch_group_fixture.h"
+
+using namespace libddp;
+using namespace libddp::test;
+using Verdict = Pulse::Verdict;
+
+namespace {
+
+constexpr std::int64_t kSecond = 1'000'000'000;
+
+/// LIBDDP_HEARTBEAT_TIMEOUT for a scope; no rank runs when it begins or ends.
+class HeartbeatTimeout {
+ public:
+  explicit HeartbeatTimeout(const char* seconds) {
+    ::setenv("LIBDDP_HEARTBEAT_TIMEOUT", seconds, 1);
+  }
+  ~HeartbeatTimeout() { ::unsetenv("LIBDDP_HEARTBEAT_TIMEOUT"); }
+};
+
+void expect_words(const std::string& text, const std::vector<std::string>& words) {
+  for (const std::string& word : words) expect(contains(text, word), word + " in: " + text);
+}
+
+void pause(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+/// Rank 1 stops itself, rank 0 wakes it once it has noticed; both then know the same.
+std::string freeze_rank_1(ProcessGroup& group) {
+  at::Tensor tensor = filled(::getpid());
+  group.broadcast(tensor, 1);
+  const auto pid = static_cast<pid_t>(first(tensor));
+  if (group.rank() == 1) {
+    ::raise(SIGSTOP);
+    while (group.failure() == nullptr) pause(5);
+    expect_words(message_of<PeerError>([&] { group.barrier(); }), {"no sign of life"});
+    return "";
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const std::string text = message_of<PeerError>([&] { group.all_reduce(tensor); });
+  if (group.rank() == 0) ::kill(pid, SIGCONT);
+  expect(std::chrono::steady_clock::now() - start < std::chrono::seconds(20), "soon");
+  expect_words(text, {"rank 1 (pid " + std::to_string(pid), "has given no sign of life for ",
+                      "its last call was", "that of this rank all_reduce #2 float32 [8]",
+                      "LIBDDP_HEARTBEAT_TIMEOUT"});
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("a pulse is judged by when its beats were seen", "[liveness]") {
+  Pulse pulse(std::chrono::seconds(5));
+  REQUIRE(pulse.judge(100 * kSecond) == Verdict::Alive);  // never beaten: still joining
+  pulse.observe(1, 1 * kSecond);
+  pulse.observe(1, 3 * kSecond);
+  REQUIRE(pulse.judge(3 * kSecond) == Verdict::Alive);
+  REQUIRE(pulse.is_doubtful(3 * kSecond));
+  REQUIRE(pulse.judge(4 * kSecond) == Verdict::Silent);
+  REQUIRE(pulse.judge(5 * kSecond) == Verdict::Alive);  // said once
+  pulse.observe(2, 5 * kSecond);
+  REQUIRE(pulse.judge(5 * kSecond) == Verdict::Back);
+  REQUIRE(pulse.judge(10 * kSecond) == Verdict::Dead);
+  REQUIRE(pulse.judge(11 * kSecond) == Verdict::Alive);
+}
+
+TEST_CASE("an observer that was away forgives", "[liveness]") {
+  Pulse pulse(std::chrono::seconds(5));
+  pulse.forgive(1 * kSecond);
+  REQUIRE(pulse.silence(2 * kSecond).count() == 0);
+  pulse.observe(1, 1 * kSecond);
+  pulse.forgive(60 * kSecond);
+  REQUIRE(pulse.judge(61 * kSecond) == Verdict::Alive);
+  REQUIRE(pulse.judge(65 * kSecond) == Verdict::Dead);
+}
+
+TEST_CASE("the heartbeat's timeout comes from the environment", "[liveness]") {
+  REQUIRE(heartbeat_timeout() == std::chrono::seconds(5));
+  {
+    const HeartbeatTimeout off("0");
+    REQUIRE_FALSE(heartbeat_timeout());
+    REQUIRE(Pulse(heartbeat_timeout()).judge(1) == Verdict::Alive);
+  }
+  const HeartbeatTimeout bad("soon");
+  REQUIRE_THROWS_AS(heartbeat_timeout(), ArgumentError);
+}
+
+TEST_CASE("a trouble counts once somebody has waited for it", "[liveness]") {
+  constexpr std::int64_t kGrace = PendingTroubles::kGraceNs;
+  PendingTroubles troubles;
+  troubles.add(2, {41, 1, "oops", 100});
+  REQUIRE_FALSE(troubles.due(0, 100 + kGrace));   // nothing runs here
+  REQUIRE_FALSE(troubles.due(41, 100 + kGrace));  // that one it took part in
+  REQUIRE_FALSE(troubles.due(42, 99 + kGrace));
+  REQUIRE(troubles.due(42, 100 + kGrace)->rank == 2);
+  SECTION("and is taken back") {
+    troubles.remove(2);
+    REQUIRE(troubles.empty());
+    REQUIRE_FALSE(troubles.due(42, 100 + kGrace));
+  }
+  SECTION("unless this rank has had the same") {
+    REQUIRE(troubles.add_own(41) == 1);
+    REQUIRE_FALSE(troubles.due(42, 100 + kGrace));
+    troubles.add(2, {41, 2, "again", 100});
+    REQUIRE(troubles.due(42, 100 + kGrace)->what == "again");
+    REQUIRE(troubles.add_own(41) == 2);
+    REQUIRE_FALSE(troubles.due(42, 100 + kGrace));
+    REQUIRE(troubles.add_own(43) == 1);
+  }
+}
+
+TEST_CASE("a frozen rank is told from one that is late", "[liveness]") {
+  const HeartbeatTimeout timeout("1");
+  const auto results = fork_group(3, [](Group group) { return freeze_rank_1(*group); });
+  for (const RankResult& result : results) {
+    INFO(result.text);
+    REQUIRE(result.ok());
+  }
+  REQUIRE(contains(results[0].text, "it is stopped (SIGSTOP or Ctrl-Z)"));
+}
+
+TEST_CASE("a frozen rank of another host is noticed too", "[liveness]") {
+  const HeartbeatTimeout timeout("1");
+  TemporaryFolder folder;
+  const auto results = fork_ranks(2, [&](int rank) {
+    auto store = c10::make_intrusive<c10d::FileStore>(folder.path() + "/store", 2);
+    return freeze_rank_1(*ProcessGroup::create(store, {.rank = rank,
+                                                       .world_size = 2,
+                                                       .name = "test",
+                                                       .timeout = std::chrono::seconds(60),
+                                                       .host_identity = std::to_string(rank)}));
+  });
+  for (const RankResult& result : results) {
+    INFO(result.text);
+    REQUIRE(result.ok());
+  }
+}
+
+TEST_CASE("without a heartbeat timeout a stopped rank is waited for", "[liveness]") {
+  const HeartbeatTimeout timeout("0");
+  const auto results = fork_group(2, [](Group group) -> std::string {
+    at::Tensor tensor = filled(::getpid());
+    group->broadcast(tensor, 1);
+    if (group->rank() == 1) {
+      ::raise(SIGSTOP);
+    } else {
+      pause(1500);
+      ::kill(static_cast<pid_t>(first(tensor)), SIGCONT);
+    }
+    group->barrier();
+    group->shutdown();
+    return "";
+  });
+  for (const RankResult& result : results) {
+    INFO(result.text);
+    REQUIRE(result.ok());
+  }
+}
+
+TEST_CASE("ranks that are late but alive are not given up", "[liveness]") {
+  const HeartbeatTimeout timeout("1");
+  const auto late = [](ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 1) pause(2500);
+    group.barrier();
+  };
+  SECTION("on one host") { run_group(2, late); }
+  SECTION("on two") { run_group_on_hosts({0, 1}, late); }
+}
+
+TEST_CASE("an error that one rank announces ends the others' wait", "[liveness]") {
+  const auto body = [](ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 1) {
+      group.announce_trouble("in forward: ValueError: no such token (train.py:31)");
+      while (group.failure() == nullptr) pause(5);
+      message_of<PeerError>([&] { group.barrier(); });
+      return;
+    }
+    at::Tensor tensor = filled(1);
+    const auto start = std::chrono::steady_clock::now();
+    const std::string text =
+        message_of<PeerError>([&] { group.all_reduce(tensor, {}, {.label = "bucket 0"}); });
+    expect(std::chrono::steady_clock::now() - start < std::chrono::seconds(10), "soon");
+    expect_words(text, {"rank 1 (pid ", "in forward: ValueError: no such token (train.py:31)",
+                        "all_reduce #2 float32 [8] SUM (bucket 0)"});
+  };
+  SECTION("on one host") { run_group(3, body); }
+  SECTION("on two") { run_group_on_hosts({0, 1, 0}, body); }
+}
+
+TEST_CASE("a rank that goes on after its error is waited for", "[liveness]") {
+  run_group(2, [](ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 1) {
+      group.announce_trouble("in forward: this one is caught");
+      group.withdraw_trouble();
+      pause(600);
+    }
+    group.barrier();
+    // Its next collective takes it back, too.
+    if (group.rank() == 1) group.announce_trouble("in forward: and this");
+    group.barrier();
+    if (group.rank() == 1) pause(600);
+    group.barrier();
+  });
+}
+
+TEST_CASE("an error that all ranks have met ends nothing", "[liveness]") {
+  run_group(2, [](ProcessGroup& group) {
+    group.barrier();
+    group.announce_trouble("in forward: the same everywhere");
+    if (group.rank() == 1) pause(600);
+    group.barrier();
+  });
+}
+
+TEST_CASE("a rank that leaves because of an error says so", "[liveness]") {
+  run_group(2, [](ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 1) return group.announce_trouble("KeyError: 'x' (train.py:8)");
+    pause(100);
+    expect_words(message_of<PeerError>([&] { group.all_reduce(filled(1)); }),
+                 {"rank 1 (pid ", "has left the group", "because of an error: KeyError: 'x'"});
+  });
+}
