@@ -96,9 +96,10 @@ class DistributedDataParallel {
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     if (buffers_are_due_ && broadcasts_buffers_) replica_.broadcast(module_->buffers());
-    ForwardGuard guard(replica_);
-    auto output = module_->forward(in_dtype(std::forward<Arguments>(arguments), input_dtype_)...);
-    guard.succeeded();
+    replica_.before_forward();
+    auto output = guarded([&]() -> decltype(auto) {
+      return module_->forward(in_dtype(std::forward<Arguments>(arguments), input_dtype_)...);
+    });
     buffers_are_due_ = replica_.after_forward(output_tensors(output), synchronises_);
     return output;
   }
@@ -136,6 +137,17 @@ class DistributedDataParallel {
     options = with_sparse_parameters(std::move(options), module, parameters);
     return Replica(std::move(parameters), named_buffers(module), std::move(group), options, nullptr,
                    delayed);
+  }
+
+  /// What it throws reaches the other ranks, which wait for this one in backward.
+  template <typename Forward>
+  decltype(auto) guarded(const Forward& forward) {
+    try {
+      return forward();
+    } catch (...) {
+      replica_.forward_failed(first_line_of(std::current_exception()), synchronises_);
+      throw;
+    }
   }
 
   std::shared_ptr<Module> module_;

@@ -112,15 +112,44 @@ void Reducer::count_gradient(std::size_t index) {
 
 void Reducer::begin_pass(PassEnd end) {
   phase_ = Phase::Running;
+  is_broken_ = false;
   timeline_.begin_pass(++pass_number_);
   queue_finish(end);
 }
 
+/// Autograd drops the callbacks of a pass that fails without a call: that is how its failure shows.
+class Reducer::PassGuard {
+ public:
+  explicit PassGuard(std::weak_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {}
+  PassGuard(const PassGuard&) = delete;
+  PassGuard& operator=(const PassGuard&) = delete;
+  ~PassGuard() {
+    const auto self = is_over_ ? nullptr : reducer_.lock();
+    if (self) self->pass_broke();
+  }
+  void end() { is_over_ = true; }
+
+ private:
+  const std::weak_ptr<Reducer> reducer_;
+  bool is_over_ = false;
+};
+
 void Reducer::queue_finish(PassEnd end) {
   is_finish_queued_ = true;
-  call_after_backward([weak = weak_from_this(), end] {
-    if (const auto self = weak.lock()) self->guarded([&] { self->on_pass_end(end); });
-  });
+  call_after_backward(
+      [weak = weak_from_this(), end, guard = std::make_shared<PassGuard>(weak_from_this())] {
+        guard->end();
+        if (const auto self = weak.lock()) self->guarded([&] { self->on_pass_end(end); });
+      });
+}
+
+void Reducer::pass_broke() {
+  announce_trouble("in backward: an exception ended it (its own output has the text)");
+}
+
+void Reducer::announce_trouble(const std::string& what) noexcept {
+  if (phase_ == Phase::Running && !is_broken_) group_->announce_trouble(what);
+  is_broken_ = phase_ == Phase::Running;
 }
 
 void Reducer::launch_complete_buckets() {
@@ -186,15 +215,16 @@ void Reducer::refuse_second_gradient(std::size_t index) const {
 
 template <typename Function>
 void Reducer::guarded(Function&& function) {
-  if (!options_.rethrow) return function();
   try {
     function();
-  } catch (const Error&) {
-    options_.rethrow(std::current_exception());
+  } catch (const Error& error) {
+    announce_trouble(std::string("in backward: ") + error.what());
+    if (options_.rethrow) options_.rethrow(std::current_exception());
     throw;
   } catch (...) {
+    announce_trouble("in backward: an exception of a hook (its own output has the text)");
     // A hook may throw anything of the language that it is written in.
-    if (hook_) options_.rethrow(std::current_exception());
+    if (hook_ && options_.rethrow) options_.rethrow(std::current_exception());
     throw;
   }
 }

@@ -136,6 +136,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void on_output_reached(std::uint64_t& pass_of_forward);
   void begin_pass(PassEnd end);
   void queue_finish(PassEnd end);
+  void pass_broke();
   void launch_complete_buckets();
   void launch(std::size_t bucket, bool async);
   void fill(std::size_t bucket);
@@ -167,8 +168,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void reset_counters();
   void check_last_pass();
 
+  /// Where the other ranks may wait for what this pass has not sent.
+  void announce_trouble(const std::string& what) noexcept;
   template <typename Function>
   void guarded(Function&& function);
+  class PassGuard;
 
   const NamedTensors parameters_;
   const std::vector<ParameterSize> sizes_;
@@ -186,6 +190,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_finish_queued_ = false;
   bool is_empty_pass_ = false;
   bool is_manual_ = false;
+  /// The others have been told that this pass fails.
+  bool is_broken_ = false;
   double gradient_scale_ = 1.0;
   /// See call_before_backward.
   std::shared_ptr<void> output_leaves_;

@@ -127,18 +127,36 @@ void Replica::broadcast(const std::vector<at::Tensor>& tensors, int root) {
   broadcaster_.broadcast(tensors, root, "buffers");
 }
 
+std::string first_line_of(const std::exception_ptr& error) {
+  constexpr std::size_t kMaxText = 500;
+  std::string text = "an exception that is no std::exception";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    text = exception.what();
+  } catch (...) {
+  }
+  return text.substr(0, std::min(text.find('\n'), kMaxText));
+}
+
 void Replica::before_forward() {
+  if (c10::GradMode::is_enabled()) group_->withdraw_trouble();
   reducer_->begin_forward();
   if (low_) lowered_here_ = low_->lower();
 }
 
-void Replica::forward_failed() {
+void Replica::forward_failed(const std::string& what, bool sync) {
+  raise_low();
+  if (sync && c10::GradMode::is_enabled()) group_->announce_trouble("in forward: " + what);
+}
+
+void Replica::raise_low() {
   if (low_ && lowered_here_) low_->raise();
 }
 
 bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
   if (!c10::GradMode::is_enabled()) {
-    forward_failed();  // nothing refers to the low precision
+    raise_low();  // nothing refers to the low precision
     return false;
   }
   if (delayed_) delayed_->arm(sync);
@@ -146,8 +164,14 @@ bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
     raise_after_backward(outputs);
     return false;
   }
-  check_unchanged();
-  reducer_->arm(outputs);
+  try {
+    check_unchanged();
+    reducer_->arm(outputs);
+  } catch (...) {
+    // Errors that all ranks have do no harm here, see NOTE [Troubles].
+    group_->announce_trouble("in forward: " + first_line_of(std::current_exception()));
+    throw;
+  }
   return true;
 }
 

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,8 +45,10 @@ class Replica {
 
   /// Before each forward. With mixed precision, parameters show the low precision from here on.
   void before_forward();
-  /// With mixed precision: takes `before_forward` back after a forward that failed.
-  void forward_failed();
+  /// After a forward that threw. With mixed precision: takes `before_forward` back. If its backward
+  /// would have synchronised (`sync`, and gradients are recorded), the other ranks wait for this
+  /// one: they are told `what` (ProcessGroup::announce_trouble).
+  void forward_failed(const std::string& what, bool sync);
   /// After a forward that returned `outputs`. Returns whether its backward synchronises: it does
   /// if `sync` and gradients are recorded. Throws ArgumentError naming a parameter whose shape,
   /// dtype or requires_grad is not what was wrapped.
@@ -65,6 +68,7 @@ class Replica {
   bool trains_anything() const;
   void make_reducer(const DistributedDataParallelOptions& options, Rethrow rethrow);
   void apply(const MixedPrecision& precision, const NamedTensors& buffers);
+  void raise_low();
   void raise_after_backward(const std::vector<at::Tensor>& outputs);
 
   /// What a parameter was like when it was wrapped; the buckets are made for that.
@@ -88,20 +92,7 @@ class Replica {
   std::shared_ptr<Reducer> reducer_;
 };
 
-/// Around a module's forward; see Replica::before_forward.
-class ForwardGuard {
- public:
-  explicit ForwardGuard(Replica& replica) : replica_(replica) { replica_.before_forward(); }
-  ForwardGuard(const ForwardGuard&) = delete;
-  ForwardGuard& operator=(const ForwardGuard&) = delete;
-  ~ForwardGuard() {
-    if (!succeeded_) replica_.forward_failed();
-  }
-  void succeeded() { succeeded_ = true; }
-
- private:
-  Replica& replica_;
-  bool succeeded_ = false;
-};
+/// The first line of an exception's text, for other ranks.
+std::string first_line_of(const std::exception_ptr& error);
 
 }  // namespace libddp

@@ -1,16 +1,26 @@
-"""What the other ranks learn when this process ends.
+"""What the other ranks learn of an error here, and when this process ends.
 
-An exception that nobody caught aborts the groups with its text, so that the others raise it at once
-instead of waiting. A normal end without `destroy_process_group()` leaves in order.
+An exception that nobody caught aborts the groups with its text and place, so that the others raise
+it at once instead of waiting. One that is on its way while `destroy_process_group()` runs (in a
+`finally`) is named by those who still wait. A normal end without `destroy_process_group()` leaves
+in order.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from functools import cache
 
+import torch
 import torch.distributed.distributed_c10d as c10d
+
+_LIBRARIES = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(path)), "")
+    for path in (torch.__file__, os.path.dirname(__file__))
+)
+_MAX_TEXT = 500
 
 
 @cache
@@ -20,12 +30,26 @@ def install() -> None:
 
     def abort_and_report(kind, value, trace):
         try:
-            abort(f"{kind.__name__}: {value}".rstrip(": "))
+            abort(describe(value))
         finally:
             previous(kind, value, trace)
 
     sys.excepthook = abort_and_report
     atexit.register(leave)
+
+
+def describe(error: BaseException) -> str:
+    """'ValueError: no such token (train.py:31)': the place is the innermost line of the program."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")[:_MAX_TEXT]
+    place = None
+    trace = error.__traceback__
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if place is None or not os.path.abspath(path).startswith(_LIBRARIES):
+            place = f"{os.path.basename(path)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return f"{text} ({place})" if place else text
 
 
 def live_groups() -> list:
@@ -40,6 +64,15 @@ def abort(reason: str) -> None:
     """Ends every group here and on its other ranks."""
     for group in live_groups():
         group.abort(reason)
+
+
+def announce_error_in_flight() -> None:
+    """Before leaving: an exception that is being handled is why this rank leaves."""
+    error = sys.exc_info()[1]
+    if error is None:
+        return
+    for group in live_groups():
+        group.announce_trouble(describe(error))
 
 
 def leave() -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from libddp._load import load
-from libddp.distributed import _backend, _groups
+from libddp.distributed import _backend, _exit, _groups
 from libddp.errors import ArgumentError
 
 _C = load()
@@ -101,6 +101,7 @@ def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
     """
     if group is None:
         _groups.find(None)  # raises our error where there is none
+    _exit.announce_error_in_flight()
     dist.destroy_process_group(group)
 
 

@@ -120,7 +120,7 @@ def check_removed_hooks_leave_gradients_local():
     model._sync_buffers()
     assert is_equal_on_all_ranks(model.module.norm.running_mean)
     assert model._get_ddp_logging_data()["num_buckets_reduced"] == 1
-    model._replica.forward_failed()
+    model._replica.forward_failed("an error", True)
     with pytest.raises(RuntimeError, match="hooks have been removed"):
         model.register_comm_hook(None, answer)
 

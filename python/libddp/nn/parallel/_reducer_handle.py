@@ -63,7 +63,7 @@ class Unhooked:
         """Whether the forward recorded gradients; nothing waits for them."""
         return sync and torch.is_grad_enabled()
 
-    def forward_failed(self) -> None:
+    def forward_failed(self, what: str, sync: bool) -> None:
         """Nothing was prepared for the backward pass, so nothing is taken back."""
 
     def broadcast(self, tensors, root: int = 0) -> None:

@@ -15,6 +15,7 @@ from torch.distributed.algorithms.join import Joinable
 from torch.distributed.utils import _cast_forward_inputs
 
 from libddp._load import load
+from libddp.distributed._exit import describe
 from libddp.distributed._groups import native
 from libddp.errors import StateError
 from libddp.nn.parallel import _arguments, _dynamo, _join, _options
@@ -210,8 +211,8 @@ class DistributedDataParallel(
         _TorchsClass._active_ddp_module = self._stand_in or self
         try:
             output = self._modules["module"](*inputs, **kwargs)
-        except BaseException:
-            self._replica.forward_failed()
+        except BaseException as error:
+            self._replica.forward_failed(describe(error), self.require_backward_grad_sync)
             raise
         finally:
             _TorchsClass._active_ddp_module = outer

@@ -1,0 +1,146 @@
+"""What the other ranks learn when one raises in a training step, caught or not."""
+
+import os
+import time
+from datetime import timedelta
+
+import pytest
+import ranks
+import torch
+from libddp.errors import PeerError
+from libddp.nn.parallel import DistributedDataParallel
+
+from libddp import distributed as ddp_dist
+
+#: The bound is 0.5 s on an idle machine.
+SOON = 10.0
+
+
+class Picky(torch.nn.Module):
+    """Raises in forward or backward when told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        self.fails_in = None
+
+    def forward(self, x):
+        if self.fails_in == "forward":
+            raise ValueError("no such token")
+        hidden = self.layers[0](x)
+        if self.fails_in == "backward":
+            hidden.register_hook(self.fail)
+        return self.layers[1](hidden)
+
+    def fail(self, grad):
+        raise ValueError("no such gradient")
+
+
+def train(model, fails_in=None):
+    model.module.fails_in = fails_in
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def start():
+    ddp_dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+    model = DistributedDataParallel(Picky())
+    train(model)
+    return ddp_dist.get_rank(), model
+
+
+def learn_of_an_error(fails_in):
+    """Rank 1 catches its error and stays away; the others say what they learn, and when."""
+    rank, model = start()
+    if rank == 1:
+        with pytest.raises(ValueError, match="no such"):
+            train(model, fails_in)
+        end = time.monotonic() + 60
+        while not ddp_dist.native().has_failed():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        with pytest.raises(PeerError):
+            ddp_dist.barrier()
+        return None
+    began = time.monotonic()
+    with pytest.raises(PeerError) as caught:
+        train(model)
+    return str(caught.value), caught.value.peer_rank, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("fails_in", "words"),
+    [
+        ("forward", ["in forward: ValueError: no such token (test_troubles.py:"]),
+        ("backward", ["in backward: an exception ended it"]),
+    ],
+)
+def test_a_caught_error_of_one_rank_is_told_to_those_who_wait(fails_in, words):
+    outcomes = ranks.launch(learn_of_an_error, 3, fails_in)
+    assert not outcomes[1].failed, ranks.describe(outcomes[1])
+    for outcome in (outcomes[0], outcomes[2]):
+        assert not outcome.failed, ranks.describe(outcome)
+        text, culprit, seconds = outcome.value
+        assert all(word in text for word in [*words, "rank 1 (pid ", "all_reduce"]), text
+        assert culprit == 1
+        assert seconds < SOON
+
+
+def go_on_after_errors():
+    rank, model = start()
+    # All ranks raise, one of them is slow to go on.
+    with pytest.raises(ValueError, match="no such token"):
+        train(model, "forward")
+    if rank == 1:
+        time.sleep(0.6)
+    train(model)
+    # One skips a batch; the others wait for its next one.
+    if rank == 1:
+        with pytest.raises(ValueError, match="no such token"):
+            train(model, "forward")
+    train(model)
+    # Where nothing is averaged nobody waits: no word to the others.
+    if rank == 1:
+        for context in (torch.no_grad, model.no_sync):
+            with context(), pytest.raises(ValueError, match="no such token"):
+                train(model, "forward")
+        time.sleep(0.6)
+    train(model)
+    ddp_dist.destroy_process_group()
+    return True
+
+
+def test_a_script_that_catches_an_error_and_goes_on_is_waited_for():
+    for outcome in ranks.launch(go_on_after_errors, 2):
+        assert outcome.value is True, ranks.describe(outcome)
+
+
+def leave_in_a_finally():
+    ddp_dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+    ddp_dist.barrier()
+    if ddp_dist.get_rank() == 1:
+        try:
+            {}["weights"]
+        finally:
+            ddp_dist.destroy_process_group()
+    with pytest.raises(PeerError) as caught:
+        ddp_dist.all_reduce(torch.ones(1))
+    return str(caught.value)
+
+
+def test_an_error_on_its_way_through_destroy_is_named():
+    outcomes = ranks.launch(leave_in_a_finally, 2)
+    assert outcomes[1].failed
+    assert not outcomes[0].failed, ranks.describe(outcomes[0])
+    assert "because of an error: KeyError: 'weights' (test_troubles.py:" in outcomes[0].value
+
+
+def test_descriptions_name_the_innermost_line_of_the_program():
+    from libddp.distributed._exit import describe
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(2) @ torch.ones(3)
+    text = describe(caught.value)
+    assert text.startswith("RuntimeError: ")
+    assert f"({os.path.basename(__file__)}:" in text
+    assert "\n" not in text
+    assert describe(KeyError()) == "KeyError"
