@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -100,6 +101,15 @@ void receive_exactly(int socket, char* data, std::size_t size, std::vector<Uniqu
   }
 }
 
+void check_header(const Header& header, const FrameLimits& limits) {
+  if (header.magic != kMagic) throw NetworkError("the peer sent something else than a message");
+  if (header.num_bytes > limits.max_bytes || header.num_descriptors > limits.max_descriptors) {
+    throw NetworkError(fmt::format(
+        "the peer sent {} bytes and {} descriptors, at most {} and {} are taken", header.num_bytes,
+        header.num_descriptors, limits.max_bytes, limits.max_descriptors));
+  }
+}
+
 }  // namespace
 
 void send_frame(int socket, const std::string& bytes, const std::vector<int>& descriptors,
@@ -128,17 +138,29 @@ void send_frame(int socket, const std::string& bytes, const std::vector<int>& de
   }
 }
 
+bool is_frame_complete(int socket, const FrameLimits& limits) {
+  Header header;
+  const ssize_t got = ::recv(socket, &header, sizeof(header), MSG_PEEK | MSG_DONTWAIT);
+  if (got == 0) throw NetworkError("the connection was closed");
+  if (got < 0) {
+    if (errno == EAGAIN || errno == EINTR) return false;
+    throw NetworkError(errno_text("recv", errno));
+  }
+  if (got < static_cast<ssize_t>(sizeof(header))) return false;
+  check_header(header, limits);
+  int num_waiting = 0;
+  if (::ioctl(socket, FIONREAD, &num_waiting) != 0) {
+    throw NetworkError(errno_text("ioctl(FIONREAD)", errno));
+  }
+  return static_cast<std::size_t>(num_waiting) >= sizeof(header) + header.num_bytes;
+}
+
 Frame receive_frame(int socket, const FrameLimits& limits, Deadline deadline) {
   Frame frame;
   Header header;
   receive_exactly(socket, reinterpret_cast<char*>(&header), sizeof(header), frame.descriptors,
                   deadline);
-  if (header.magic != kMagic) throw NetworkError("the peer sent something else than a message");
-  if (header.num_bytes > limits.max_bytes || header.num_descriptors > limits.max_descriptors) {
-    throw NetworkError(fmt::format(
-        "the peer sent {} bytes and {} descriptors, at most {} and {} are taken", header.num_bytes,
-        header.num_descriptors, limits.max_bytes, limits.max_descriptors));
-  }
+  check_header(header, limits);
   frame.bytes.resize(header.num_bytes);
   receive_exactly(socket, frame.bytes.data(), frame.bytes.size(), frame.descriptors, deadline);
   if (frame.descriptors.size() != header.num_descriptors) {

@@ -5,6 +5,7 @@
 // Thread rule: implementations may be called from any thread.
 
 #include <condition_variable>
+#include <cstddef>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -13,6 +14,9 @@
 #include "libddp/base/deadline.h"
 
 namespace libddp {
+
+/// More than any entry of a meeting needs; a larger one is no entry.
+constexpr std::size_t kMaxValueBytes = 64u << 10;
 
 class KeyValueStore {
  public:

@@ -9,6 +9,7 @@
 namespace libddp {
 namespace {
 
+constexpr std::size_t kMaxLinkCardBytes = 1024;
 constexpr const char* kLinkFormat = "libddp-link-1";
 
 }  // namespace
@@ -18,7 +19,7 @@ std::string LinkCard::encode() const {
 }
 
 LinkCard LinkCard::decode(const std::string& text) {
-  std::istringstream stream(text);
+  std::istringstream stream(text.substr(0, kMaxLinkCardBytes));
   std::string format;
   LinkCard card;
   stream >> format >> card.endpoint.address >> card.endpoint.port >> card.interface_name;

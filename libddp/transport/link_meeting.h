@@ -4,22 +4,22 @@
 // only.
 //
 // Every rank listens on one address of its host (network_interface.h), publishes it, connects to
-// all lower ranks of other hosts and accepts the higher ones. Each pair gets a connection for
+// all lower ranks of other hosts (link_knock.h) and lets in the higher ones (link_door.h); then
+// both go on side by side, so that no order of ranks can block. Each pair gets a connection for
 // control, one for messages and, if both are carriers of one number, two for collectives. The
-// listener is closed when all have come. Whoever connects without the right hello within seconds is
-// dropped and does no harm.
-// Thread rule: one thread.
+// listener is closed when all have come. Thread rule: one thread.
 //
 //   LinkMeeting(context, layout, peers).run();   // fills control and links of the remote peers
 
-#include <chrono>
-#include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "libddp/transport/host_layout.h"
 #include "libddp/transport/link_card.h"
+#include "libddp/transport/link_door.h"
 #include "libddp/transport/link_hello.h"
+#include "libddp/transport/link_knock.h"
 #include "libddp/transport/meeting.h"
 #include "libddp/transport/meeting_context.h"
 
@@ -32,29 +32,25 @@ class LinkMeeting {
   void run();
 
  private:
-  /// A connection whose hello has not come yet.
-  struct Stranger {
-    UniqueFd socket;
-    Deadline patience = Deadline::never();
-    LinkHello hello;
-    std::size_t num_bytes = 0;
-  };
-
-  void open_listener();
-  void publish_card();
+  LinkDoor open_door();
+  void publish_card(const LinkCard& card);
   LinkCard card_of(int rank);
-  void connect_to(int lower_rank);
-  UniqueFd connect_once(int rank, const LinkCard& theirs, LinkKind kind, std::uint32_t index);
-  void accept_higher_ranks();
-  void wait_for_strangers();
-  /// True when `stranger` needs no more waiting: taken or refused.
-  bool settle(Stranger& stranger);
-  bool take(Stranger& stranger);
-  void read_answers(int lower_rank);
+  LinkProver make_prover() const;
+  void knock_at(int lower_rank);
+  void connect(LinkKnock& knock);
+  void join(LinkDoor& door);
+  void wait(const LinkDoor& door, bool is_open) const;
+  void let_in(LinkGuest guest);
+  /// True when the connection is made on both sides.
+  bool advance(LinkKnock& knock);
+  bool expects(const LinkPlace& place) const;
+  bool is_missing_higher_ranks() const;
   bool is_complete(int rank) const;
+  void completed(int rank);
   std::uint32_t num_collective_links(int rank) const;
-  UniqueFd& place(int rank, LinkKind kind, std::uint32_t index);
-  [[noreturn]] void fail_unreachable(int rank, const LinkCard& theirs, const std::string& reason);
+  const UniqueFd& place(const LinkPlace& place) const;
+  UniqueFd& place(const LinkPlace& place);
+  [[noreturn]] void fail_unreachable(int rank, const std::string& reason);
   GroupPeer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   const GroupPeer& peer(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
 
@@ -62,9 +58,11 @@ class LinkMeeting {
   const HostLayout& layout_;
   std::vector<GroupPeer>& peers_;
   const int rank_;
-  TcpListener listener_;
+  const LinkProver prover_;
   LinkCard own_card_;
-  std::deque<Stranger> strangers_;
+  /// Cards of the lower ranks of other hosts.
+  std::map<int, LinkCard> cards_;
+  std::vector<LinkKnock> knocks_;
 };
 
 }  // namespace libddp

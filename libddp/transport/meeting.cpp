@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <sstream>
@@ -18,6 +19,8 @@
 #include "libddp/transport/link_meeting.h"
 #include "libddp/transport/meeting_card.h"
 #include "libddp/transport/meeting_context.h"
+#include "libddp/transport/run_key.h"
+#include "libddp/transport/unix_door.h"
 #include "libddp/transport/unix_socket.h"
 
 namespace libddp {
@@ -25,11 +28,10 @@ namespace {
 
 using Kind = MeetingFailure::Kind;
 
-// A connection that says nothing for so long is no rank. Generous: a stopped process is one.
-constexpr std::chrono::seconds kHelloPatience{30};
 // For the first claimant's card, to name its pid.
 constexpr std::chrono::seconds kClaimantPatience{10};
-constexpr FrameLimits kLimits{.max_bytes = 1024, .max_descriptors = 64};
+// With a key a counter that was not 0 may also be the work of a stranger.
+constexpr std::chrono::seconds kSealedClaimantPatience{2};
 
 // NOTE [Meeting]
 // 1. Every rank listens, claims its number and publishes its card.
@@ -51,13 +53,17 @@ class Meeting {
 
  private:
   void hold();
+  void claim_rank();
+  void open_session(MeetingSession& session);
   void publish_card();
   void collect_cards();
+  void check_has_no_key(int rank);
+  void do_without_key();
   void find_hosts();
   bool is_local(int rank) const { return layout_.is_local(rank, rank_); }
   bool expects_local_ranks() const;
   void connect_to(int lower_rank);
-  void take_hello(UniqueFd connection);
+  void take_hello(UnixGuest& guest);
   void read_answer(int lower_rank);
   template <typename Call>
   auto talk_to(int other_rank, Call call);
@@ -66,7 +72,7 @@ class Meeting {
   MeetingContext context_;
   const int rank_;
   const std::vector<int>& descriptors_;
-  UnixListener listener_;
+  UnixDoor door_;
   HostLayout layout_;
   std::vector<GroupPeer> peers_;
 };
@@ -89,20 +95,20 @@ void Meeting::hold() {
   const int world_size = context_.options().world_size;
   context_.open();
   peers_.resize(static_cast<std::size_t>(world_size));
-  listener_ = UnixListener::open();
+  claim_rank();
+  if (MeetingSession* session = context_.session()) open_session(*session);
   publish_card();
   collect_cards();
   find_hosts();
   for (int rank = 0; rank < rank_; ++rank) {
     if (is_local(rank)) connect_to(rank);
   }
+  Deadline next_look = Deadline::after(kInterruptPeriod);
   while (expects_local_ranks()) {
-    UniqueFd connection = listener_.accept(kInterruptPeriod);
-    if (connection) {
-      take_hello(std::move(connection));
-    } else {
-      context_.look_around();
-    }
+    for (UnixGuest& guest : door_.admit(kInterruptPeriod)) take_hello(guest);
+    if (!next_look.expired()) continue;
+    context_.look_around();
+    next_look = Deadline::after(kInterruptPeriod);
   }
   for (int rank = 0; rank < rank_; ++rank) {
     if (is_local(rank)) read_answer(rank);
@@ -110,6 +116,7 @@ void Meeting::hold() {
   for (GroupPeer& each : peers_) {
     if (each.control) each.pidfd = peer_pidfd(each.control.get());
   }
+  if (layout_.num_hosts() > 1 && !context_.options().key) do_without_key();
   if (layout_.num_hosts() > 1) LinkMeeting(context_, layout_, peers_).run();
 }
 
@@ -127,6 +134,25 @@ void Meeting::find_hosts() {
     peer(rank).note = card.note;
     peer(rank).host_index = layout_.host(rank);
   }
+}
+
+void Meeting::do_without_key() {
+  constexpr const char* kHint =
+      "Hint: give every host the same secret file of 32 bytes or more (LIBDDP_RUN_KEY_FILE, or "
+      "'libddp run --run-key-file'; docs/security.md).";
+  if (context_.options().require_key) {
+    throw ArgumentError(fmt::format(
+        "{}: the ranks are on {} hosts and there is no run key, which require_key demands. {}",
+        context_.where(), layout_.num_hosts(), kHint));
+  }
+  // Once per run: the first group has rank 0 of the run at its rank 0.
+  static std::atomic<bool> is_first_group{true};
+  if (!is_first_group.exchange(false) || rank_ != 0) return;
+  log(LogLevel::Warn, "no_run_key",
+      {{"group", context_.options().group_name},
+       {"num_hosts", layout_.num_hosts()},
+       {"reason", "whoever can reach the store can join this run or disturb its start"},
+       {"hint", kHint}});
 }
 
 bool Meeting::expects_local_ranks() const {
@@ -147,33 +173,66 @@ void Meeting::publish_card() {
     mine.network_namespace = context_.options().host_identity;
   }
   mine.pid_namespace = pid_namespace();
-  mine.socket_name = listener_.name();
+  mine.socket_name = door_.name();
   mine.token = random_hex(16);
   mine.agreement = context_.options().agreement;
   mine.note = context_.options().note;
 
-  const std::string key = fmt::format("card/{}", rank_);
-  if (context_.store().add(fmt::format("claim/{}", rank_), 1) == 1) {
-    context_.store().set(key, mine.encode());
-    context_.learn(std::move(mine));
-    return;
+  context_.entries().set(fmt::format("card/{}", rank_), mine.encode());
+  context_.learn(std::move(mine));
+}
+
+void Meeting::claim_rank() {
+  if (context_.store().add(fmt::format("claim/{}", rank_), 1) == 1) return;
+  pid_t other = 0;
+  if (MeetingSession* session = context_.session()) {
+    const auto hail = session->find_other_claimant(Deadline::after(kSealedClaimantPatience));
+    if (!hail) return;  // a stranger has counted
+    other = hail->pid;
+  } else {
+    const auto card = context_.store().wait_get(fmt::format("card/{}", rank_),
+                                                Deadline::after(kClaimantPatience));
+    if (card) other = MeetingCard::decode(*card).pid;
   }
-  const auto first = context_.store().wait_get(key, Deadline::after(kClaimantPatience));
-  const pid_t other = first ? MeetingCard::decode(*first).pid : 0;
-  context_.fail({Kind::Peer, rank_, other,
-                 fmt::format("two processes call themselves rank {}: pid {} and pid {}. Hint: give "
-                             "every process its own RANK, and every run a fresh store.",
-                             rank_, other == 0 ? "unknown" : std::to_string(other), mine.pid)});
+  context_.fail(
+      {Kind::Peer, rank_, other,
+       fmt::format("two processes call themselves rank {}: pid {} and pid {}. Hint: give every "
+                   "process its own RANK, and every run a fresh store.",
+                   rank_, other == 0 ? "unknown" : std::to_string(other), ::getpid())});
+}
+
+// NOTE [Session], in meeting_session.h.
+void Meeting::open_session(MeetingSession& session) {
+  session.publish();
+  for (int rank = 0; rank < context_.options().world_size; ++rank) {
+    const Hail* hail = session.try_hail(rank);
+    while (hail == nullptr) {
+      context_.look_around();
+      hail = session.try_hail(rank);
+    }
+    // The cards come too late for this: ranks that expect others than these do not get there.
+    const auto in_short = [](const Hail& of) {
+      MeetingCard card;
+      card.rank = of.rank;
+      card.world_size = of.world_size;
+      card.pid = of.pid;
+      return card;
+    };
+    const auto failure = find_disagreement(in_short(session.own()), in_short(*hail));
+    if (failure) context_.fail(*failure);
+  }
+  session.open();
 }
 
 void Meeting::collect_cards() {
   for (int rank = 0; rank < context_.options().world_size; ++rank) {
     if (rank == rank_) continue;
     const std::string key = fmt::format("card/{}", rank);
-    std::optional<std::string> text = context_.store().try_get(key);
+    std::optional<std::string> text = context_.entries().try_get(key);
     while (!text) {
       context_.look_around();
-      text = context_.store().wait_get(key, Deadline::after(kInterruptPeriod));
+      if (!context_.session()) check_has_no_key(rank);
+      text = context_.entries().wait_get(key, Deadline::after(kInterruptPeriod));
     }
     MeetingCard card = MeetingCard::decode(*text);
     if (card.rank != rank) {
@@ -185,6 +244,17 @@ void Meeting::collect_cards() {
     }
     context_.learn(std::move(card));
   }
+}
+
+// A rank with a key does not believe this one, and this one would wait for its card in vain.
+void Meeting::check_has_no_key(int rank) {
+  if (!context_.store().try_get(fmt::format("hail/{}", rank))) return;
+  context_.fail(
+      {Kind::Peer, rank_, ::getpid(),
+       fmt::format("rank {} has a run key, rank {} (pid {}) was given none. Hint: give all "
+                   "ranks the same key (LIBDDP_RUN_KEY_FILE, or 'libddp run "
+                   "--run-key-file' on every host).",
+                   rank, rank_, ::getpid())});
 }
 
 // Turns the sockets' errors into failures of the meeting. REQUIRES: `call` only moves bytes.
@@ -218,50 +288,32 @@ void Meeting::connect_to(int lower_rank) {
   peer(lower_rank).control = std::move(control);
 }
 
-void Meeting::take_hello(UniqueFd connection) {
-  // Only a process of this user that has read both cards is let in. Anyone else is no reason to
-  // fail: the ranks that are missing still come.
-  const auto refuse = [](const std::string& reason) {
-    log(LogLevel::Warn, "meeting_connection_refused", {{"reason", reason}});
-  };
-  const PeerCredentials credentials = peer_credentials(connection.get());
-  if (credentials.uid != ::geteuid()) return refuse(fmt::format("user {}", credentials.uid));
-  const Deadline patience = Deadline::after(kHelloPatience);
-  while (!wait_readable(connection.get(), kInterruptPeriod)) {
-    context_.look_around();
-    if (patience.expired()) return refuse("silence");
-  }
-  Frame frame;
-  try {
-    frame = receive_frame(connection.get(), kLimits, Deadline::after(kHelloPatience));
-  } catch (const NetworkError& error) {
-    return refuse(error.what());
-  } catch (const TimeoutError& error) {
-    return refuse(error.what());
-  }
+// Only a process of this user that has read both cards is let in. Anyone else is no reason to fail:
+// the ranks that are missing still come.
+void Meeting::take_hello(UnixGuest& guest) {
   int rank = -1;
   std::string their_token;
   std::string own_token;
-  std::istringstream(frame.bytes) >> rank >> their_token >> own_token;
+  std::istringstream(guest.hello.bytes) >> rank >> their_token >> own_token;
   if (rank <= rank_ || rank >= context_.options().world_size || !is_local(rank) ||
       context_.is_linked(rank) || their_token != context_.card(rank).token ||
       own_token != context_.card(rank_).token) {
-    return refuse("wrong rank or token");
+    return log(LogLevel::Warn, "meeting_connection_refused", {{"reason", "wrong rank or token"}});
   }
   talk_to(rank, [&] {
-    send_frame(connection.get(), context_.card(rank_).token, descriptors_, context_.deadline());
+    send_frame(guest.socket.get(), context_.card(rank_).token, descriptors_, context_.deadline());
   });
   context_.reached(rank);
   context_.linked(rank);
-  peer(rank).control = std::move(connection);
-  peer(rank).descriptors = std::move(frame.descriptors);
+  peer(rank).control = std::move(guest.socket);
+  peer(rank).descriptors = std::move(guest.hello.descriptors);
 }
 
 void Meeting::read_answer(int lower_rank) {
   const int socket = peer(lower_rank).control.get();
   while (!wait_readable(socket, kInterruptPeriod)) context_.look_around();
-  Frame frame =
-      talk_to(lower_rank, [&] { return receive_frame(socket, kLimits, context_.deadline()); });
+  Frame frame = talk_to(
+      lower_rank, [&] { return receive_frame(socket, UnixDoor::kLimits, context_.deadline()); });
   if (frame.bytes != context_.card(lower_rank).token) {
     context_.fail({Kind::Network, lower_rank, context_.card(lower_rank).pid,
                    fmt::format("whoever answers for {} does not know its token. Hint: another "

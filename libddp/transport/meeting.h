@@ -10,6 +10,9 @@
 // ranks share a host if their boot ids and network namespaces are equal. The connections stay open:
 // the kernel closes them when a process dies, which is how death is noticed at once.
 //
+// With a run key (run_key.h) only who has it is believed in the store and let in from other hosts;
+// without one, ranks of several hosts start with a warning.
+//
 // A rank that cannot take part writes its reason under "error" in the store, so that every rank
 // fails with the same cause instead of a timeout.
 // Errors: TimeoutError names the ranks that never came; PeerError two ranks with one number, world
@@ -19,6 +22,7 @@
 
 #include <sys/types.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -27,6 +31,8 @@
 #include "libddp/transport/key_value_store.h"
 
 namespace libddp {
+
+class RunKey;
 
 struct MeetingOptions {
   int rank = 0;
@@ -39,6 +45,10 @@ struct MeetingOptions {
   std::string note{};
   /// Host of the store, as a name or address: the own address is the one on the route to it.
   std::string route_to{};
+  /// Whoever has it belongs to the run (run_key.h); null = whoever can read the store does.
+  std::shared_ptr<const RunKey> key{};
+  /// Several hosts without a key are an error instead of a warning.
+  bool require_key = false;
   /// Instead of boot id and network namespace: ranks with equal texts share a host. For tests.
   std::string host_identity{};
 };

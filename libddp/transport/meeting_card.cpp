@@ -6,7 +6,9 @@
 #include <charconv>
 #include <vector>
 
+#include "libddp/base/build_info.h"
 #include "libddp/base/error.h"
+#include "libddp/transport/key_value_store.h"
 
 namespace libddp {
 namespace {
@@ -42,6 +44,13 @@ std::string unescape(const std::string& text) {
 }
 
 [[noreturn]] void refuse(const std::string& text) {
+  const std::string format = text.substr(0, std::min<std::size_t>(text.find('\n'), 32));
+  if (format != kFormat && format.rfind("libddp-card-", 0) == 0) {
+    throw StoreError(fmt::format(
+        "libddp: the store holds no meeting card of this version: a rank's is '{}', libddp {} has "
+        "'{}'. Hint: all ranks must run the same libddp version.",
+        format, version(), kFormat));
+  }
   throw StoreError(fmt::format(
       "libddp: the store holds no meeting card but '{}'. Hint: all ranks must run the same libddp "
       "version and use a store of this run only.",
@@ -70,6 +79,7 @@ std::string MeetingCard::encode() const {
 }
 
 MeetingCard MeetingCard::decode(const std::string& text) {
+  if (text.size() > kMaxValueBytes) refuse(text);
   std::vector<std::string> fields;
   std::size_t begin = 0;
   while (begin <= text.size()) {

@@ -29,6 +29,7 @@ void MeetingContext::open() {
                     options_.rank, options_.world_size));
   }
   places_.resize(static_cast<std::size_t>(options_.world_size));
+  if (options_.key) session_ = std::make_unique<MeetingSession>(store_, options_);
 }
 
 void MeetingContext::learn(MeetingCard card) {
@@ -60,14 +61,14 @@ void MeetingContext::look_around() {
 }
 
 void MeetingContext::throw_published() {
-  if (const std::optional<MeetingFailure> failure = find_failure(store_)) {
+  if (const std::optional<MeetingFailure> failure = find_failure(failures())) {
     failure_is_published_ = true;
     throw_failure(where(), *failure);
   }
 }
 
 void MeetingContext::fail(const MeetingFailure& failure) {
-  const MeetingFailure agreed = publish_failure(store_, failure);
+  const MeetingFailure agreed = publish_failure(failures(), failure);
   failure_is_published_ = true;
   throw_failure(where(), agreed);
 }
@@ -76,9 +77,9 @@ void MeetingContext::fail_timeout() {
   std::vector<std::string> missing;
   for (int rank = 0; rank < options_.world_size; ++rank) {
     if (rank == options_.rank || is_linked(rank)) continue;
-    // Cards are read in order: one behind the first missing one may be there.
-    if (!place(rank).is_known && !store_.try_get(fmt::format("card/{}", rank))) {
-      missing.push_back(fmt::format("rank {} (never came)", rank));
+    if (!has_come(rank)) {
+      missing.push_back(
+          fmt::format("rank {} (never came{})", rank, session_ ? " with this run's key" : ""));
     } else if (place(rank).is_known) {
       missing.push_back(card(rank).who());
     }
@@ -89,6 +90,13 @@ void MeetingContext::fail_timeout() {
             "timed out after {:.1f} s waiting for {}. Hint: look at the output of the missing "
             "ranks; give more time (timeout) if they only start late.",
             waited.count(), fmt::join(missing, ", "))});
+}
+
+// Cards are read in order: one behind the first missing one may be there.
+bool MeetingContext::has_come(int rank) {
+  if (place(rank).is_known) return true;
+  if (session_) return session_->has_hail(rank);
+  return store_.try_get(fmt::format("card/{}", rank)).has_value();
 }
 
 void MeetingContext::fail_gone(const MeetingCard& gone, const std::string& reason) {
@@ -106,9 +114,9 @@ void MeetingContext::announce(const std::string& reason) noexcept {
   if (failure_is_published_) return;
   try {
     const pid_t pid = ::getpid();
-    publish_failure(store_, {Kind::Peer, options_.rank, pid,
-                             fmt::format("rank {} (pid {}) could not take part: {}", options_.rank,
-                                         pid, reason)});
+    publish_failure(failures(), {Kind::Peer, options_.rank, pid,
+                                 fmt::format("rank {} (pid {}) could not take part: {}",
+                                             options_.rank, pid, reason)});
   } catch (const std::exception& error) {
     // The caller throws the first error; the others will time out.
     log(LogLevel::Warn, "meeting_failure_not_published",

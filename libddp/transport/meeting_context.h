@@ -7,6 +7,7 @@
 //   while (!something()) context.look_around();   // throws when the meeting cannot succeed
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "libddp/transport/meeting.h"
 #include "libddp/transport/meeting_card.h"
 #include "libddp/transport/meeting_failure.h"
+#include "libddp/transport/meeting_session.h"
 
 namespace libddp {
 
@@ -24,13 +26,20 @@ class MeetingContext {
   MeetingContext(KeyValueStore& store, const MeetingOptions& options, Deadline deadline)
       : store_(store), options_(options), deadline_(deadline) {}
 
+  /// Where counters are; what stands in it may be anybody's.
   KeyValueStore& store() { return store_; }
+  /// Where cards and addresses are. With a key, only those of this meeting; then only after
+  /// session()->open().
+  KeyValueStore& entries() { return session_ ? session_->entries() : store_; }
+  /// Null without a run key.
+  MeetingSession* session() const { return session_.get(); }
   const MeetingOptions& options() const { return options_; }
   Deadline deadline() const { return deadline_; }
   /// "libddp[group world, rank 1/4] meeting".
   std::string where() const;
 
-  /// Reserves a place per rank. Throws ArgumentError if rank and world size do not fit.
+  /// Reserves a place per rank, begins the session. Throws ArgumentError if rank and world size do
+  /// not fit.
   void open();
   /// The own card, or another rank's after it was compared.
   void learn(MeetingCard card);
@@ -65,11 +74,14 @@ class MeetingContext {
   Place& place(int rank) { return places_[static_cast<std::size_t>(rank)]; }
   const Place& place(int rank) const { return places_[static_cast<std::size_t>(rank)]; }
   void throw_published();
+  KeyValueStore& failures() { return session_ ? session_->failures() : store_; }
+  bool has_come(int rank);
 
   KeyValueStore& store_;
   const MeetingOptions& options_;
   const Deadline deadline_;
   const Deadline::Clock::time_point start_ = Deadline::Clock::now();
+  std::unique_ptr<MeetingSession> session_;
   std::vector<Place> places_;
   bool failure_is_published_ = false;
 };

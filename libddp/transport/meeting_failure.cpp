@@ -12,6 +12,7 @@ namespace {
 
 constexpr const char* kKey = "error";
 constexpr const char* kTurnKey = "error_turn";
+constexpr std::size_t kMaxFailureBytes = 16u << 10;
 // Between a rank's turn and its text lies one call to the store.
 constexpr std::chrono::seconds kTextPatience{2};
 
@@ -24,7 +25,7 @@ std::string MeetingFailure::encode() const {
 MeetingFailure MeetingFailure::decode(const std::string& text) {
   MeetingFailure failure;
   int kind = -1;
-  std::istringstream stream(text);
+  std::istringstream stream(text.substr(0, kMaxFailureBytes));
   stream >> kind >> failure.rank >> failure.pid;
   if (!stream || kind < 0 || kind > static_cast<int>(Kind::Network)) {
     throw StoreError(
@@ -48,7 +49,10 @@ MeetingFailure publish_failure(KeyValueStore& store, const MeetingFailure& failu
     return failure;
   }
   const std::optional<std::string> first = store.wait_get(kKey, Deadline::after(kTextPatience));
-  return first ? MeetingFailure::decode(*first) : failure;
+  if (first) return MeetingFailure::decode(*first);
+  // Who had the turn has died, or was no rank.
+  store.set(kKey, failure.encode());
+  return failure;
 }
 
 void throw_failure(const std::string& where, const MeetingFailure& failure) {

@@ -96,19 +96,25 @@ TcpListener TcpListener::open(const std::string& address) {
 
 UniqueFd TcpListener::accept() {
   UniqueFd connection(::accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  is_out_of_descriptors_ = false;
   if (connection) {
-    no_delay(connection.get());
+    // Fails only for a connection that is over already.
+    const int on = 1;
+    ::setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     return connection;
   }
-  // accept(2) hands over errors of the new connection, which are no errors of the listener.
+  // accept(2) hands over errors of the new connection, which are no errors of the listener. A
+  // crowd that takes all descriptors passes by; what waits in the queue stays there.
   switch (errno) {
     case EBADF:
     case EINVAL:
+      throw NetworkError(errno_text("accept", errno));
     case EMFILE:
     case ENFILE:
     case ENOBUFS:
     case ENOMEM:
-      throw NetworkError(errno_text("accept", errno));
+      is_out_of_descriptors_ = true;
+      return UniqueFd();
     default:
       return UniqueFd();
   }

@@ -37,12 +37,15 @@ class TcpListener {
 
   const TcpEndpoint& endpoint() const { return endpoint_; }
   int fd() const { return fd_.get(); }
-  /// A connection that waits; empty if none does.
+  /// A connection that waits; empty if none does, or if there is no descriptor for it.
   UniqueFd accept();
+  /// The last accept() found no descriptor or memory; the connection still waits.
+  bool is_out_of_descriptors() const { return is_out_of_descriptors_; }
 
  private:
   UniqueFd fd_;
   TcpEndpoint endpoint_;
+  bool is_out_of_descriptors_ = false;
 };
 
 UniqueFd connect_tcp(const TcpEndpoint& endpoint, Deadline deadline);

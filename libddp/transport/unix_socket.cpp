@@ -68,6 +68,10 @@ UnixListener UnixListener::open() {
 UniqueFd UnixListener::accept(std::chrono::milliseconds limit) {
   if (!wait_readable(fd(), limit)) return UniqueFd();
   UniqueFd connection(::accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  // A crowd that takes all descriptors passes by; what waits in the queue stays there.
+  is_out_of_descriptors_ =
+      !connection && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
+  if (is_out_of_descriptors_) return connection;
   // The connection may be gone again by now, or a signal came: there will be another call.
   if (!connection && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
     throw NetworkError(errno_text("accept", errno));

@@ -35,12 +35,15 @@ class UnixListener {
   const std::string& name() const { return name_; }
   int fd() const { return fd_.get(); }
 
-  /// Next connection; empty if none comes within `limit`.
+  /// Next connection; empty if none comes within `limit`, or if there is no descriptor for it.
   UniqueFd accept(std::chrono::milliseconds limit);
+  /// The last accept() found no descriptor or memory; the connection still waits.
+  bool is_out_of_descriptors() const { return is_out_of_descriptors_; }
 
  private:
   UniqueFd fd_;
   std::string name_;
+  bool is_out_of_descriptors_ = false;
 };
 
 /// Connects to a listener of this host and network namespace.
@@ -81,6 +84,10 @@ struct FrameLimits {
 /// Sends `bytes` and duplicates of `descriptors` as one frame.
 void send_frame(int socket, const std::string& bytes, const std::vector<int>& descriptors,
                 Deadline deadline);
+
+/// Whether receive_frame would not have to wait. Throws NetworkError for a closed connection, and
+/// for what is no frame within the limits.
+bool is_frame_complete(int socket, const FrameLimits& limits);
 
 Frame receive_frame(int socket, const FrameLimits& limits, Deadline deadline);
 

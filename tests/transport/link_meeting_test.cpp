@@ -103,8 +103,7 @@ TEST_CASE("Strangers do no harm") {
       for (int i = 0; i < 20; ++i) {
         try {
           strangers.push_back(connect_tcp(card.endpoint, Deadline::after(5s)));
-          LinkHello hello =
-              LinkHello::make(1, LinkKind::Control, 0, std::string(32, '0'), std::string(32, '0'));
+          LinkHello hello = LinkHello::make({0, LinkKind::Control, 0}, 1);
           const std::size_t bytes = i % 3 == 0 ? 5 : sizeof(hello);
           if (i % 3 == 1) hello.magic = 1;
           send_bytes(strangers.back().get(), &hello, bytes, Deadline::after(5s));

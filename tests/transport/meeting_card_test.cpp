@@ -52,6 +52,19 @@ TEST_CASE("Text that is no card is a StoreError") {
   }
 }
 
+TEST_CASE("A card of another version names both") {
+  const std::string message =
+      message_of<StoreError>([] { MeetingCard::decode("libddp-card-9\nwhat\never\ncomes\nthen"); });
+  REQUIRE(contains(message, "a rank's is 'libddp-card-9', libddp "));
+  REQUIRE(contains(message, "has 'libddp-card-1'"));
+}
+
+TEST_CASE("A card of a megabyte is none") {
+  MeetingCard card = make_card(0);
+  card.note = std::string(1u << 20, 'x');
+  REQUIRE_THROWS_AS(MeetingCard::decode(card.encode()), StoreError);
+}
+
 TEST_CASE("Cards that fit do not disagree") {
   REQUIRE_FALSE(find_disagreement(make_card(0), make_card(1)));
 }

@@ -1,0 +1,146 @@
+#include "libddp/transport/meeting_session.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "libddp/base/build_info.h"
+#include "libddp/base/error.h"
+#include "libddp/base/interrupt.h"
+#include "libddp/base/random.h"
+
+namespace libddp {
+namespace {
+
+constexpr const char* kHailFormat = "libddp-hail-1";
+constexpr std::size_t kNonceDigits = 32;
+
+std::string hail_key(int rank) { return fmt::format("hail/{}", rank); }
+
+}  // namespace
+
+std::string Hail::encode() const {
+  return fmt::format("{} {} {} {} {} {}", kHailFormat, version, rank, world_size, pid, nonce);
+}
+
+Hail Hail::decode(const std::string& text) {
+  std::istringstream stream(text);
+  std::string format;
+  Hail hail;
+  stream >> format >> hail.version;
+  if (stream && format != kHailFormat && format.rfind("libddp-hail-", 0) == 0) {
+    throw StoreError(fmt::format(
+        "libddp: a rank runs libddp {} ('{}'), this one libddp {} ('{}'). Hint: all ranks must run "
+        "the same libddp version.",
+        hail.version.substr(0, 32), format.substr(0, 32), libddp::version(), kHailFormat));
+  }
+  stream >> hail.rank >> hail.world_size >> hail.pid >> hail.nonce;
+  if (!stream || format != kHailFormat || hail.nonce.size() != kNonceDigits) {
+    throw StoreError(
+        fmt::format("libddp: the store holds no hail of a rank but '{}'. Hint: all "
+                    "ranks must run the same libddp version.",
+                    text.substr(0, 200)));
+  }
+  return hail;
+}
+
+// Failures with their author's nonce in front; what an earlier run left is not there.
+class MeetingSession::FailureStore : public KeyValueStore {
+ public:
+  explicit FailureStore(MeetingSession& session) : session_(session) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    const Hail& own = session_.own_;
+    session_.sealed_.set(key, fmt::format("{} {} {}", own.rank, own.nonce, value));
+  }
+
+  std::optional<std::string> try_get(const std::string& key) override {
+    const std::optional<std::string> text = session_.sealed_.try_get(key);
+    if (!text) return std::nullopt;
+    std::istringstream stream(*text);
+    int author = -1;
+    std::string nonce;
+    stream >> author >> nonce;
+    if (!stream || !is_current(author, nonce)) return std::nullopt;
+    stream.get();
+    return std::string(std::istreambuf_iterator<char>(stream), {});
+  }
+
+  std::optional<std::string> wait_get(const std::string& key, Deadline deadline) override {
+    constexpr std::chrono::milliseconds kPause{10};
+    while (true) {
+      if (std::optional<std::string> value = try_get(key)) return value;
+      if (deadline.expired()) return std::nullopt;
+      std::this_thread::sleep_for(deadline.remaining(kPause));
+      check_interrupt();
+    }
+  }
+
+  long add(const std::string& key, long amount) override {
+    return session_.below_.add(key, amount);
+  }
+  void remove(const std::string& key) override { session_.below_.remove(key); }
+
+ private:
+  bool is_current(int author, const std::string& nonce) {
+    const Hail& own = session_.own_;
+    if (author == own.rank && nonce == own.nonce) return true;
+    // A rank of another world size may be beyond the own one, and a second process may have the
+    // own rank: what they hailed with stands in the store.
+    if (author >= 0 && author < own.world_size && session_.has_hail(author)) {
+      return session_.hails_[static_cast<std::size_t>(author)]->nonce == nonce;
+    }
+    const std::optional<std::string> text = session_.sealed_.try_get(hail_key(author));
+    return text && Hail::decode(*text).nonce == nonce;
+  }
+
+  MeetingSession& session_;
+};
+
+MeetingSession::MeetingSession(KeyValueStore& store, const MeetingOptions& options)
+    : options_(options),
+      sealed_(store, options.key, "run " + options.group_name),
+      below_(store),
+      hails_(static_cast<std::size_t>(options.world_size)),
+      failures_(std::make_unique<FailureStore>(*this)) {
+  own_ = {std::string(version()), options.rank, options.world_size, ::getpid(),
+          random_hex(kNonceDigits / 2)};
+}
+
+MeetingSession::~MeetingSession() = default;
+
+void MeetingSession::publish() {
+  sealed_.set(hail_key(own_.rank), own_.encode());
+  hails_[static_cast<std::size_t>(own_.rank)] = own_;
+}
+
+const Hail* MeetingSession::try_hail(int rank) {
+  std::optional<Hail>& hail = hails_[static_cast<std::size_t>(rank)];
+  if (!hail) {
+    const auto text = sealed_.wait_get(hail_key(rank), Deadline::after(kInterruptPeriod));
+    if (!text) return nullptr;
+    Hail theirs = Hail::decode(*text);
+    if (theirs.rank != rank) return nullptr;
+    hail = std::move(theirs);
+  }
+  return &*hail;
+}
+
+std::optional<Hail> MeetingSession::find_other_claimant(Deadline deadline) {
+  const auto text = sealed_.wait_get(hail_key(own_.rank), deadline);
+  if (!text) return std::nullopt;
+  return Hail::decode(*text);
+}
+
+void MeetingSession::open() {
+  std::string nonces;
+  for (const std::optional<Hail>& hail : hails_) nonces += hail->nonce;
+  session_key_ = options_.key->derive(
+      {"libddp session", options_.group_name, std::to_string(options_.world_size), nonces});
+  entries_ = std::make_unique<SealedStore>(below_, session_key_, "session " + options_.group_name);
+}
+
+}  // namespace libddp
