@@ -4,11 +4,13 @@
 
 #include <utility>
 
+#include "libddp/base/build_info.h"
 #include "libddp/base/deadline.h"
 #include "libddp/collectives/host_mesh.h"
 #include "libddp/collectives/mesh_assembly.h"
 #include "libddp/group/host_backend.h"
 #include "libddp/transport/meeting.h"
+#include "libddp/transport/run_key.h"
 
 namespace libddp {
 namespace {
@@ -20,9 +22,11 @@ std::vector<GroupPeer> meet_all(KeyValueStore& store, const GroupIdentity& ident
       .rank = identity.rank,
       .world_size = identity.world_size,
       .group_name = identity.name,
-      .agreement = HostMesh::layout(),
+      .agreement = fmt::format("libddp {}, {}", version(), HostMesh::layout()),
       .note = HostMesh::own_cpu_mask(),
       .route_to = hints.route_to,
+      .key = given_run_key(),
+      .require_key = RequireKey::is_set(),
       .host_identity = hints.host_identity,
   };
   std::vector<GroupPeer> peers = meet(store, options, descriptors_of(page, arena), deadline);
@@ -30,6 +34,7 @@ std::vector<GroupPeer> meet_all(KeyValueStore& store, const GroupIdentity& ident
   store.remove(fmt::format("card/{}", identity.rank));
   store.remove(fmt::format("claim/{}", identity.rank));
   store.remove(fmt::format("link/{}", identity.rank));
+  if (options.key) store.remove(fmt::format("hail/{}", identity.rank));
   return peers;
 }
 

@@ -12,6 +12,7 @@
 #include "libddp/base/error.h"
 #include "libddp/group/rendezvous_address.h"
 #include "libddp/group/store_opening.h"
+#include "libddp/transport/run_key.h"
 
 namespace libddp {
 namespace {
@@ -96,6 +97,7 @@ Rendezvous rendezvous(const InitOptions& options) {
 
 Group init_process_group(const InitOptions& options) {
   check_backend(options.backend);
+  const RequireKey require_key(options.require_key);
   Rendezvous found = rendezvous(options);
   return ProcessGroup::create(std::move(found.store), {.rank = found.rank,
                                                        .world_size = found.world_size,

@@ -28,6 +28,9 @@ struct InitOptions {
   std::optional<int> world_size{};
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::string group_name = "world";
+  /// Ranks on several hosts without a run key (docs/security.md) are an error; without this, and
+  /// without LIBDDP_REQUIRE_KEY=1, they start with a warning.
+  bool require_key = false;
   /// Used instead of init_method when set; rank and world_size are then required.
   c10::intrusive_ptr<c10d::Store> store{};
 };

@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <climits>
-#include <map>
 
 #include "libddp/base/env.h"
 #include "libddp/base/error.h"
+#include "libddp/group/rendezvous_url.h"
 
 namespace libddp {
 namespace {
@@ -17,13 +16,6 @@ namespace {
 constexpr const char* kLaunchHint =
     "Hint: start the program with torchrun or 'libddp run', or set RANK, WORLD_SIZE, MASTER_ADDR "
     "and MASTER_PORT";
-
-[[noreturn]] void refuse_url(const std::string& url, const std::string& problem) {
-  throw ArgumentError(
-      fmt::format("libddp: init_method '{}': {}. Hint: tcp://host:port?rank=0&world_size=2, "
-                  "file:///shared/path?rank=0&world_size=2, or env://.",
-                  url, problem));
-}
 
 /// A number that an argument or else a variable gives, and the name of where it came from.
 struct Given {
@@ -59,61 +51,16 @@ std::string required_host() {
   return *host;
 }
 
-std::map<std::string, std::string> parse_query(const std::string& url, const std::string& query) {
-  std::map<std::string, std::string> values;
-  for (std::size_t begin = 0; begin < query.size();) {
-    const std::size_t end = std::min(query.find('&', begin), query.size());
-    const std::string part = query.substr(begin, end - begin);
-    const std::size_t equal = part.find('=');
-    const std::string key = part.substr(0, equal);
-    if (equal == std::string::npos || (key != "rank" && key != "world_size")) {
-      refuse_url(url, fmt::format("'{}' is neither rank=N nor world_size=N", part));
-    }
-    if (!values.emplace(key, part.substr(equal + 1)).second) {
-      refuse_url(url, fmt::format("{} is given twice", key));
-    }
-    begin = end + 1;
+long argument_or_query(const std::string& url, const char* key, const std::optional<long>& given,
+                       const std::optional<int>& argument) {
+  if (!given && !argument) {
+    RendezvousUrl::refuse(url, fmt::format("{} is given neither in it nor as argument", key));
   }
-  return values;
-}
-
-std::optional<long> parse_number(const std::string& text) {
-  long number = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || stop != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
-long argument_or_query(const std::string& url, const std::map<std::string, std::string>& query,
-                       const std::string& key, const std::optional<int>& argument) {
-  const auto entry = query.find(key);
-  if (entry == query.end()) {
-    if (!argument) refuse_url(url, fmt::format("{} is given neither in it nor as argument", key));
-    return *argument;
+  if (given && argument && *argument != *given) {
+    RendezvousUrl::refuse(
+        url, fmt::format("it says {}={}, but the argument {}={}", key, *given, key, *argument));
   }
-  const std::optional<long> number = parse_number(entry->second);
-  if (!number) refuse_url(url, fmt::format("{}='{}' is not a number", key, entry->second));
-  if (argument && *argument != *number) {
-    refuse_url(url,
-               fmt::format("it says {}={}, but the argument {}={}", key, *number, key, *argument));
-  }
-  return *number;
-}
-
-void read_host_and_port(const std::string& url, const std::string& place, Address& address) {
-  const std::size_t colon = place.rfind(':');
-  if (colon == std::string::npos) refuse_url(url, "it has no port");
-  address.host = place.substr(0, colon);
-  if (address.host.size() > 2 && address.host.front() == '[' && address.host.back() == ']') {
-    address.host = address.host.substr(1, address.host.size() - 2);  // [::1]
-  }
-  if (address.host.empty()) refuse_url(url, "it has no host");
-  const std::string text = place.substr(colon + 1);
-  const std::optional<long> port = parse_number(text);
-  if (!port || *port < 1 || *port > 65535) {
-    refuse_url(url, fmt::format("port '{}' is not a number from 1 to 65535", text));
-  }
-  address.port = static_cast<std::uint16_t>(*port);
+  return given ? *given : *argument;
 }
 
 }  // namespace
@@ -158,29 +105,17 @@ Address read_environment(const InitOptions& options) {
 }
 
 Address read_url(const std::string& url, const InitOptions& options) {
-  const std::size_t scheme_end = url.find("://");
-  const std::string scheme = url.substr(0, scheme_end);
-  if (scheme_end == std::string::npos || (scheme != "tcp" && scheme != "file")) {
-    refuse_url(url, "it is none of env://, tcp:// and file://");
-  }
-  const std::string rest = url.substr(scheme_end + 3);
-  const std::size_t question = std::min(rest.find('?'), rest.size());
-  const std::string place = rest.substr(0, question);
-  const auto query =
-      parse_query(url, question < rest.size() ? rest.substr(question + 1) : std::string());
+  const RendezvousUrl parts = RendezvousUrl::parse(url);
   Address address;
-  if (scheme == "tcp") {
-    address.kind = Address::Kind::Tcp;
-    read_host_and_port(url, place, address);
-  } else {
-    address.kind = Address::Kind::File;
-    if (place.size() < 2 || place.front() != '/') refuse_url(url, "it has no absolute path");
-    address.path = place;
-  }
-  const long rank = argument_or_query(url, query, "rank", options.rank);
-  const long world_size = argument_or_query(url, query, "world_size", options.world_size);
+  address.kind = parts.is_tcp ? Address::Kind::Tcp : Address::Kind::File;
+  address.host = parts.host;
+  address.port = parts.port;
+  address.path = parts.path;
+  const long rank = argument_or_query(url, "rank", parts.rank, options.rank);
+  const long world_size =
+      argument_or_query(url, "world_size", parts.world_size, options.world_size);
   check_place("rank", rank, "world_size", world_size);
-  if (world_size > INT_MAX) refuse_url(url, "world_size is too large");
+  if (world_size > INT_MAX) RendezvousUrl::refuse(url, "world_size is too large");
   address.rank = static_cast<int>(rank);
   address.world_size = static_cast<int>(world_size);
   return address;
