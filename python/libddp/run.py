@@ -2,8 +2,10 @@
 
     libddp run --nproc-per-node=2 train.py --its=arguments
 
-A thin layer over torch.distributed.run with one flag and two defaults of its own:
+A thin layer over torch.distributed.run with two flags and three defaults of its own:
 - --drop-in: the workers run on libddp although their script names only torch (docs/drop_in.md).
+- --run-key-file: the secret of a run on several hosts (docs/security.md); a run on one host gets a
+  random one.
 - One node and no rendezvous named: a free port is taken, so that jobs on one machine cannot meet.
 - OMP_NUM_THREADS unset: the cores are shared out among the workers (torchrun: 1 each).
 """
@@ -20,6 +22,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from libddp import _run_key
 from libddp._autoload import DROP_IN
 
 _RENDEZVOUS_FLAGS = ("rdzv_endpoint", "rdzv_id", "rdzv_backend", "master_addr", "master_port")
@@ -35,6 +38,13 @@ def parse(arguments: Sequence[str]):
         action="store_true",
         help="Put libddp in the place of torch's process group and DistributedDataParallel, for "
         "scripts that name only torch.",
+    )
+    parser.add_argument(
+        "--run-key-file",
+        "--run_key_file",
+        metavar="FILE",
+        help="A secret of 32 bytes or more, the same on all hosts, mode 0600: only who has it can "
+        "join the run. One host needs none.",
     )
     args = parser.parse_args(arguments)
     named = any(getattr(args, flag) != parser.get_default(flag) for flag in _RENDEZVOUS_FLAGS)
@@ -86,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(sys.argv[1:] if arguments is None else arguments)
     if args.drop_in:
         wish_drop_in(args)
+    _run_key.hand_out(args)
     workers = torchrun.determine_local_world_size(args.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
     try:

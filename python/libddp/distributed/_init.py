@@ -6,7 +6,9 @@ torch's DistributedSampler, DCP, DTensor, Accelerate and others see the ranks.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
@@ -39,6 +41,7 @@ def init_process_group(
     pg_options=None,
     device_id: torch.device | int | None = None,
     enable_reconfigure: bool = False,
+    require_key: bool = False,
 ) -> None:
     """Joins the default process group; blocks until all ranks have come.
 
@@ -55,6 +58,8 @@ def init_process_group(
         pg_options: handed to the NCCL backend.
         device_id: the CUDA device of this process; a CPU device is accepted and has no effect.
         enable_reconfigure: not supported; there because newer versions of torch have it.
+        require_key: ranks on several hosts without a run key are an error (docs/security.md); as
+            LIBDDP_REQUIRE_KEY=1. Without it they start with a warning.
 
     Raises:
         ArgumentError: a missing, contradictory or impossible argument or variable; it is named.
@@ -81,16 +86,32 @@ def init_process_group(
         store, rank, world_size = _rendezvous(init_method, rank, world_size, timeout)
     else:
         _check_store_arguments(init_method, rank, world_size)
-    _torch_init(
-        choice.torch_name,
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
-        pg_options=pg_options,
-        device_id=_accelerator(device_id),
-    )
+    with _requiring_key(require_key):
+        _torch_init(
+            choice.torch_name,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            pg_options=pg_options,
+            device_id=_accelerator(device_id),
+        )
     _reported[c10d.GroupMember.WORLD] = choice.reported
+
+
+@contextlib.contextmanager
+def _requiring_key(require_key: bool):
+    """For the first group only: no later one can span hosts without a key if it did not."""
+    variable, before = "LIBDDP_REQUIRE_KEY", os.environ.get("LIBDDP_REQUIRE_KEY")
+    if require_key:
+        os.environ[variable] = "1"
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[variable] = before
+        elif require_key:
+            os.environ.pop(variable, None)
 
 
 def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
