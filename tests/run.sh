@@ -6,7 +6,8 @@
 #
 # What runs: house rules, C++ tests of every room against the installed library, Python tests, systems
 # of several hosts (network namespaces: as root, else skipped), the core under address,
-# undefined-behaviour and thread sanitizers, a C++ program that consumes the installed package.
+# undefined-behaviour and thread sanitizers, fuzz targets for two seconds each (LIBDDP_FUZZ_SECONDS
+# for longer; clang, else skipped), a C++ program that consumes the installed package.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -56,6 +57,29 @@ run_pytest() {
     "$python" -m pytest -p no:cacheprovider --junit-xml="$results/$name.xml" "$@"
 }
 
+# Whether clang++ and libFuzzer are there.
+can_fuzz() {
+    local body='extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }'
+    clang++ -x c++ - -fsanitize=fuzzer,address -o "$results/can-fuzz" <<<"$body" 2>/dev/null
+}
+
+fuzz() {
+    local directory="$build/fuzz"
+    can_fuzz || libddp_need clang libclang-rt-dev
+    if ! can_fuzz; then
+        echo 'SKIPPED: no clang++ with libFuzzer here (Debian: clang, libclang-rt-dev)'
+        echo '<testsuite><testcase classname="fuzz" name="all, for want of clang"><skipped/>' \
+            '</testcase></testsuite>' >"$results/fuzz.xml"
+        return 0
+    fi
+    cmake -S . -B "$directory" -G Ninja -DCMAKE_CXX_COMPILER=clang++ \
+        -DPython_EXECUTABLE="$python" -DLIBDDP_CORE_ONLY=ON -DLIBDDP_BUILD_FUZZERS=ON \
+        -DLIBDDP_WERROR=ON -DCMAKE_UNITY_BUILD=ON >"$results/fuzz-cmake.log" ||
+        { cat "$results/fuzz-cmake.log"; return 1; }
+    ninja -C "$directory" --quiet || return 1
+    ctest --test-dir "$directory" --output-on-failure --output-junit "$results/fuzz.xml"
+}
+
 step "house rules" run_pytest house tests/house
 step "C++ tests" build_and_test "$build/cpp" cpp -DLIBDDP_PREBUILT="$package"
 step "Python tests" run_pytest python tests/python
@@ -64,6 +88,7 @@ for sanitizer in address undefined thread; do
     step "core under the $sanitizer sanitizer" build_and_test "$build/$sanitizer" "$sanitizer" \
         -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE="$sanitizer"
 done
+step "fuzz targets" fuzz
 consume() {
     cmake -S tests/consume -B "$build/consume" -G Ninja -DCMAKE_PREFIX_PATH="$package" \
         -DPython_EXECUTABLE="$python" >"$results/consume-cmake.log" &&

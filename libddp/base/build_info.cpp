@@ -12,8 +12,11 @@ namespace {
 SimdLevel cpu_simd_level() {
 #if defined(__x86_64__)
   // The compiler's run-time library also asks the kernel whether it saves the wide registers.
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
+  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#if !defined(__clang__) || __clang_major__ >= 17
+  // Older clangs cannot ask for it; every CPU with AVX2 has it.
+  avx2 = avx2 && __builtin_cpu_supports("f16c");
+#endif
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   if (avx2 && avx512) return SimdLevel::Avx512;

@@ -1,0 +1,27 @@
+// The connecting side of the connections between hosts (link_knock.h): what a listener may answer.
+
+#include "libddp/transport/link_knock.h"
+
+#include "libddp/base/error.h"
+#include "tests/fuzz/fuzz.h"
+
+using namespace libddp;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const LinkProver prover(RunKey::from_bytes(std::string(32, 'k')), {});
+  fuzz::Bytes input(data, size);
+  fuzz::Pair pair = fuzz::Pair::make();
+  LinkKnock knock({0, LinkKind::Control, 0}, 1, {"127.0.0.1", 1});
+  knock.greet(std::move(pair.ours), Deadline::never());
+  try {
+    while (!input.is_empty()) {
+      pair.send(input.piece());
+      fuzz::require(!knock.advance(prover));  // nobody can prove the key
+    }
+    pair.theirs.reset();
+    fuzz::require(!knock.advance(prover));
+    fuzz::require(knock.socket() < 0);
+  } catch (const NetworkError&) {
+  }
+  return 0;
+}

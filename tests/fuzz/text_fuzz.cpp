@@ -1,0 +1,40 @@
+// Everything that is read as text from the store: cards, addresses, hails, failures, seals. What is
+// understood can be written and read again, and is then the same.
+
+#include <string>
+
+#include "libddp/base/error.h"
+#include "libddp/transport/link_card.h"
+#include "libddp/transport/meeting_card.h"
+#include "libddp/transport/meeting_failure.h"
+#include "libddp/transport/meeting_session.h"
+#include "libddp/transport/sealed_store.h"
+#include "tests/fuzz/fuzz.h"
+
+using namespace libddp;
+
+namespace {
+
+template <typename Kind>
+void check(const std::string& text) {
+  try {
+    const std::string once = Kind::decode(text).encode();
+    fuzz::require(Kind::decode(once).encode() == once);
+  } catch (const StoreError&) {
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string text = fuzz::Bytes(data, size).rest();
+  check<MeetingCard>(text);
+  check<LinkCard>(text);
+  check<Hail>(text);
+  check<MeetingFailure>(text);
+  static InMemoryStore store;
+  static const SealedStore sealed(store, RunKey::from_bytes(std::string(32, 'k')), "fuzz");
+  fuzz::require(!sealed.open("card/0", text));
+  fuzz::require(sealed.open("card/0", sealed.seal("card/0", text)) == text);
+  return 0;
+}
