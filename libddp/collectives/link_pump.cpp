@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "libddp/base/interrupt.h"
 #include "libddp/base/system_error.h"
@@ -15,7 +16,28 @@ namespace {
 /// One flow moves at most so much in one turn, so that all of them go on.
 constexpr std::size_t kMostBytesPerTurn = 1u << 20;
 
+void advance(LinkFlow& flow, LinkLane& lane, std::size_t bytes) {
+  lane.at += bytes;
+  // The next stripe of this lane lies behind one of each other lane.
+  const std::size_t num_others = flow.lanes.size() - 1;
+  if (lane.at % LinkPump::kStripeBytes == 0) lane.at += num_others * LinkPump::kStripeBytes;
+  flow.done = flow.bytes;
+  for (const LinkLane& each : flow.lanes) flow.done = std::min(flow.done, each.at);
+}
+
 }  // namespace
+
+LinkFlow& LinkPump::add(int socket, LinkFlow flow) {
+  flow.lanes = {{socket}};
+  return flows_.emplace_back(std::move(flow));
+}
+
+LinkFlow& LinkPump::add(const std::vector<UniqueFd>& sockets, LinkFlow flow) {
+  for (std::size_t i = 0; i < sockets.size(); ++i) {
+    flow.lanes.push_back({sockets[i].get(), i * kStripeBytes});
+  }
+  return flows_.emplace_back(std::move(flow));
+}
 
 bool LinkPump::is_done() const {
   return std::all_of(flows_.begin(), flows_.end(),
@@ -23,29 +45,32 @@ bool LinkPump::is_done() const {
 }
 
 bool LinkPump::move() {
-  std::size_t moved = 0;
+  bool moved = false;
   for (LinkFlow& flow : flows_) {
-    std::size_t turn = 0;
-    while (flow.can_move() && turn < kMostBytesPerTurn) {
-      const std::size_t bytes = move_some(flow);
-      if (bytes == 0) break;
-      turn += bytes;
+    for (LinkLane& lane : flow.lanes) {
+      std::size_t turn = 0;
+      while (lane.at < flow.open && turn < kMostBytesPerTurn) {
+        const std::size_t bytes = move_some(flow, lane);
+        if (bytes == 0) break;
+        turn += bytes;
+      }
+      moved = moved || turn > 0;
     }
-    moved += turn;
   }
-  return moved > 0;
+  return moved;
 }
 
-std::size_t LinkPump::move_some(LinkFlow& flow) {
-  const std::size_t at = flow.ring > 0 ? flow.done % flow.ring : flow.done;
-  std::size_t most = flow.open - flow.done;
+std::size_t LinkPump::move_some(LinkFlow& flow, LinkLane& lane) {
+  const std::size_t at = flow.ring > 0 ? lane.at % flow.ring : lane.at;
+  std::size_t most = flow.open - lane.at;
   if (flow.ring > 0) most = std::min(most, flow.ring - at);
+  if (flow.lanes.size() > 1) most = std::min(most, kStripeBytes - lane.at % kStripeBytes);
   while (true) {
     const ssize_t size =
-        flow.is_send ? ::send(flow.socket, flow.data + at, most, MSG_NOSIGNAL | MSG_DONTWAIT)
-                     : ::recv(flow.socket, flow.data + at, most, MSG_DONTWAIT);
+        flow.is_send ? ::send(lane.socket, flow.data + at, most, MSG_NOSIGNAL | MSG_DONTWAIT)
+                     : ::recv(lane.socket, flow.data + at, most, MSG_DONTWAIT);
     if (size > 0) {
-      flow.done += static_cast<std::size_t>(size);
+      advance(flow, lane, static_cast<std::size_t>(size));
       return static_cast<std::size_t>(size);
     }
     const int error = errno;
@@ -59,8 +84,10 @@ std::size_t LinkPump::move_some(LinkFlow& flow) {
 void LinkPump::wait() {
   std::vector<pollfd> entries;
   for (const LinkFlow& flow : flows_) {
-    if (!flow.can_move()) continue;
-    entries.push_back({flow.socket, static_cast<short>(flow.is_send ? POLLOUT : POLLIN), 0});
+    const auto events = static_cast<short>(flow.is_send ? POLLOUT : POLLIN);
+    for (const LinkLane& lane : flow.lanes) {
+      if (lane.at < flow.open) entries.push_back({lane.socket, events, 0});
+    }
   }
   const int ready =
       ::poll(entries.data(), entries.size(), static_cast<int>(kInterruptPeriod.count()));

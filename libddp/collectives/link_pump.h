@@ -3,12 +3,14 @@
 // Moves bytes over several sockets at once, in both directions, without waiting where others can
 // go on.
 //
-// Words: *flow* = one direction of one socket for one stretch of memory; `open` says how many of
-// its bytes may move by now, so that a send can follow a computation and a receive can wait for
-// room. Thread rule: one thread.
+// Words: *flow* = one stretch of memory on its way in one direction; `open` says how many of its
+// bytes may move by now, so that a send can follow a computation and a receive can wait for room.
+// *lane* = one of the sockets of a flow: stripes of kStripeBytes lie on them in turn, so the bytes
+// of several lanes come out of order, and `done` counts those before the first one that is missing.
+// Thread rule: one thread.
 //
 //   LinkPump pump(watch);
-//   LinkFlow& out = pump.add({.socket = fd, .is_send = true, .data = p, .bytes = n, .open = n});
+//   LinkFlow& out = pump.add(fd, {.is_send = true, .data = p, .bytes = n, .open = n});
 //   while (!out.is_done()) {
 //     if (!pump.move()) pump.wait();
 //   }
@@ -18,10 +20,17 @@
 #include <string>
 #include <vector>
 
+#include "libddp/base/unique_fd.h"
+
 namespace libddp {
 
-struct LinkFlow {
+struct LinkLane {
   int socket = -1;
+  /// Place in the flow of the next byte that moves here.
+  std::size_t at = 0;
+};
+
+struct LinkFlow {
   bool is_send = false;
   /// Which peer it goes to or comes from; for the LinkWatch only.
   int peer = 0;
@@ -29,8 +38,10 @@ struct LinkFlow {
   std::size_t bytes = 0;
   std::size_t open = 0;
   std::size_t done = 0;
-  /// `data` is a ring of so many bytes; 0 = it holds all bytes.
+  /// `data` is a ring of so many bytes, a multiple of a stripe; 0 = it holds all bytes.
   std::size_t ring = 0;
+  /// Set by LinkPump::add.
+  std::vector<LinkLane> lanes = {};
 
   bool is_done() const { return done == bytes; }
   bool can_move() const { return done < open; }
@@ -48,10 +59,13 @@ class LinkWatch {
 
 class LinkPump {
  public:
+  static constexpr std::size_t kStripeBytes = 64u << 10;
+
   explicit LinkPump(LinkWatch& watch) : watch_(watch) {}
 
-  /// The reference stays valid.
-  LinkFlow& add(const LinkFlow& flow) { return flows_.emplace_back(flow); }
+  /// The references stay valid. Both ends name the sockets in the same order.
+  LinkFlow& add(int socket, LinkFlow flow);
+  LinkFlow& add(const std::vector<UniqueFd>& sockets, LinkFlow flow);
   /// Moves what can move now; false if nothing could.
   bool move();
   /// Waits until a socket is ready, at most a short time, then lets the watch look.
@@ -59,7 +73,7 @@ class LinkPump {
   bool is_done() const;
 
  private:
-  std::size_t move_some(LinkFlow& flow);
+  std::size_t move_some(LinkFlow& flow, LinkLane& lane);
 
   LinkWatch& watch_;
   std::deque<LinkFlow> flows_;

@@ -77,16 +77,15 @@ void LinkStage::reduce_large(const std::vector<Region>& segments, std::byte* out
   std::vector<LinkFlow*> results;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const int peer = static_cast<int>(i);
-    const int give = peers_[i].give.get();
-    const int result = peers_[i].result.get();
+    const LinkPeer& link = peers_[i];
     const Region theirs = segments[static_cast<std::size_t>(peers_[i].host)];
     rings_[i].resize(kRingBytes);
-    inputs.push_back(&pump.add({give, false, peer, rings_[i].data(), own.bytes,
-                                std::min(own.bytes, kRingBytes), 0, kRingBytes}));
-    pump.add({give, true, peer, theirs.data, theirs.bytes, theirs.bytes});
+    inputs.push_back(&pump.add(link.give, {false, peer, rings_[i].data(), own.bytes,
+                                           std::min(own.bytes, kRingBytes), 0, kRingBytes}));
+    pump.add(link.give, {true, peer, theirs.data, theirs.bytes, theirs.bytes});
     if (!spreads) continue;
-    results.push_back(&pump.add({result, true, peer, output, own.bytes, 0}));
-    pump.add({result, false, peer, theirs.data, theirs.bytes, theirs.bytes});
+    results.push_back(&pump.add(link.result, {true, peer, output, own.bytes, 0}));
+    pump.add(link.result, {false, peer, theirs.data, theirs.bytes, theirs.bytes});
   }
 
   std::size_t reduced = 0;

@@ -59,14 +59,14 @@ void LinkStage::exchange(const Region& out, const std::vector<std::size_t>& in_b
   LinkPump pump(*this);
   std::vector<const LinkFlow*> receives;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    const int socket = peers_[i].give.get();
+    const int socket = peers_[i].give.front().get();
     const int peer = static_cast<int>(i);
     const std::size_t expected = sizeof(Header) + in_bytes[i];
     incoming_[i].bytes.resize(expected);
     incoming_[i].is_checked = false;
-    pump.add({socket, true, peer, outgoing_.data(), outgoing_.size(), outgoing_.size()});
+    pump.add(socket, {true, peer, outgoing_.data(), outgoing_.size(), outgoing_.size()});
     receives.push_back(
-        &pump.add({socket, false, peer, incoming_[i].bytes.data(), expected, expected}));
+        &pump.add(socket, {false, peer, incoming_[i].bytes.data(), expected, expected}));
   }
   while (true) {
     const bool moved = pump.move();
@@ -150,11 +150,10 @@ void LinkStage::all_gather(const std::vector<Region>& regions) {
   meet();
   LinkPump pump(*this);
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    const int socket = peers_[i].result.get();
     const int peer = static_cast<int>(i);
-    pump.add({socket, true, peer, own.data, own.bytes, own.bytes});
-    pump.add({socket, false, peer, regions[static_cast<std::size_t>(peers_[i].host)].data, sizes[i],
-              sizes[i]});
+    std::byte* theirs = regions[static_cast<std::size_t>(peers_[i].host)].data;
+    pump.add(peers_[i].result, {true, peer, own.data, own.bytes, own.bytes});
+    pump.add(peers_[i].result, {false, peer, theirs, sizes[i], sizes[i]});
   }
   while (!pump.is_done()) {
     if (!pump.move()) pump.wait();
@@ -180,12 +179,11 @@ void LinkStage::broadcast(std::byte* data, std::size_t bytes, int root_host) {
   };
   if (!is_root) {
     const std::size_t i = neighbour(-1);
-    from = &pump.add({peers_[i].result.get(), false, static_cast<int>(i), data, bytes, bytes});
+    from = &pump.add(peers_[i].result, {false, static_cast<int>(i), data, bytes, bytes});
   }
   if ((host_ + 1) % num_hosts() != root_host) {
     const std::size_t i = neighbour(1);
-    to = &pump.add(
-        {peers_[i].result.get(), true, static_cast<int>(i), data, bytes, is_root ? bytes : 0});
+    to = &pump.add(peers_[i].result, {true, static_cast<int>(i), data, bytes, is_root ? bytes : 0});
   }
   while (!pump.is_done()) {
     const bool moved = pump.move();

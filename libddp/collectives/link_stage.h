@@ -2,10 +2,10 @@
 
 // The stage of a collective that crosses hosts (inter_stage.h) over TCP links.
 //
-// Each pair of carriers has two connections: *give* carries headers and what the other side is to
-// reduce, *result* carries results. Every exchange begins with headers in both directions between
-// all of them: whoever called something else is found before a byte of payload is used, and small
-// payloads travel with the header.
+// Each pair of carriers has two links of one or more connections: *give* carries headers and what
+// the other side is to reduce, *result* carries results. Every exchange begins with headers in both
+// directions between all of them: whoever called something else is found before a byte of payload
+// is used, and small payloads travel with the header.
 //
 // All-reduce: the hosts own segments; each reduces its segment from all hosts, in host order, and
 // sends it to all, chunk by chunk, so that results of one chunk travel while the next is coming. A
@@ -46,8 +46,9 @@ struct LinkPeer {
   int rank = 0;
   pid_t pid = 0;
   std::string host_name;
-  UniqueFd give;
-  UniqueFd result;
+  /// One or more sockets each, as many on all ranks.
+  std::vector<UniqueFd> give;
+  std::vector<UniqueFd> result;
 };
 
 class LinkStage : public InterStage, private LinkWatch {

@@ -74,8 +74,11 @@ void add_carriers(HostsMeshOptions& options, std::vector<GroupPeer>& peers) {
     carrier.rank = rank;
     carrier.pid = peer.pid;
     carrier.host_name = peer.host;
-    carrier.give = std::move(peer.collectives.at(0));
-    carrier.result = std::move(peer.collectives.at(1));
+    // The first half gives, the second brings results.
+    const std::size_t half = peer.collectives.size() / 2;
+    for (std::size_t i = 0; i < peer.collectives.size(); ++i) {
+      (i < half ? carrier.give : carrier.result).push_back(std::move(peer.collectives[i]));
+    }
     options.carriers.push_back(std::move(carrier));
   }
 }

@@ -9,6 +9,7 @@
 #include "libddp/collectives/host_mesh.h"
 #include "libddp/collectives/mesh_assembly.h"
 #include "libddp/group/host_backend.h"
+#include "libddp/transport/link_settings.h"
 #include "libddp/transport/meeting.h"
 #include "libddp/transport/run_key.h"
 
@@ -18,13 +19,16 @@ namespace {
 std::vector<GroupPeer> meet_all(KeyValueStore& store, const GroupIdentity& identity,
                                 const MeetingHints& hints, const SharedSegment& page,
                                 const Arena& arena, Deadline deadline) {
+  const LinkSettings link = LinkSettings::from_environment();
   const MeetingOptions options{
       .rank = identity.rank,
       .world_size = identity.world_size,
       .group_name = identity.name,
-      .agreement = fmt::format("libddp {}, {}", version(), HostMesh::layout()),
+      .agreement = fmt::format("libddp {}, {}, {}", version(), HostMesh::layout(),
+                               link.to_text()),
       .note = HostMesh::own_cpu_mask(),
       .route_to = hints.route_to,
+      .sockets_per_link = link.sockets_per_link,
       .key = given_run_key(),
       .require_key = RequireKey::is_set(),
       .host_identity = hints.host_identity,

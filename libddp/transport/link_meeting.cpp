@@ -19,7 +19,7 @@ using Kind = MeetingFailure::Kind;
 
 /// A connection of one rank's own network is there at once or never.
 constexpr std::chrono::seconds kConnectPatience{15};
-/// For collectives: one on which ranks give bytes to reduce, one on which they give results.
+/// Kinds for collectives: those on which ranks give bytes to reduce, those for results.
 constexpr std::uint32_t kCollectiveLinks = 2;
 
 }  // namespace
@@ -83,7 +83,8 @@ LinkCard LinkMeeting::card_of(int rank) {
 
 std::uint32_t LinkMeeting::num_collective_links(int rank) const {
   const int index = layout_.index(rank_);
-  return layout_.index(rank) == index && index < layout_.num_carriers() ? kCollectiveLinks : 0;
+  if (layout_.index(rank) != index || index >= layout_.num_carriers()) return 0;
+  return kCollectiveLinks * static_cast<std::uint32_t>(context_.options().sockets_per_link);
 }
 
 const UniqueFd& LinkMeeting::place(const LinkPlace& place) const {

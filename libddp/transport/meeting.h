@@ -45,6 +45,9 @@ struct MeetingOptions {
   std::string note{};
   /// Host of the store, as a name or address: the own address is the one on the route to it.
   std::string route_to{};
+  /// Connections per pair of carriers and kind of bytes, in a group of several hosts. Part of what
+  /// the ranks must agree on.
+  int sockets_per_link = 1;
   /// Whoever has it belongs to the run (run_key.h); null = whoever can read the store does.
   std::shared_ptr<const RunKey> key{};
   /// Several hosts without a key are an error instead of a warning.
@@ -67,8 +70,8 @@ struct GroupPeer {
   UniqueFd pidfd;
   /// The descriptors that a peer on this host passed, in its order.
   std::vector<UniqueFd> descriptors;
-  /// TCP connections to a peer on another host: for point-to-point messages, and two for
-  /// collectives if both are carriers of one number (host_layout.h).
+  /// TCP connections to a peer on another host: for point-to-point messages, and twice
+  /// sockets_per_link for collectives if both are carriers of one number (host_layout.h).
   UniqueFd messages;
   std::vector<UniqueFd> collectives;
 };

@@ -174,6 +174,23 @@ void check_scattered_bits(HostsRank& me, Dtype dtype, std::size_t count) {
   expect(std::memcmp(own, wanted, count * sizeof(Value)) == 0, "the bits of an all-reduce");
 }
 
+TEST_CASE("Collectives over several sockets per pair of hosts") {
+  const auto run = [](HostsRank& me) {
+    std::uint64_t sequence = 0;
+    // One stripe, some, more than a ring of them and a bit.
+    for (const std::size_t count : {5000u, 100003u, 1000001u}) {
+      check_all_reduce(me, ++sequence, count, true);
+      check_gather(me, ++sequence, count / 4, false);
+      check_scatter(me, ++sequence, count / 4, true);
+      check_broadcast(me, ++sequence, count, 1, false);
+    }
+  };
+  for (const int num_sockets : {2, 3, 8}) {
+    run_hosts({0, 0, 1, 1}, run, {.sockets_per_link = num_sockets});
+    run_hosts({0, 1, 2}, run, {.sockets_per_link = num_sockets});
+  }
+}
+
 TEST_CASE("A reduce-scatter over hosts has the bits of an all-reduce") {
   for (const std::vector<int>& layout : kLayouts) {
     run_hosts(layout, [](HostsRank& me) {

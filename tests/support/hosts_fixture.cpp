@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{60};
 
-HostsRank join_hosts(KeyValueStore& store, int rank, const std::vector<int>& host_of) {
+HostsRank join_hosts(KeyValueStore& store, int rank, const std::vector<int>& host_of,
+                     const LinkSettings& link) {
   HostsRank me;
   me.rank = rank;
   me.world_size = static_cast<int>(host_of.size());
@@ -26,6 +27,8 @@ HostsRank join_hosts(KeyValueStore& store, int rank, const std::vector<int>& hos
   options.world_size = me.world_size;
   options.group_name = "test";
   options.note = HostMesh::own_cpu_mask();
+  options.agreement = link.to_text();
+  options.sockets_per_link = link.sockets_per_link;
   options.host_identity = "host " + std::to_string(host_of[static_cast<std::size_t>(rank)]);
   me.peers = meet(store, options, descriptors_of(page, *me.arena), Deadline::after(kPatience));
   me.mesh = assemble_mesh({rank, "test", me.arena, std::move(page)}, me.peers);
@@ -34,12 +37,13 @@ HostsRank join_hosts(KeyValueStore& store, int rank, const std::vector<int>& hos
 
 }  // namespace
 
-void run_hosts(const std::vector<int>& host_of, const std::function<void(HostsRank&)>& f) {
+void run_hosts(const std::vector<int>& host_of, const std::function<void(HostsRank&)>& f,
+               const LinkSettings& link) {
   InMemoryStore store;
   std::vector<HostsRank> ranks(host_of.size());
   const int world_size = static_cast<int>(host_of.size());
   run_ranks(world_size, [&](int rank) {
-    ranks[static_cast<std::size_t>(rank)] = join_hosts(store, rank, host_of);
+    ranks[static_cast<std::size_t>(rank)] = join_hosts(store, rank, host_of, link);
   });
   // The meshes live until all ranks are through: nobody leaves in the middle of another's call.
   run_ranks(world_size, [&](int rank) { f(ranks[static_cast<std::size_t>(rank)]); });

@@ -11,6 +11,7 @@
 
 #include "libddp/collectives/mesh.h"
 #include "libddp/memory/arena.h"
+#include "libddp/transport/link_settings.h"
 #include "libddp/transport/meeting.h"
 
 namespace libddp::test {
@@ -25,7 +26,8 @@ struct HostsRank {
 };
 
 /// Runs `f` on every rank as a thread and waits for all; rethrows the first exception.
-void run_hosts(const std::vector<int>& host_of, const std::function<void(HostsRank&)>& f);
+void run_hosts(const std::vector<int>& host_of, const std::function<void(HostsRank&)>& f,
+               const LinkSettings& link = {});
 
 /// Runs the transfers of one rank to their end, as the group's message lane does.
 void run_transfers(Mesh& mesh, std::vector<Mesh::Transfer>& transfers);
