@@ -10,6 +10,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/system_error.h"
+#include "libddp/collectives/letter_matching.h"
 
 namespace libddp {
 
@@ -112,22 +113,10 @@ void LinkMail::fail_and_throw(const LinkMailPeer& peer, const std::string& text)
 }
 
 bool LinkMail::match_letters() {
-  bool moved = false;
-  for (auto letter = letters_.begin(); letter != letters_.end();) {
-    const int source = channels_[letter->channel].peer.rank;
-    const auto part = std::find_if(parts_->begin(), parts_->end(), [&](const Transfer* candidate) {
-      return !candidate->is_send && !candidate->is_started && candidate->tag == letter->tag &&
-             (candidate->peer < 0 || candidate->peer == source);
-    });
-    if (part == parts_->end()) {
-      ++letter;
-      continue;
-    }
-    deliver(**part, *letter);
-    letter = letters_.erase(letter);
-    moved = true;
-  }
-  return moved;
+  return libddp::match_letters(
+      letters_, *parts_,
+      [this](const Letter& letter) { return channels_[letter.channel].peer.rank; },
+      [this](Transfer& part, Letter& letter) { deliver(part, letter); });
 }
 
 void LinkMail::deliver(Transfer& part, Letter& letter) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "libddp/collectives/copy_bytes.h"
+#include "libddp/collectives/letter_matching.h"
 #include "libddp/collectives/mailbox.h"
 
 namespace libddp {
@@ -35,21 +36,9 @@ bool Mailbox::take_envelopes(int peer) {
 
 // Letters in the order in which they came, each to the first receive that asks for it.
 bool Mailbox::match_letters() {
-  bool moved = false;
-  for (auto letter = letters_.begin(); letter != letters_.end();) {
-    const auto part = std::find_if(parts_->begin(), parts_->end(), [&](const Transfer* candidate) {
-      return !candidate->is_send && !candidate->is_started && candidate->tag == letter->tag &&
-             (candidate->peer < 0 || candidate->peer == core_.group_rank(letter->source));
-    });
-    if (part == parts_->end()) {
-      ++letter;
-      continue;
-    }
-    deliver(**part, *letter);
-    letter = letters_.erase(letter);
-    moved = true;
-  }
-  return moved;
+  return libddp::match_letters(
+      letters_, *parts_, [this](const Letter& letter) { return core_.group_rank(letter.source); },
+      [this](Transfer& part, Letter& letter) { deliver(part, letter); });
 }
 
 void Mailbox::deliver(Transfer& part, Letter& letter) {
