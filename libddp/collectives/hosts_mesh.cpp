@@ -22,7 +22,8 @@ HostsMesh::HostsMesh(HostsMeshOptions options)
       index_(layout_.index(rank_)),
       arena_(std::move(options.arena)),
       local_(std::move(options.local)),
-      stage_(std::make_unique<LinkStage>(*local_, host_, std::move(options.carriers))),
+      stage_(std::make_unique<LinkStage>(*local_, host_, std::move(options.carriers),
+                                         options.link.wire_dtype == Dtype::BFloat16)),
       mail_(*local_, std::move(options.mail_peers)) {
   if (options.make_stage) stage_ = options.make_stage(*local_, std::move(stage_));
 }

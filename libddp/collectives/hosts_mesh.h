@@ -29,6 +29,7 @@
 #include "libddp/collectives/mesh.h"
 #include "libddp/memory/arena.h"
 #include "libddp/transport/host_layout.h"
+#include "libddp/transport/link_settings.h"
 
 namespace libddp {
 
@@ -48,6 +49,7 @@ struct HostsMeshOptions {
   std::vector<LinkPeer> carriers;
   /// All ranks of other hosts.
   std::vector<LinkMailPeer> mail_peers;
+  LinkSettings link;
   /// Empty: TCP links.
   InterStageMaker make_stage;
 };

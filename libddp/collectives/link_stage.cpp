@@ -31,12 +31,13 @@ struct LinkStage::Header {
   OpDescription description{};
 };
 
-LinkStage::LinkStage(HostMesh& local, int host, std::vector<LinkPeer> peers)
+LinkStage::LinkStage(HostMesh& local, int host, std::vector<LinkPeer> peers, bool narrows_floats)
     : local_(local),
       host_(host),
       peers_(std::move(peers)),
       incoming_(peers_.size()),
-      rings_(peers_.size()) {}
+      buffers_(peers_.size()),
+      narrows_floats_(narrows_floats) {}
 
 void LinkStage::begin(const MeshCall& call) {
   call_ = &call;

@@ -51,10 +51,21 @@ struct LinkPeer {
   std::vector<UniqueFd> result;
 };
 
+/// Memory for what is on its way from and to one peer, kept from call to call.
+struct LinkBuffers {
+  std::vector<std::byte> inputs;
+  // Where float32 travels as bf16:
+  std::vector<std::byte> gives;
+  std::vector<std::byte> results_out;
+  std::vector<std::byte> results_in;
+  std::vector<std::byte> wide;
+};
+
 class LinkStage : public InterStage, private LinkWatch {
  public:
   /// `peers`: one per other host, ordered by host; empty on a rank that is no carrier.
-  LinkStage(HostMesh& local, int host, std::vector<LinkPeer> peers);
+  /// `narrows_floats`: sums of float32 travel as bf16 (LinkSettings::wire_dtype).
+  LinkStage(HostMesh& local, int host, std::vector<LinkPeer> peers, bool narrows_floats = false);
 
   bool is_carrier() const override { return !peers_.empty(); }
   int num_hosts() const { return static_cast<int>(peers_.size()) + 1; }
@@ -82,7 +93,7 @@ class LinkStage : public InterStage, private LinkWatch {
   void check_header(std::size_t peer);
   [[noreturn]] void report_mismatch(std::size_t peer, const Header& theirs);
   void reduce_small(std::byte* data, std::size_t count, const Reduction& reduction, int divisor);
-  void reduce_large(const std::vector<Region>& segments, std::byte* output, bool spreads,
+  void reduce_large(std::vector<Region> segments, std::byte* output, bool spreads,
                     const Reduction& reduction, int divisor);
   std::byte* payload_of(std::size_t peer);
   std::string name_of(const LinkPeer& peer) const;
@@ -97,7 +108,8 @@ class LinkStage : public InterStage, private LinkWatch {
   std::vector<LinkPeer> peers_;
   std::vector<Incoming> incoming_;
   std::vector<std::byte> outgoing_;
-  std::vector<std::vector<std::byte>> rings_;
+  std::vector<LinkBuffers> buffers_;
+  const bool narrows_floats_;
 
   const MeshCall* call_ = nullptr;
   Deadline::Clock::time_point start_{};

@@ -93,11 +93,19 @@ std::unique_ptr<Mesh> assemble_mesh(MeshAssembly own, std::vector<GroupPeer>& pe
   HostLayout layout = layout_of(peers);
   std::unique_ptr<HostMesh> local = assemble_host(own, peers, layout);
   if (layout.num_hosts() == 1) return local;
+  if (own.make_stage && own.link.wire_dtype != Dtype::Float32) {
+    throw ArgumentError(
+        fmt::format("libddp[group {}, rank {}/{}]: LIBDDP_WIRE_DTYPE={} is for libddp's own links, "
+                    "but another engine moves the bytes between hosts. Hint: unset the variable, "
+                    "or leave the other engine out.",
+                    own.group_name, own.rank, peers.size(), name(own.link.wire_dtype)));
+  }
   HostsMeshOptions options;
   options.rank = own.rank;
   options.layout = std::move(layout);
   options.arena = std::move(own.arena);
   options.local = std::move(local);
+  options.link = own.link;
   options.make_stage = std::move(own.make_stage);
   add_carriers(options, peers);
   for (GroupPeer& peer : peers) {

@@ -26,6 +26,7 @@ struct MeshAssembly {
   std::shared_ptr<Arena> arena;
   /// Its own control page (HostMesh::create_page).
   SharedSegment page;
+  LinkSettings link = {};
   /// What moves bytes between hosts; empty: TCP links.
   InterStageMaker make_stage = nullptr;
 };

@@ -6,6 +6,7 @@
 
 #include <immintrin.h>
 
+#include "libddp/collectives/convert_lanes.h"
 #include "libddp/collectives/reduce_lanes.h"
 
 namespace libddp {
@@ -48,7 +49,11 @@ void stream(std::byte* to, const std::byte* from, std::size_t bytes) {
 }  // namespace
 
 KernelTable avx512_kernels() {
-  return {.find = find_kernel<Isa>, .stream = stream, .copy = copy_vectors<Isa>};
+  return {.find = find_kernel<Isa>,
+          .stream = stream,
+          .copy = copy_vectors<Isa>,
+          .narrow = narrow_floats<Isa>,
+          .widen = widen_floats<Isa>};
 }
 
 }  // namespace libddp

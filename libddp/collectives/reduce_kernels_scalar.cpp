@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "libddp/collectives/convert_lanes.h"
 #include "libddp/collectives/reduce_lanes.h"
 #include "libddp/collectives/reduce_table.h"
 
@@ -71,7 +72,11 @@ struct Isa {
 }  // namespace
 
 KernelTable scalar_kernels() {
-  return {.find = find_kernel<Isa>, .stream = nullptr, .copy = copy_vectors<Isa>};
+  return {.find = find_kernel<Isa>,
+          .stream = nullptr,
+          .copy = copy_vectors<Isa>,
+          .narrow = narrow_floats<Isa>,
+          .widen = widen_floats<Isa>};
 }
 
 }  // namespace libddp

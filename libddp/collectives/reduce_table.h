@@ -7,6 +7,7 @@
 //   if (table.find) table.find(Dtype::Float32, ReduceOp::Sum)(job);
 
 #include <cstddef>
+#include <cstdint>
 
 #include "libddp/base/dtype.h"
 #include "libddp/collectives/reduce_op.h"
@@ -35,6 +36,9 @@ struct KernelTable {
   void (*stream)(std::byte* to, const std::byte* from, std::size_t bytes) = nullptr;
   /// Copies ranges that do not overlap. REQUIRES bytes >= 256.
   void (*copy)(std::byte* to, const std::byte* from, std::size_t bytes) = nullptr;
+  /// float32 to bf16, to nearest even, NaNs as the quiet one; and back. No overlap.
+  void (*narrow)(std::uint16_t* to, const float* from, std::size_t count) = nullptr;
+  void (*widen)(float* to, const std::uint16_t* from, std::size_t count) = nullptr;
 };
 
 KernelTable scalar_kernels();

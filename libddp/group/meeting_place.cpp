@@ -18,14 +18,12 @@ namespace {
 
 std::vector<GroupPeer> meet_all(KeyValueStore& store, const GroupIdentity& identity,
                                 const MeetingHints& hints, const SharedSegment& page,
-                                const Arena& arena, Deadline deadline) {
-  const LinkSettings link = LinkSettings::from_environment();
+                                const Arena& arena, const LinkSettings& link, Deadline deadline) {
   const MeetingOptions options{
       .rank = identity.rank,
       .world_size = identity.world_size,
       .group_name = identity.name,
-      .agreement = fmt::format("libddp {}, {}, {}", version(), HostMesh::layout(),
-                               link.to_text()),
+      .agreement = fmt::format("libddp {}, {}, {}", version(), HostMesh::layout(), link.to_text()),
       .note = HostMesh::own_cpu_mask(),
       .route_to = hints.route_to,
       .sockets_per_link = link.sockets_per_link,
@@ -47,13 +45,14 @@ std::vector<GroupPeer> meet_all(KeyValueStore& store, const GroupIdentity& ident
 std::unique_ptr<Backend> meet_ranks(KeyValueStore& store, const GroupIdentity& identity,
                                     const MeetingHints& hints, std::chrono::milliseconds timeout) {
   const Deadline deadline = Deadline::after(timeout);
+  const LinkSettings link = LinkSettings::from_environment();
   SharedSegment page = HostMesh::create_page(identity.name, identity.world_size);
   std::shared_ptr<Arena> arena =
       Arena::create(identity.name, Arena::default_reserve_bytes(identity.world_size));
-  std::vector<GroupPeer> peers = meet_all(store, identity, hints, page, *arena, deadline);
+  std::vector<GroupPeer> peers = meet_all(store, identity, hints, page, *arena, link, deadline);
 
   std::unique_ptr<Mesh> mesh =
-      assemble_mesh({identity.rank, identity.name, arena, std::move(page)}, peers);
+      assemble_mesh({identity.rank, identity.name, arena, std::move(page), link}, peers);
   auto backend =
       std::make_unique<HostBackend>(identity, std::move(arena), std::move(mesh), std::move(peers));
   // Nobody returns before everyone has met: the store may end with rank 0.

@@ -7,6 +7,8 @@
 
 #include <string>
 
+#include "libddp/base/dtype.h"
+
 namespace libddp {
 
 struct LinkSettings {
@@ -15,8 +17,10 @@ struct LinkSettings {
   /// Connections per pair of carriers and kind of bytes; stripes of the payload go over them in
   /// turn.
   int sockets_per_link = 1;
+  /// What large float32 sums are between hosts: Float32 or BFloat16.
+  Dtype wire_dtype = Dtype::Float32;
 
-  /// LIBDDP_SOCKETS_PER_LINK; throws ArgumentError if that cannot be read.
+  /// LIBDDP_SOCKETS_PER_LINK and LIBDDP_WIRE_DTYPE; throws ArgumentError if one cannot be read.
   static LinkSettings from_environment();
   /// Equal exactly for equal settings.
   std::string to_text() const;

@@ -19,6 +19,7 @@ using namespace std::chrono_literals;
 using libddp::test::expect;
 using libddp::test::HostsRank;
 using libddp::test::MeshFixture;
+using libddp::test::message_of;
 using libddp::test::run_hosts;
 using libddp::test::run_transfers;
 
@@ -200,6 +201,54 @@ TEST_CASE("A reduce-scatter over hosts has the bits of an all-reduce") {
       }
     });
   }
+}
+
+// A stage of somebody else, which has no reduce-scatter of its own.
+class PlainStage : public InterStage {
+ public:
+  explicit PlainStage(std::unique_ptr<InterStage> links) : links_(std::move(links)) {}
+
+  bool is_carrier() const override { return links_->is_carrier(); }
+  void begin(const MeshCall& call) override { links_->begin(call); }
+  void meet() override { links_->meet(); }
+  void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
+                  int num_averaged) override {
+    links_->all_reduce(data, count, reduction, num_averaged);
+  }
+  void all_gather(const std::vector<Region>& regions) override { links_->all_gather(regions); }
+  void broadcast(std::byte* data, std::size_t bytes, int root_host) override {
+    links_->broadcast(data, bytes, root_host);
+  }
+  std::optional<std::string> last_call_of(int rank) const override {
+    return links_->last_call_of(rank);
+  }
+
+ private:
+  std::unique_ptr<InterStage> links_;
+};
+
+std::unique_ptr<InterStage> make_plain_stage(HostMesh&, std::unique_ptr<InterStage> links) {
+  return std::make_unique<PlainStage>(std::move(links));
+}
+
+TEST_CASE("A stage without a reduce-scatter has one all the same") {
+  for (const std::vector<int>& layout : kLayouts) {
+    const auto run = [](HostsRank& me) {
+      check_scatter(me, 1, 30011, true);
+      check_scattered_bits<float>(me, Dtype::Float32, 5000);
+    };
+    run_hosts(layout, run, {}, make_plain_stage);
+  }
+}
+
+TEST_CASE("Another engine between hosts and a wire dtype do not go together") {
+  const auto join = [] {
+    run_hosts(
+        {0, 1}, [](HostsRank&) {}, {.wire_dtype = Dtype::BFloat16}, make_plain_stage);
+  };
+  const std::string text = message_of<ArgumentError>(join);
+  CHECK(has(text, "LIBDDP_WIRE_DTYPE=bfloat16 is for libddp's own links"));
+  CHECK(has(text, "Hint: unset the variable"));
 }
 
 TEST_CASE("An average over three hosts divides once") {

@@ -16,7 +16,7 @@ namespace {
 constexpr std::chrono::seconds kPatience{60};
 
 HostsRank join_hosts(KeyValueStore& store, int rank, const std::vector<int>& host_of,
-                     const LinkSettings& link) {
+                     const LinkSettings& link, const InterStageMaker& make_stage) {
   HostsRank me;
   me.rank = rank;
   me.world_size = static_cast<int>(host_of.size());
@@ -31,19 +31,19 @@ HostsRank join_hosts(KeyValueStore& store, int rank, const std::vector<int>& hos
   options.sockets_per_link = link.sockets_per_link;
   options.host_identity = "host " + std::to_string(host_of[static_cast<std::size_t>(rank)]);
   me.peers = meet(store, options, descriptors_of(page, *me.arena), Deadline::after(kPatience));
-  me.mesh = assemble_mesh({rank, "test", me.arena, std::move(page)}, me.peers);
+  me.mesh = assemble_mesh({rank, "test", me.arena, std::move(page), link, make_stage}, me.peers);
   return me;
 }
 
 }  // namespace
 
 void run_hosts(const std::vector<int>& host_of, const std::function<void(HostsRank&)>& f,
-               const LinkSettings& link) {
+               const LinkSettings& link, const InterStageMaker& make_stage) {
   InMemoryStore store;
   std::vector<HostsRank> ranks(host_of.size());
   const int world_size = static_cast<int>(host_of.size());
   run_ranks(world_size, [&](int rank) {
-    ranks[static_cast<std::size_t>(rank)] = join_hosts(store, rank, host_of, link);
+    ranks[static_cast<std::size_t>(rank)] = join_hosts(store, rank, host_of, link, make_stage);
   });
   // The meshes live until all ranks are through: nobody leaves in the middle of another's call.
   run_ranks(world_size, [&](int rank) { f(ranks[static_cast<std::size_t>(rank)]); });

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "libddp/collectives/hosts_mesh.h"
 #include "libddp/collectives/mesh.h"
 #include "libddp/memory/arena.h"
 #include "libddp/transport/link_settings.h"
@@ -27,7 +28,7 @@ struct HostsRank {
 
 /// Runs `f` on every rank as a thread and waits for all; rethrows the first exception.
 void run_hosts(const std::vector<int>& host_of, const std::function<void(HostsRank&)>& f,
-               const LinkSettings& link = {});
+               const LinkSettings& link = {}, const InterStageMaker& make_stage = nullptr);
 
 /// Runs the transfers of one rank to their end, as the group's message lane does.
 void run_transfers(Mesh& mesh, std::vector<Mesh::Transfer>& transfers);

@@ -15,7 +15,12 @@ TEST_CASE("Settings of links come from the environment") {
   ::setenv("LIBDDP_SOCKETS_PER_LINK", "9", 1);
   CHECK_THROWS_AS(LinkSettings::from_environment(), ArgumentError);
   ::unsetenv("LIBDDP_SOCKETS_PER_LINK");
+  ::setenv("LIBDDP_WIRE_DTYPE", "BFloat16", 1);
+  CHECK(LinkSettings::from_environment().wire_dtype == Dtype::BFloat16);
+  ::setenv("LIBDDP_WIRE_DTYPE", "float16", 1);
+  CHECK_THROWS_AS(LinkSettings::from_environment(), ArgumentError);
+  ::unsetenv("LIBDDP_WIRE_DTYPE");
   CHECK(settings.sockets_per_link == 4);
-  CHECK(settings.to_text() == "LIBDDP_SOCKETS_PER_LINK=4");
+  CHECK(settings.to_text() == "LIBDDP_SOCKETS_PER_LINK=4 LIBDDP_WIRE_DTYPE=float32");
   CHECK(settings.to_text() != LinkSettings().to_text());
 }
