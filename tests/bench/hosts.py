@@ -1,9 +1,11 @@
 """All-reduce between hosts, libddp and Gloo in alternation; the hosts are network namespaces.
 
     python tests/bench/hosts.py --hosts=2 --ranks-per-host=2 --rounds=20      # as root
+    python tests/bench/hosts.py --gbit=1 --bytes=67108864                     # capped by tc
 
 Rank 0 prints one JSON line per size and candidate (pairing.py). `algbw` is bytes of the tensor per
-second, in GB/s.
+second, in GB/s. With a cap, `of_limit` is the share of what an all-reduce can reach at best, where
+each host sends 2 (hosts - 1) / hosts of the tensor in full TCP segments; headers count for the cap.
 """
 
 from __future__ import annotations
@@ -27,7 +29,16 @@ SIZES = [8, 64 << 10, MIB, 25 * MIB, 64 * MIB]
 PORT = 29500
 
 
-def measure(rounds: int) -> None:
+#: Payload of a full TCP segment, and what the cap counts for it: Ethernet, IP, TCP, time stamps.
+SEGMENT, FRAME = 1448, 1514
+
+
+def limit_seconds(size: int, args) -> float:
+    sent = 2 * (args.hosts - 1) / args.hosts * size * FRAME / SEGMENT
+    return sent / (args.gbit * 1e9 / 8)
+
+
+def measure(args) -> None:
     """On every rank: each size, Gloo first."""
     import libddp.distributed as ddp_dist
     import torch
@@ -35,7 +46,7 @@ def measure(rounds: int) -> None:
 
     ddp_dist.init_process_group("libddp", timeout=timedelta(minutes=5))
     gloo = dist.new_group(backend="gloo")
-    for size in SIZES:
+    for size in args.bytes or SIZES:
         numel = size // 4
         theirs, ours = torch.zeros(numel), torch.zeros(numel)
         arena = ddp_dist.allocate((numel,)).zero_()
@@ -44,8 +55,10 @@ def measure(rounds: int) -> None:
             "ordinary": lambda t=ours: ddp_dist.all_reduce(t),
             "arena": lambda t=arena: ddp_dist.all_reduce(t),
         }
-        for line in pairing.compare(calls, rounds=rounds, case="all_reduce", bytes=size):
+        for line in pairing.compare(calls, rounds=args.rounds, case="all_reduce", bytes=size):
             line["algbw"] = size / line["median"] / 1e9
+            if args.gbit:
+                line["of_limit"] = limit_seconds(size, args) / line["median"]
             if ddp_dist.get_rank() == 0:
                 pairing.emit(line)
     ddp_dist.destroy_process_group()
@@ -63,7 +76,7 @@ def start(net, host: int, rank: int, args) -> subprocess.Popen:
         "GLOO_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, __file__, f"--rounds={args.rounds}", "--rank"]
+    command = [sys.executable, __file__, *sys.argv[1:], "--rank"]
     return subprocess.Popen([*net.inside(host), *command], env=environment)
 
 
@@ -72,11 +85,15 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--bytes", type=int, action="append", help="sizes instead of the usual")
+    parser.add_argument("--gbit", type=float, default=0.0, help="cap of each host; 0 = none")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:
-        return measure(args.rounds)
+        return measure(args)
     with Network(args.hosts) as net, contextlib.ExitStack() as stack:
+        if args.gbit:
+            net.cap(f"{args.gbit}gbit")
         ranks = []
         for rank in range(args.hosts * args.ranks_per_host):
             ranks.append(start(net, rank // args.ranks_per_host, rank, args))

@@ -14,10 +14,14 @@ import secrets
 import subprocess
 
 
-def ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=30)
+def run_tool(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     if done.returncode != 0:
-        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def ip(*arguments: str) -> None:
+    run_tool("ip", *arguments)
 
 
 def why_not() -> str | None:
@@ -74,6 +78,12 @@ class Network:
         ip("-n", self.hosts[host], "addr", "add", address, "dev", name)
         for interface in (name, end):
             ip("-n", self.hosts[host], "link", "set", interface, "up")
+
+    def cap(self, rate: str) -> None:
+        """Each host sends at most so much, in tc's words: "1gbit". Ethernet's headers count."""
+        for host in self.hosts:
+            tbf = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+            run_tool("tc", "-n", host, "qdisc", "replace", "dev", "eth0", "root", *tbf)
 
     def cut(self, host: int) -> None:
         """Pulls the host's cable."""

@@ -103,8 +103,14 @@ def everything():
 
 @pytest.mark.parametrize(
     ("hosts", "ipv6"),
-    [([0, 0, 1, 1], False), ([0, 1, 2], True), ([0, 0, 1], False)],
-    ids=["2x2", "3x1-ipv6", "2+1"],
+    [
+        ([0, 0, 1, 1], False),
+        ([0, 1, 2], True),
+        ([0, 0, 0, 1], False),
+        ([0, 0, 1, 2], False),
+        ([0, 0, 1, 1, 2, 2, 3, 3], False),
+    ],
+    ids=["2x2", "3x1-ipv6", "3+1", "2+1+1", "4x2"],
 )
 def test_everything_over_hosts(hosts, ipv6):
     with Network(max(hosts) + 1, ipv6=ipv6) as net:
