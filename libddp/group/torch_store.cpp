@@ -71,6 +71,21 @@ std::optional<std::string> TorchStore::wait_get(const std::string& key, Deadline
   }
 }
 
+std::optional<std::vector<std::string>> TorchStore::try_get_all(
+    const std::vector<std::string>& keys) {
+  if (keys.empty() || !store_->hasExtendedApi()) return KeyValueStore::try_get_all(keys);
+  std::vector<std::string> full;
+  for (const std::string& key : keys) full.push_back(prefix_ + key);
+  return guarded("get", keys.front(), [&](const std::string&) {
+    std::optional<std::vector<std::string>> values;
+    if (!store_->check(full)) return values;
+    values.emplace();
+    for (const auto& value : store_->multiGet(full))
+      values->emplace_back(value.begin(), value.end());
+    return values;
+  });
+}
+
 long TorchStore::add(const std::string& key, long amount) {
   return guarded("add to", key, [&](const std::string& full) {
     return static_cast<long>(store_->add(full, amount));

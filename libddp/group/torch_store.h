@@ -31,6 +31,8 @@ class TorchStore : public KeyValueStore {
   void set(const std::string& key, const std::string& value) override;
   std::optional<std::string> try_get(const std::string& key) override;
   std::optional<std::string> wait_get(const std::string& key, Deadline deadline) override;
+  std::optional<std::vector<std::string>> try_get_all(
+      const std::vector<std::string>& keys) override;
   long add(const std::string& key, long amount) override;
   void remove(const std::string& key) override;
 

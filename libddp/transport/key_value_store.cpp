@@ -3,11 +3,23 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <utility>
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
 
 namespace libddp {
+
+std::optional<std::vector<std::string>> KeyValueStore::try_get_all(
+    const std::vector<std::string>& keys) {
+  std::vector<std::string> values;
+  for (const std::string& key : keys) {
+    std::optional<std::string> value = try_get(key);
+    if (!value) return std::nullopt;
+    values.push_back(std::move(*value));
+  }
+  return values;
+}
 
 void InMemoryStore::set(const std::string& key, const std::string& value) {
   {

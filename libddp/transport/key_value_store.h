@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "libddp/base/deadline.h"
 
@@ -27,6 +28,9 @@ class KeyValueStore {
   virtual std::optional<std::string> try_get(const std::string& key) = 0;
   /// Waits until `key` is set; nullopt if the deadline passes first.
   virtual std::optional<std::string> wait_get(const std::string& key, Deadline deadline) = 0;
+  /// The values of `keys`, in their order, if all are set now. A store that can answer for many
+  /// keys in one request overrides it.
+  virtual std::optional<std::vector<std::string>> try_get_all(const std::vector<std::string>& keys);
   /// Adds to a counter that starts at 0; returns the sum.
   virtual long add(const std::string& key, long amount) = 0;
   virtual void remove(const std::string& key) = 0;

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <exception>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -32,6 +33,10 @@ using Kind = MeetingFailure::Kind;
 constexpr std::chrono::seconds kClaimantPatience{10};
 // With a key a counter that was not 0 may also be the work of a stranger.
 constexpr std::chrono::seconds kSealedClaimantPatience{2};
+// So long ranks that were started together are waited for before any is looked at by itself.
+constexpr std::chrono::milliseconds kStartTogether{100};
+
+std::string card_key(int rank) { return fmt::format("card/{}", rank); }
 
 // NOTE [Meeting]
 // 1. Every rank listens, claims its number and publishes its card.
@@ -59,6 +64,8 @@ class Meeting {
   void collect_cards();
   void check_has_no_key(int rank);
   void do_without_key();
+  bool take_cards(const std::vector<int>& ranks);
+  void take_card(int rank, const std::string& text);
   void find_hosts();
   bool is_local(int rank) const { return layout_.is_local(rank, rank_); }
   bool expects_local_ranks() const;
@@ -178,7 +185,7 @@ void Meeting::publish_card() {
   mine.agreement = context_.options().agreement;
   mine.note = context_.options().note;
 
-  context_.entries().set(fmt::format("card/{}", rank_), mine.encode());
+  context_.entries().set(card_key(rank_), mine.encode());
   context_.learn(std::move(mine));
 }
 
@@ -190,8 +197,8 @@ void Meeting::claim_rank() {
     if (!hail) return;  // a stranger has counted
     other = hail->pid;
   } else {
-    const auto card = context_.store().wait_get(fmt::format("card/{}", rank_),
-                                                Deadline::after(kClaimantPatience));
+    const auto card =
+        context_.store().wait_get(card_key(rank_), Deadline::after(kClaimantPatience));
     if (card) other = MeetingCard::decode(*card).pid;
   }
   context_.fail(
@@ -224,26 +231,49 @@ void Meeting::open_session(MeetingSession& session) {
   session.open();
 }
 
+// Ranks that start together are read in one request. Once somebody is late the others are looked at
+// one by one: a disagreement shows without waiting for the last.
 void Meeting::collect_cards() {
+  std::vector<int> missing;
   for (int rank = 0; rank < context_.options().world_size; ++rank) {
-    if (rank == rank_) continue;
-    const std::string key = fmt::format("card/{}", rank);
-    std::optional<std::string> text = context_.entries().try_get(key);
-    while (!text) {
-      context_.look_around();
-      if (!context_.session()) check_has_no_key(rank);
-      text = context_.entries().wait_get(key, Deadline::after(kInterruptPeriod));
-    }
-    MeetingCard card = MeetingCard::decode(*text);
-    if (card.rank != rank) {
-      throw StoreError(fmt::format("{}: the store's card of rank {} is that of {}.",
-                                   context_.where(), rank, card.who()));
-    }
-    if (const auto failure = find_disagreement(context_.card(rank_), card)) {
-      context_.fail(*failure);
-    }
-    context_.learn(std::move(card));
+    if (rank != rank_) missing.push_back(rank);
   }
+  const Deadline together = Deadline::after(kStartTogether);
+  std::chrono::milliseconds pause{1};
+  while (!take_cards(missing)) {
+    context_.look_around();
+    if (!together.expired()) {
+      std::this_thread::sleep_for(pause);
+      pause *= 2;
+      continue;
+    }
+    const int rank = missing.front();
+    if (!context_.session()) check_has_no_key(rank);
+    const auto text =
+        context_.entries().wait_get(card_key(rank), Deadline::after(kInterruptPeriod));
+    if (!text) continue;
+    take_card(rank, *text);
+    missing.erase(missing.begin());
+  }
+}
+
+bool Meeting::take_cards(const std::vector<int>& ranks) {
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(card_key(rank));
+  const auto texts = context_.entries().try_get_all(keys);
+  if (!texts) return false;
+  for (std::size_t i = 0; i < ranks.size(); ++i) take_card(ranks[i], (*texts)[i]);
+  return true;
+}
+
+void Meeting::take_card(int rank, const std::string& text) {
+  MeetingCard card = MeetingCard::decode(text);
+  if (card.rank != rank) {
+    throw StoreError(fmt::format("{}: the store's card of rank {} is that of {}.", context_.where(),
+                                 rank, card.who()));
+  }
+  if (const auto failure = find_disagreement(context_.card(rank_), card)) context_.fail(*failure);
+  context_.learn(std::move(card));
 }
 
 // A rank with a key does not believe this one, and this one would wait for its card in vain.

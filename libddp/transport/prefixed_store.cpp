@@ -19,6 +19,13 @@ std::optional<std::string> PrefixedStore::wait_get(const std::string& key, Deadl
   return below_->wait_get(prefix_ + key, deadline);
 }
 
+std::optional<std::vector<std::string>> PrefixedStore::try_get_all(
+    const std::vector<std::string>& keys) {
+  std::vector<std::string> full;
+  for (const std::string& key : keys) full.push_back(prefix_ + key);
+  return below_->try_get_all(full);
+}
+
 long PrefixedStore::add(const std::string& key, long amount) {
   return below_->add(prefix_ + key, amount);
 }

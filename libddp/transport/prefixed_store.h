@@ -7,7 +7,9 @@
 //   mine.set("card/0", text);                     // key "group/world/1/card/0" below
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "libddp/transport/key_value_store.h"
 
@@ -20,6 +22,8 @@ class PrefixedStore : public KeyValueStore {
   void set(const std::string& key, const std::string& value) override;
   std::optional<std::string> try_get(const std::string& key) override;
   std::optional<std::string> wait_get(const std::string& key, Deadline deadline) override;
+  std::optional<std::vector<std::string>> try_get_all(
+      const std::vector<std::string>& keys) override;
   long add(const std::string& key, long amount) override;
   void remove(const std::string& key) override;
 

@@ -80,6 +80,21 @@ std::optional<std::string> SealedStore::wait_get(const std::string& key, Deadlin
   }
 }
 
+std::optional<std::vector<std::string>> SealedStore::try_get_all(
+    const std::vector<std::string>& keys) {
+  auto values = below_.try_get_all(keys);
+  if (!values) return std::nullopt;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    std::optional<std::string> value = open(keys[i], (*values)[i]);
+    if (!value) {
+      report(keys[i]);
+      return std::nullopt;
+    }
+    (*values)[i] = std::move(*value);
+  }
+  return values;
+}
+
 long SealedStore::add(const std::string& key, long amount) { return below_.add(key, amount); }
 
 void SealedStore::remove(const std::string& key) { below_.remove(key); }

@@ -12,8 +12,10 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "libddp/transport/key_value_store.h"
 #include "libddp/transport/run_key.h"
@@ -27,6 +29,8 @@ class SealedStore : public KeyValueStore {
   void set(const std::string& key, const std::string& value) override;
   std::optional<std::string> try_get(const std::string& key) override;
   std::optional<std::string> wait_get(const std::string& key, Deadline deadline) override;
+  std::optional<std::vector<std::string>> try_get_all(
+      const std::vector<std::string>& keys) override;
   long add(const std::string& key, long amount) override;
   void remove(const std::string& key) override;
 

@@ -3,7 +3,9 @@
 #include <chrono>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
@@ -29,6 +31,8 @@ void check_store(KeyValueStore& store) {
   store.set("a", "two\nlines");
   REQUIRE(store.wait_get("a", Deadline::never()) == std::string("two\nlines"));
   store.set("empty", "");
+  REQUIRE(store.try_get_all({"empty", "a"}) == std::vector<std::string>{"", "two\nlines"});
+  REQUIRE_FALSE(store.try_get_all({"a", "missing"}));
   REQUIRE(store.try_get("empty") == std::string());
   store.remove("a");
   REQUIRE_FALSE(store.try_get("a"));

@@ -77,8 +77,12 @@ TEST_CASE("Sealed entries") {
     REQUIRE_FALSE(mine.try_get("card/0"));
   }
   REQUIRE_FALSE(mine.wait_get("card/0", Deadline::after(50ms)));
+  mine.set("card/2", "two");
+  REQUIRE_FALSE(mine.try_get_all({"card/2", "card/0"}));
   below.set("card/0", sealed);
   REQUIRE(mine.try_get("card/0") == "text\nwith lines");
+  REQUIRE(mine.try_get_all({"card/2", "card/0"}) ==
+          std::vector<std::string>{"two", "text\nwith lines"});
 }
 
 TEST_CASE("Ranks with a key meet, on one host and on two") {
