@@ -35,13 +35,20 @@ def cases(quick: bool):
         if size >= KIB:
             yield "reduce_scatter", "float32", size
             yield "all_gather", "float32", size
+            yield "broadcast", "float32", size
+            yield "all_to_all", "float32", size
 
 
-def candidate(api, group, operation: str, full: torch.Tensor, part: torch.Tensor):
+def candidate(api, group, operation: str, full: torch.Tensor, other: torch.Tensor):
+    part = other[: max(1, full.numel() // dist.get_world_size())]
     if operation == "all_reduce":
         return lambda: api.all_reduce(full, group=group)
     if operation == "reduce_scatter":
         return lambda: api.reduce_scatter_tensor(part, full, group=group)
+    if operation == "broadcast":
+        return lambda: api.broadcast(full, 0, group=group)
+    if operation == "all_to_all":
+        return lambda: api.all_to_all_single(other, full, group=group)
     return lambda: api.all_gather_into_tensor(full, part, group=group)
 
 
@@ -51,7 +58,7 @@ def candidates(gloo, operation: str, dtype: torch.dtype, size: int) -> dict:
     numel = max(1, size // torch.empty(0, dtype=dtype).element_size() // world * world)
 
     def plain():
-        return torch.zeros(numel, dtype=dtype), torch.zeros(max(1, numel // world), dtype=dtype)
+        return torch.zeros(numel, dtype=dtype), torch.zeros(numel, dtype=dtype)
 
     arena = [ddp_dist.allocate(t.shape, dtype=dtype).zero_() for t in plain()]
     return {
