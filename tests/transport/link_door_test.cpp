@@ -6,6 +6,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -262,6 +264,41 @@ TEST_CASE("A crowd of strangers holds nobody up") {
   CHECK(took.count() < 2);
   REQUIRE(fixture.guest);
   REQUIRE(fixture.door->num_strangers() <= LinkDoor::kMaxStrangers);
+}
+
+TEST_CASE("Ranks join while a crowd keeps coming") {
+  DoorFixture fixture;
+  std::atomic<bool> is_over{false};
+  std::atomic<int> num_visits{0};
+  std::thread crowd([&] {
+    std::vector<UniqueFd> visitors(1500);
+    for (std::size_t i = 0; !is_over; i = (i + 1) % visitors.size()) {
+      try {
+        visitors[i] = i % 2 == 0 ? fixture.connect() : fixture.say("GET / HTTP/1.0\r\n\r\n", 18);
+        ++num_visits;
+      } catch (const Error&) {
+        // The door's queue is full for a moment, or it has just closed this one.
+      }
+      std::this_thread::sleep_for(500us);
+    }
+  });
+  double slowest = 0;
+  bool all_joined = true;
+  for (int i = 0; i < 10; ++i) {
+    const Deadline next = Deadline::after(100ms);
+    while (!next.expired()) fixture.serve();
+    fixture.guest.reset();
+    const auto begin = std::chrono::steady_clock::now();
+    all_joined = fixture.join(prover_of('k')) && fixture.guest && all_joined;
+    slowest = std::max(
+        slowest, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  is_over = true;
+  crowd.join();
+  INFO(num_visits << " visits, slowest join " << slowest << " s");
+  REQUIRE(all_joined);
+  CHECK(slowest < 2);
+  REQUIRE(num_visits > 100);
 }
 
 TEST_CASE("Who was dropped by a crowd comes again") {
