@@ -1,0 +1,142 @@
+"""The run key of `libddp run`: where it comes from, who gets it, and that nothing shows it."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import ranks
+from libddp.errors import ArgumentError
+
+from libddp import _run_key
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in (_run_key.FILE, _run_key.DESCRIPTOR):
+        monkeypatch.setenv(name, "x")  # so that what a test sets is undone
+        monkeypatch.delenv(name)
+
+
+def arguments(nnodes="1", run_key_file=None):
+    return SimpleNamespace(nnodes=nnodes, run_key_file=run_key_file)
+
+
+def test_one_host_gets_a_random_key(environment):
+    _run_key.hand_out(arguments())
+    path = os.environ[_run_key.FILE]
+    assert path.startswith(f"/proc/{os.getpid()}/fd/")
+    facts = os.stat(path)
+    assert (facts.st_size, facts.st_mode & 0o777) == (32, 0o600)
+    with open(path, "rb") as file:
+        first = file.read()
+    assert len(set(first)) > 8
+    with pytest.raises(OSError):  # sealed
+        os.pwrite(int(path.rsplit("/", 1)[1]), b"x", 0)
+    assert not os.get_inheritable(int(path.rsplit("/", 1)[1]))
+    with open(_run_key.path_of(_run_key.make()), "rb") as file:
+        assert file.read() != first
+
+
+def test_several_hosts_get_none_that_nobody_gave(environment):
+    _run_key.hand_out(arguments(nnodes="2"))
+    assert _run_key.FILE not in os.environ
+
+
+def test_a_key_that_is_given_stays(environment, tmp_path, monkeypatch):
+    monkeypatch.setenv(_run_key.FILE, "/some/file")
+    _run_key.hand_out(arguments())
+    assert os.environ[_run_key.FILE] == "/some/file"
+    monkeypatch.delenv(_run_key.FILE)
+    monkeypatch.setenv(_run_key.DESCRIPTOR, "7")
+    _run_key.hand_out(arguments())
+    assert os.environ[_run_key.FILE] == f"/proc/{os.getpid()}/fd/7"
+    assert _run_key.DESCRIPTOR not in os.environ
+
+
+def test_a_file_that_cannot_be_a_key_is_refused_before_anything_starts(environment, tmp_path):
+    path = tmp_path / "run.key"
+    with pytest.raises(ArgumentError, match=r"--run-key-file=.*No such file.*openssl rand"):
+        _run_key.hand_out(arguments(run_key_file=str(path)))
+    path.write_bytes(os.urandom(32))
+    path.chmod(0o644)
+    with pytest.raises(ArgumentError, match="its mode is 0644, so others can use it"):
+        _run_key.hand_out(arguments(run_key_file=str(path)))
+    path.chmod(0o600)
+    _run_key.hand_out(arguments(nnodes="2", run_key_file=str(path)))
+    assert os.environ[_run_key.FILE] == str(path)
+
+
+SCRIPT = """
+import os, sys, torch
+import libddp.distributed as dist
+dist.init_process_group("gloo")
+t = torch.ones(1); dist.all_reduce(t)
+with open(os.environ["LIBDDP_RUN_KEY_FILE"], "rb") as file:
+    key = file.read()
+agent = os.environ["LIBDDP_RUN_KEY_FILE"].split("/")[2]
+for pid in (agent, "self"):
+    for name in ("environ", "cmdline"):
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            shown = file.read()
+        assert key not in shown and key.hex().encode() not in shown
+open_files = []
+for entry in os.listdir("/proc/self/fd"):
+    try:
+        open_files.append(os.readlink(f"/proc/self/fd/{entry}"))
+    except OSError:
+        pass
+assert not [name for name in open_files if "libddp-run-key" in name], open_files
+with open(os.path.join(sys.argv[1], os.environ["RANK"]), "w") as file:
+    file.write(f"{t.item()} {key.hex()}")
+dist.destroy_process_group()
+"""
+
+
+def test_the_workers_of_libddp_run_share_a_key_that_nothing_shows(environment, tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "libddp", "run", "--nproc-per-node=2", str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "LIBDDP_LOG_LEVEL": "DEBUG"},
+    )
+    assert done.returncode == 0, done.stderr
+    told = [(tmp_path / rank).read_text().split() for rank in "01"]
+    assert told[0] == told[1]
+    assert told[0][0] == "2.0"
+    assert told[0][1] not in done.stdout + done.stderr
+
+
+def join_with(path):
+    import libddp.distributed as dist
+
+    os.environ["LIBDDP_RUN_KEY_FILE"] = path
+    dist.init_process_group("gloo")
+    group = dist.new_group([0, 1])  # the key was read once
+    dist.barrier(group)
+
+
+def test_a_key_in_the_environment_of_any_launcher(tmp_path):
+    path = tmp_path / "run.key"
+    path.write_bytes(os.urandom(40))
+    path.chmod(0o600)
+    ranks.run(join_with, 2, str(path))
+    path.chmod(0o640)
+    for outcome in ranks.launch(join_with, 2, str(path)):
+        assert outcome.error == "ArgumentError"
+        assert f"run key from file {path}: its mode is 0640" in outcome.message
+
+
+def join_where_a_key_is_required():
+    import libddp.distributed as dist
+
+    dist.init_process_group("gloo", require_key=True)
+    assert "LIBDDP_REQUIRE_KEY" not in os.environ
+
+
+def test_require_key_asks_nothing_of_one_host():
+    ranks.run(join_where_a_key_is_required, 2)
