@@ -14,10 +14,7 @@ namespace libddp {
 namespace {
 
 constexpr int kMaxAcceptsOfARound = 256;
-
-void report_refusal(const std::string& reason) {
-  log(LogLevel::Warn, "meeting_connection_refused", {{"reason", reason}});
-}
+constexpr std::chrono::seconds kRefusalReportPeriod{1};
 
 }  // namespace
 
@@ -43,7 +40,7 @@ void UnixDoor::accept_some() {
     UniqueFd socket = listener_.accept(std::chrono::milliseconds(0));
     if (!socket && !listener_.is_out_of_descriptors()) return;
     if (!socket || silent_.size() == kMaxSilent) {
-      report_refusal(socket ? "too many connections without a hello" : "too many open files");
+      report(socket ? "too many connections without a hello" : "too many open files");
       if (!silent_.empty()) silent_.pop_front();
     }
     if (!socket) return std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -51,7 +48,7 @@ void UnixDoor::accept_some() {
     if (uid == ::geteuid()) {
       silent_.push_back({std::move(socket), Deadline::after(kPatience)});
     } else {
-      report_refusal(fmt::format("user {}", uid));
+      report(fmt::format("user {}", uid));
     }
   }
 }
@@ -61,17 +58,25 @@ bool UnixDoor::hear(Silent& silent, std::vector<UnixGuest>& guests) {
   try {
     if (!is_frame_complete(silent.socket.get(), kLimits)) {
       if (!silent.patience.expired()) return false;
-      report_refusal("silence");
+      report("silence");
       return true;
     }
     Frame hello = receive_frame(silent.socket.get(), kLimits, silent.patience);
     guests.push_back({std::move(silent.socket), std::move(hello)});
   } catch (const NetworkError& error) {
-    report_refusal(error.what());
+    report(error.what());
   } catch (const TimeoutError& error) {
-    report_refusal(error.what());
+    report(error.what());
   }
   return true;
+}
+
+void UnixDoor::report(const std::string& reason) {
+  ++num_refused_;
+  if (!next_report_.expired()) return;
+  next_report_ = Deadline::after(kRefusalReportPeriod);
+  log(LogLevel::Warn, "meeting_connection_refused",
+      {{"reason", reason}, {"num_refused", num_refused_}});
 }
 
 }  // namespace libddp

@@ -5,7 +5,7 @@
 //
 // Nobody is waited for, so a connection that says nothing holds up none that does. At most 256 may
 // be without hello; the oldest gives way. Running out of descriptors drops a stranger, not the
-// meeting.
+// meeting. One line a second at most is logged about them.
 // Thread rule: one thread.
 //
 //   UnixDoor door;
@@ -50,9 +50,12 @@ class UnixDoor {
   void wait(std::chrono::milliseconds limit) const;
   void accept_some();
   bool hear(Silent& silent, std::vector<UnixGuest>& guests);
+  void report(const std::string& reason);
 
   UnixListener listener_;
   std::deque<Silent> silent_;
+  Deadline next_report_ = Deadline::after(std::chrono::milliseconds(0));
+  long num_refused_ = 0;
 };
 
 }  // namespace libddp
