@@ -89,6 +89,19 @@ class Network:
         """Pulls the host's cable."""
         ip("-n", self.switch, "link", "set", f"port{host}", "down")
 
+    def mend(self, host: int) -> None:
+        """Puts the host's cable back."""
+        ip("-n", self.switch, "link", "set", f"port{host}", "up")
+
+    def lose(self, source: int, target: int) -> None:
+        """From now on what `source` sends to `target` is lost; the other direction is not."""
+        ip("-n", self.hosts[source], "neigh", "replace", self.addresses[target], "lladdr",
+           "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")  # fmt: skip
+
+    def find(self, source: int, target: int) -> None:
+        """Takes `lose` back."""
+        ip("-n", self.hosts[source], "neigh", "del", self.addresses[target], "dev", "eth0")
+
     def __exit__(self, *_) -> None:
         for name in (*self.hosts, self.switch):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
