@@ -175,7 +175,13 @@ void HostsMesh::broadcast(const MeshCall& call, void* data, std::uint64_t bytes,
   auto* to = static_cast<std::byte*>(data);
   const int root_host = layout_.host(root);
   stage_->begin(call);
-  if (host_ == root_host) local_->broadcast(call, data, bytes, layout_.index(root));
+  if (host_ == root_host) {
+    local_->broadcast(call, data, bytes, layout_.index(root));
+  } else if (bytes <= InterStage::kSmallBytes && layout_.is_even()) {
+    // There is no last stage in which the ranks of this host would see that one of them called
+    // something else, such as another root.
+    local_->barrier(call);
+  }
   if (carries(bytes)) {
     const Slice slice = bytes <= InterStage::kSmallBytes
                             ? Slice{0, bytes}
