@@ -4,6 +4,7 @@ from failures import (  # noqa: F401
     cases_abort,
     cases_clock,
     cases_death,
+    cases_frozen,
     cases_mismatch,
     cases_network,
     cases_store,

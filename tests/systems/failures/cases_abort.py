@@ -88,6 +88,18 @@ def register_interrupts() -> None:
 register_interrupts()
 
 
+@case("7", "Ctrl-C of all 4 at once", bound_s=0.5, short=2, full=50)
+def interrupt_all(bench, trials):
+    """As in a terminal: each rank has its own interrupt, or hears of another one's before."""
+    for _ in range(trials):
+        run = bench.start("work_aborts.loop_until_anything", hosts=[0] * 4)
+        run.wait_for("ready")
+        time.sleep(bench.random.uniform(0, 0.05))
+        fault, *_ = [run.signal(rank, signal.SIGINT) for rank in range(4)]
+        for outcome in bench.finish(run):
+            yield outcome.ended_at - fault
+
+
 @case("7", "Ctrl-C while joining", bound_s=0.2, short=2, full=50)
 def interrupt_meeting(bench, trials):
     for _ in range(trials):

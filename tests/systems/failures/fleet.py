@@ -116,7 +116,7 @@ class Run:
             raise AssertionError(f"rank {rank} did not end: {self._output(rank)}")
         return time.monotonic()
 
-    def finish(self, deadline_s: float = 60.0, stragglers=()) -> list[Outcome]:
+    def finish(self, deadline_s: float = 30.0, stragglers=()) -> list[Outcome]:
         """Outcomes of all ranks. Those in `stragglers` are killed once the others have ended."""
         end = time.monotonic() + deadline_s
         waiting = {fd: r for r, fd in enumerate(self.pidfds) if r not in stragglers}
@@ -127,6 +127,9 @@ class Run:
             if not ready:
                 break
         hung = set(waiting.values())
+        for rank in hung:  # its stacks go to its output
+            self.signal(rank, signal.SIGUSR1)
+        time.sleep(0.5 if hung else 0)
         self.kill()
         return [
             self._outcome(rank, ended.get(rank, time.monotonic()), rank in hung)

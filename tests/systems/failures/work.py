@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 
 import torch
@@ -108,3 +110,21 @@ def work_until_told(me) -> dict:
         num_steps += 1
     dist.destroy_process_group()
     return {"longest_s": longest_s, "num_steps": num_steps}
+
+
+def loop_and_leave(me, victim: int, how: str) -> dict:
+    """One rank ends after a few rounds, without a word to the others."""
+    dist = join(me)
+    body = forever(me, dist)
+    if me.rank == victim:
+        for _ in range(3):
+            dist.all_reduce(torch.ones(4))
+        (me.folder / "left").write_text(str(time.monotonic()))
+        if how == "_exit":
+            os._exit(3)
+        sys.exit(3)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4))
+    learned = me.learn(body)
+    dist.destroy_process_group()
+    return learned

@@ -34,29 +34,55 @@ def loop_and_abort(me, victim: int, delay_s: float) -> dict:
     return learned | aborted
 
 
-def train_and_raise(me, victim: int) -> dict:
-    """The victim's forward fails in its third step, in the midst of the others' work."""
+class Fragile(torch.nn.Module):
+    """Its forward fails in the third step of one rank."""
+
+    def __init__(self, me, victim: int):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+        self.raised = me.folder / "raised"
+        self.steps_left = 3 if me.rank == victim else 1 << 30
+
+    def forward(self, x):
+        self.steps_left -= 1
+        if self.steps_left == 0:
+            self.raised.write_text(str(time.monotonic()))
+            raise LookupError("no such token")
+        return self.layer(x)
+
+
+def training(me, victim: int):
+    """(dist, a function that trains until something fails)"""
     from libddp.nn.parallel import DistributedDataParallel
 
     dist = join(me)
-    model = DistributedDataParallel(torch.nn.Linear(64, 64))
-    steps = 0
-
-    def step():
-        nonlocal steps
-        steps += 1
-        if steps == 3 and me.rank == victim:
-            (me.folder / "raised").write_text(str(time.monotonic()))
-            raise LookupError("no such token")
-        model(torch.ones(4, 64)).sum().backward()
+    model = DistributedDataParallel(Fragile(me, victim))
 
     def train():
         while True:
-            step()
+            model(torch.ones(4, 64)).sum().backward()
 
+    return dist, train
+
+
+def train_and_raise(me, victim: int) -> dict:
+    """The victim's forward fails in the midst of the others' work, and nobody catches that."""
+    dist, train = training(me, victim)
     if me.rank == victim:
         train()
     learned = me.learn(train)
+    dist.destroy_process_group()
+    return learned
+
+
+def train_and_catch(me, victim: int) -> dict:
+    """The victim catches what its forward raised, and does something else."""
+    dist, train = training(me, victim)
+    learned = me.learn(train)
+    if me.rank == victim:
+        assert learned["type"] == "LookupError", learned
+        me.wait_for("over")
+    me.mark("learned")
     dist.destroy_process_group()
     return learned
 
@@ -136,3 +162,13 @@ def fork_and_call(me) -> dict:
     assert one.item() == me.world_size
     dist.destroy_process_group()
     return learned
+
+
+def loop_until_anything(me) -> None:
+    """The interrupt of this rank and the error of another one's may come right after another."""
+    body = forever(me, join(me))
+    me.mark("ready")
+    try:
+        body()
+    except BaseException:
+        os._exit(0)

@@ -201,3 +201,20 @@ def come_and_go(me, times: int, num_samples: int) -> list[dict]:
         if (number + 1) % max(1, times // num_samples) == 0:
             samples.append(resources() | {"lives": number + 1})
     return samples
+
+
+def work_in_threads(me) -> list[dict]:
+    """Each group in a thread of its own, until all have failed; what each learned."""
+    dist = join(me)
+    mixtures = [
+        Mixture(dist, group, ranks, number)
+        for number, (group, ranks) in enumerate(groups_of(dist, me.rank, me.world_size))
+        if len(ranks) == me.world_size
+    ]
+    learned = []
+    me.mark("ready")
+    in_threads(
+        [lambda m=mixture: learned.append(me.learn(lambda: m.run(1 << 30))) for mixture in mixtures]
+    )
+    dist.destroy_process_group()
+    return learned

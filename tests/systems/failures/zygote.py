@@ -13,6 +13,7 @@ through sys.excepthook, its exit handlers run.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib
 import json
 import os
@@ -51,6 +52,7 @@ def become_rank(run: dict) -> None:
     os.close(nothing)
     os.close(output)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where it hangs
     os.environ.update(run["env"])
     global exit_stamp
     exit_stamp = Path(run["folder"]) / f"exit-{run['rank']}"
