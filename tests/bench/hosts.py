@@ -33,6 +33,24 @@ PORT = 29500
 SEGMENT, FRAME = 1448, 1514
 
 
+#: Settings of further groups (docs/hosts.md), with --settings; tensors in their arenas.
+SETTINGS = {
+    "2 sockets": {"LIBDDP_SOCKETS_PER_LINK": "2"},
+    "4 sockets": {"LIBDDP_SOCKETS_PER_LINK": "4"},
+    "bfloat16": {"LIBDDP_WIRE_DTYPE": "bfloat16"},
+}
+
+
+def group_with(settings: dict):
+    import libddp.distributed as ddp_dist
+
+    os.environ.update(settings)
+    group = ddp_dist.new_group()
+    for variable in settings:
+        del os.environ[variable]
+    return group
+
+
 def limit_seconds(size: int, args) -> float:
     sent = 2 * (args.hosts - 1) / args.hosts * size * FRAME / SEGMENT
     return sent / (args.gbit * 1e9 / 8)
@@ -46,6 +64,7 @@ def measure(args) -> None:
 
     ddp_dist.init_process_group("libddp", timeout=timedelta(minutes=5))
     gloo = dist.new_group(backend="gloo")
+    groups = {name: group_with(each) for name, each in SETTINGS.items() if args.settings}
     for size in args.bytes or SIZES:
         numel = size // 4
         theirs, ours = torch.zeros(numel), torch.zeros(numel)
@@ -55,6 +74,9 @@ def measure(args) -> None:
             "ordinary": lambda t=ours: ddp_dist.all_reduce(t),
             "arena": lambda t=arena: ddp_dist.all_reduce(t),
         }
+        for name, group in groups.items():
+            own = ddp_dist.allocate((numel,), group=group).zero_()
+            calls[name] = lambda t=own, g=group: ddp_dist.all_reduce(t, group=g)
         for line in pairing.compare(calls, rounds=args.rounds, case="all_reduce", bytes=size):
             line["algbw"] = size / line["median"] / 1e9
             if args.gbit:
@@ -87,6 +109,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--bytes", type=int, action="append", help="sizes instead of the usual")
     parser.add_argument("--gbit", type=float, default=0.0, help="cap of each host; 0 = none")
+    parser.add_argument("--settings", action="store_true", help="also other settings of the links")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:
