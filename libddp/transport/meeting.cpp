@@ -211,6 +211,13 @@ void Meeting::claim_rank() {
 // NOTE [Session], in meeting_session.h.
 void Meeting::open_session(MeetingSession& session) {
   session.publish();
+  const Deadline together = Deadline::after(kStartTogether);
+  std::chrono::milliseconds pause{1};
+  while (!session.try_all_hails() && !together.expired()) {
+    context_.look_around();
+    std::this_thread::sleep_for(pause);
+    pause *= 2;
+  }
   for (int rank = 0; rank < context_.options().world_size; ++rank) {
     const Hail* hail = session.try_hail(rank);
     while (hail == nullptr) {

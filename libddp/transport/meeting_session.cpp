@@ -117,14 +117,31 @@ void MeetingSession::publish() {
   hails_[static_cast<std::size_t>(own_.rank)] = own_;
 }
 
-const Hail* MeetingSession::try_hail(int rank) {
+bool MeetingSession::try_all_hails() {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < options_.world_size; ++rank) keys.push_back(hail_key(rank));
+  const auto texts = sealed_.try_get_all(keys);
+  if (!texts) return false;
+  bool are_all_theirs = true;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    are_all_theirs = take(rank, (*texts)[static_cast<std::size_t>(rank)]) && are_all_theirs;
+  }
+  return are_all_theirs;
+}
+
+bool MeetingSession::take(int rank, const std::string& text) {
   std::optional<Hail>& hail = hails_[static_cast<std::size_t>(rank)];
+  if (hail) return true;
+  Hail theirs = Hail::decode(text);
+  if (theirs.rank == rank) hail = std::move(theirs);
+  return hail.has_value();
+}
+
+const Hail* MeetingSession::try_hail(int rank) {
+  const std::optional<Hail>& hail = hails_[static_cast<std::size_t>(rank)];
   if (!hail) {
     const auto text = sealed_.wait_get(hail_key(rank), Deadline::after(kInterruptPeriod));
-    if (!text) return nullptr;
-    Hail theirs = Hail::decode(*text);
-    if (theirs.rank != rank) return nullptr;
-    hail = std::move(theirs);
+    if (!text || !take(rank, *text)) return nullptr;
   }
   return &*hail;
 }

@@ -49,6 +49,8 @@ class MeetingSession {
   ~MeetingSession();
 
   void publish();
+  /// Reads all hails in one request; false if one has not come.
+  bool try_all_hails();
   /// The rank's hail, if it has come; from then on it stays the same.
   const Hail* try_hail(int rank);
   bool has_hail(int rank) const { return hails_[static_cast<std::size_t>(rank)].has_value(); }
@@ -67,6 +69,8 @@ class MeetingSession {
 
  private:
   class FailureStore;
+
+  bool take(int rank, const std::string& text);
 
   const MeetingOptions& options_;
   SealedStore sealed_;

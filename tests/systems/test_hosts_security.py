@@ -203,14 +203,15 @@ def test_a_crowd_of_strangers_disturbs_neither_start_nor_training(key_file, tmp_
     with capsys.disabled():
         print(f"\ncrowd: {sum(visits.values())} connections to {len(visits)} ports; {results}")
     assert sum(visits.values()) > IDLE
-    for result in results:
+    for rank, result in enumerate(results):
         assert result["total"] == 2
         assert result["steps"]["crowd"] > 0
         assert len(result["new_groups_s"]) == 3
         # The first number of rank 0 holds the crowd, which came to the store before the ranks.
         assert result["descriptors"][1] < 40
         before, after = result["resident_mib"]
-        assert after - before <= 32
+        # Rank 0 also holds torch's store, which keeps some 10 KiB for every visitor.
+        assert after - before <= 32 + (IDLE / 100 if rank == 0 else 0)
 
 
 def wait_for(folder, name: str) -> None:
