@@ -76,7 +76,7 @@ fuzz() {
         -DPython_EXECUTABLE="$python" -DLIBDDP_CORE_ONLY=ON -DLIBDDP_BUILD_FUZZERS=ON \
         -DLIBDDP_WERROR=ON -DCMAKE_UNITY_BUILD=ON >"$results/fuzz-cmake.log" ||
         { cat "$results/fuzz-cmake.log"; return 1; }
-    ninja -C "$directory" --quiet || return 1
+    ninja -C "$directory" --quiet fuzzers || return 1
     ctest --test-dir "$directory" --output-on-failure --output-junit "$results/fuzz.xml"
 }
 
