@@ -69,12 +69,12 @@ def test_a_host_whose_cable_is_pulled_is_named_long_before_the_timeout():
             # Rank 1 sleeps; it has told what it had to.
             (folder / "stop").touch()
 
-        outcomes = launch(net, [0, 1], wait_for_a_lost_host, deadline=1, on_start=pull)
+        outcomes = launch(net, [0, 1], wait_for_a_lost_host, deadline=5, on_start=pull)
     assert not outcomes[0].failed, outcomes[0].output
     message, seconds = outcomes[0].value
     assert "rank 1 (pid " in message
-    assert "cannot be reached any more" in message
-    assert seconds < 60
+    assert "no sign of life" in message, message
+    assert seconds < 60  # five on an idle machine
 
 
 def meet():
