@@ -221,7 +221,7 @@ void LinkStage::check(const std::deque<LinkFlow>& flows) {
       {MeshFailure::Kind::Timeout,
        fmt::format(
            "{}: timed out after {:.1f} s waiting for {}{}. Hint: look at what that rank does; "
-           "if it is only slow, raise the timeout",
+           "if it is only slow, raise the timeout of the group",
            call_->description.to_string(call_->sequence), waited.count(), fmt::join(names, ", "),
            notes),
        is_one ? first.rank : -1, is_one ? first.pid : 0});

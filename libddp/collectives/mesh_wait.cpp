@@ -98,7 +98,7 @@ void MeshCore::give_up(const MeshCall& call, const WaitCondition& condition, dou
       {.kind = MeshFailure::Kind::Timeout,
        .message = fmt::format(
            "{}: timed out after {:.1f} s waiting for {}{}. Hint: look at what that rank does; "
-           "if it is only slow, raise the timeout",
+           "if it is only slow, raise the timeout of the group",
            call.description.to_string(call.sequence), seconds, who, notes),
        .peer_rank = culprit >= 0 ? group_rank(culprit) : -1,
        .peer_pid = culprit >= 0 ? pid_of(culprit) : 0});
