@@ -75,15 +75,15 @@ at::Tensor numbers_of(const Layouts& layouts) {
   return result;
 }
 
-/// Every rank's layouts. Tensors of another number of dimensions make the message longer, which the
-/// group itself names.
-std::vector<Layouts> gather_layouts(ProcessGroup& group, const Layouts& own,
-                                    const CallOptions& options) {
-  const at::Tensor mine = numbers_of(own);
-  const at::Tensor all = at::empty({group.size() * mine.numel()}, at::kLong);
-  group.all_gather_into(all, mine, options);
-  const auto* next = all.const_data_ptr<std::int64_t>();
-  std::vector<Layouts> layouts(static_cast<std::size_t>(group.size()));
+at::Tensor space_for_all(const at::Tensor& numbers, int num_ranks) {
+  return at::empty({num_ranks * numbers.numel()}, at::kLong);
+}
+
+/// Every rank's layouts from their numbers. Tensors of another number of dimensions make the
+/// message longer, which the group itself names.
+std::vector<Layouts> layouts_of(const at::Tensor& all_numbers, const Layouts& own, int num_ranks) {
+  const auto* next = all_numbers.const_data_ptr<std::int64_t>();
+  std::vector<Layouts> layouts(static_cast<std::size_t>(num_ranks));
   for (Layouts& of_rank : layouts) {
     for (const Layout& layout : own) {
       of_rank.emplace_back(next, layout.type.size());
@@ -196,7 +196,10 @@ std::vector<at::Tensor> sparse_sums(ProcessGroup& group, const std::vector<at::T
     own.push_back(coalesced(tensor));
     own_layouts.emplace_back(own.back());
   }
-  const std::vector<Layouts> layouts = gather_layouts(group, own_layouts, options);
+  const at::Tensor numbers = numbers_of(own_layouts);
+  const at::Tensor all_numbers = space_for_all(numbers, group.size());
+  group.all_gather_into(all_numbers, numbers, options);
+  const std::vector<Layouts> layouts = layouts_of(all_numbers, own_layouts, group.size());
   check_types(group, layouts);
   const std::vector<at::Tensor> bytes =
       gather_bytes(group, pack(own, own_layouts), layouts, options);
@@ -217,6 +220,62 @@ void sparse_all_reduce(ProcessGroup& group, const std::vector<at::Tensor>& tenso
   for (std::size_t i = 1; i < tensors.size(); ++i) input = input.add(tensors[i]);
   const at::Tensor sum = sparse_sums(group, {input}, 1.0, options).front();
   for (const at::Tensor& tensor : tensors) tensor.copy_(sum);
+}
+
+struct SparseSum::State {
+  Group group;
+  at::Tensor own;
+  Layouts own_layout;
+  at::Tensor numbers;
+  at::Tensor all_numbers;
+  /// After the first stage, one per rank: sizes of the messages, and the entries themselves.
+  std::vector<Layouts> layouts;
+  std::vector<at::Tensor> bytes;
+};
+
+SparseSum::SparseSum(Group group, const at::Tensor& tensor) : state_(std::make_unique<State>()) {
+  const c10::NoGradGuard no_grad;
+  state_->own = coalesced(tensor);
+  state_->own_layout = {Layout(state_->own)};
+  state_->numbers = numbers_of(state_->own_layout);
+  state_->all_numbers = space_for_all(state_->numbers, group->size());
+  state_->group = std::move(group);
+}
+
+SparseSum::~SparseSum() = default;
+
+WorkPtr SparseSum::gather_layouts(const CallOptions& options) {
+  return state_->group->all_gather_into(state_->all_numbers, state_->numbers, options);
+}
+
+std::vector<Exchange> SparseSum::messages() {
+  State& state = *state_;
+  const int own_rank = state.group->rank();
+  state.layouts = layouts_of(state.all_numbers, state.own_layout, state.group->size());
+  check_types(*state.group, state.layouts);
+  const at::Tensor mine = pack({state.own}, state.own_layout);
+  std::vector<Exchange> parts;
+  for (int rank = 0; rank < state.group->size(); ++rank) {
+    if (rank == own_rank) {
+      state.bytes.push_back(mine);
+      continue;
+    }
+    state.bytes.push_back(at::empty({num_bytes(state.layouts[rank])}, at::kByte));
+    if (mine.numel() > 0) parts.push_back({Exchange::Direction::Send, mine, rank, kTag});
+    if (state.bytes.back().numel() > 0) {
+      parts.push_back({Exchange::Direction::Recv, state.bytes.back(), rank, kTag});
+    }
+  }
+  return parts;
+}
+
+at::Tensor SparseSum::add() const {
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> shares;
+  for (std::size_t rank = 0; rank < state_->layouts.size(); ++rank) {
+    shares.push_back(unpack(state_->bytes[rank], state_->layouts[rank]).front());
+  }
+  return add_up(shares, 1.0);
 }
 
 at::Tensor sparse_zeros(const at::Tensor& like, std::int64_t sparse_dim) {

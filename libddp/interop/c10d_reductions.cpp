@@ -1,6 +1,7 @@
 // C10dBackend: all_reduce, reduce, broadcast.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 
 #include "libddp/group/sparse_all_reduce.h"
 #include "libddp/interop/c10d_run.h"
@@ -9,6 +10,25 @@
 #include "libddp/interop/work_chain.h"
 
 namespace libddp {
+namespace {
+
+/// Each of `tensors` becomes the coalesced sum of all of them on all ranks.
+WorkPtr sparse_sum_for(const Group& group, const Tensors& tensors, const CallOptions& call) {
+  at::Tensor input = tensors[0];
+  for (std::size_t i = 1; i < tensors.size(); ++i) input = input.add(tensors[i]);
+  auto sum = std::make_shared<SparseSum>(group, input);
+  WorkPtr entries = followed_by(sum->gather_layouts(call), [group, sum, call] {
+    std::vector<Exchange> parts = sum->messages();
+    return parts.empty() ? done("all_reduce sparse", {}) : group->exchange(std::move(parts), call);
+  });
+  return after(entries, tensors, [sum, tensors] {
+    const c10::NoGradGuard no_grad;
+    const at::Tensor total = sum->add();
+    for (const at::Tensor& tensor : tensors) at::Tensor(tensor).copy_(total);
+  });
+}
+
+}  // namespace
 
 C10dBackend::WorkHandle C10dBackend::allreduce(Tensors& tensors,
                                                const c10d::AllreduceOptions& opts) {
@@ -36,8 +56,9 @@ C10dBackend::WorkHandle C10dBackend::allreduce_sparse(Tensors& tensors,
     if (reduce_op(opts.reduceOp) != ReduceOp::Sum || is_premultiplied(opts.reduceOp)) {
       checks.fail("unsupported reduction operation: sparse tensors know SUM only");
     }
-    sparse_all_reduce(*group_, tensors, call_options(opts.timeout, false));
-    return done("all_reduce sparse", tensors);
+    WorkPtr work = sparse_sum_for(group_, tensors, call_options(opts.timeout, opts.asyncOp));
+    if (!opts.asyncOp) work->wait();
+    return work;
   });
 }
 

@@ -42,6 +42,19 @@ WorkPtr after(const WorkPtr& first, std::vector<at::Tensor> tensors, std::functi
   return outer;
 }
 
+WorkPtr followed_by(const WorkPtr& first, std::function<WorkPtr()> next) {
+  auto outer = std::make_shared<Work>(first->description(), std::vector<at::Tensor>());
+  first->on_complete([outer, next = std::move(next)](Work& inner) {
+    try {
+      if (const auto error = inner.exception()) std::rethrow_exception(error);
+      next()->on_complete([outer](Work& last) { outer->finish(last.exception()); });
+    } catch (...) {
+      outer->finish(std::current_exception());
+    }
+  });
+  return outer;
+}
+
 WorkPtr all_of(const std::vector<WorkPtr>& works, std::vector<at::Tensor> tensors) {
   auto outer = std::make_shared<Work>(works.front()->description(), std::move(tensors));
   auto join = std::make_shared<Join>(works.size(), outer);

@@ -56,3 +56,37 @@ TEST_CASE("sparse shapes that differ are named on every rank", "[sparse]") {
     expect(contains(text, "sparse dimensions do not match"), text);
   });
 }
+
+TEST_CASE("an asynchronous sparse sum lets other operations pass", "[sparse]") {
+  run_backends(3, [](C10dBackend& backend, int rank) {
+    std::vector<Tensors> sparse;
+    std::vector<C10dBackend::WorkHandle> works;
+    Tensors dense = {filled({4}, 1)};
+    c10d::AllreduceOptions options;
+    for (int i = 0; i < 5; ++i) {
+      sparse.push_back({staircase(rank, 3, at::kFloat)});
+      options.asyncOp = (i + rank) % 2 == 0;  // each rank as it likes
+      works.push_back(backend.allreduce(sparse.back(), options));
+      works.push_back(backend.allreduce(dense, {}));
+    }
+    if (rank == 0) works.push_back(backend.send(dense, 1, 0));
+    if (rank == 1) works.push_back(backend.recv(dense, 0, 0));
+    for (const auto& work : works) work->wait();
+    at::Tensor expected = filled({3, 2}, 0);
+    for (int r = 0; r < 3; ++r) expected.add_(staircase(r, 3, at::kFloat).to_dense());
+    for (const Tensors& tensors : sparse) expect_equal(tensors[0].to_dense(), expected, "sum");
+  });
+}
+
+TEST_CASE("an asynchronous sparse sum returns before the others come", "[sparse]") {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    Tensors tensors = {staircase(rank, 2, at::kFloat)};
+    Tensors word = {filled({1}, 7)};
+    C10dBackend::WorkHandle work;
+    if (rank == 0) work = backend.allreduce(tensors, {});
+    rank == 0 ? backend.send(word, 1, 0)->wait() : backend.recv(word, 0, 0)->wait();
+    if (rank == 1) work = backend.allreduce(tensors, {});
+    work->wait();
+    expect_equal(tensors[0].to_dense()[0], filled({2}, 3), "both ranks' first row");
+  });
+}
