@@ -73,8 +73,8 @@ C10dBackend::WorkHandle C10dBackend::barrier(const c10d::BarrierOptions& opts) {
 }
 
 void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  const auto timeout =
-      opts.timeout > std::chrono::milliseconds::zero() ? opts.timeout : group_->timeout();
+  // Zero means zero here, as with Gloo: rank 0 looks once who is there.
+  const auto timeout = opts.timeout == c10d::kUnsetTimeout ? group_->timeout() : opts.timeout;
   for_torch([&] { monitored_barrier_.wait(timeout, wait_all_ranks); });
 }
 

@@ -75,8 +75,9 @@ void MonitoredBarrier::lead(milliseconds timeout, bool wait_all_ranks) {
   }
   store_->set(key("outcome"), std::string(missing.empty() ? kPassed : kFailed));
   if (missing.empty()) return;
-  fail(fmt::format("{} {} failed to pass monitoredBarrier in {} ms",
-                   wait_all_ranks ? "Ranks" : "Rank", fmt::join(missing, ", "), timeout.count()));
+  fail(fmt::format(
+      "{} {} failed to pass monitoredBarrier in {} ms: Rank 0 timed out in monitoredBarrier",
+      wait_all_ranks ? "Ranks" : "Rank", fmt::join(missing, ", "), timeout.count()));
 }
 
 void MonitoredBarrier::follow(milliseconds timeout) {

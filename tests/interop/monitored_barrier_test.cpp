@@ -9,6 +9,7 @@ using namespace libddp::test;
 
 namespace {
 
+constexpr std::chrono::milliseconds kNoTime{0};
 constexpr std::chrono::milliseconds kShort{300};
 constexpr std::chrono::milliseconds kLong{60000};
 
@@ -46,6 +47,16 @@ TEST_CASE("monitoredBarrier names the lowest missing rank, or all of them", "[mo
     Tensors tensors = {filled({1}, 1)};
     backend.allreduce(tensors, {})->wait();
     expect_equal(tensors[0], filled({1}, 4), "the group still works");
+  });
+}
+
+TEST_CASE("a monitoredBarrier without time asks once who is there", "[monitored]") {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    if (rank == 0) {
+      const std::string text = complaint(backend, kNoTime, false);
+      expect(contains(text, "Rank 0 timed out in monitoredBarrier"), text);
+    }
+    backend.barrier({})->wait();
   });
 }
 

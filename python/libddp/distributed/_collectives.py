@@ -8,6 +8,8 @@ the same group through our c10d backend where it is ours. Results and errors are
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
@@ -210,8 +212,12 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks: bool = False):
     native = find(group)
     if native is None:
         return _torch_monitored_barrier(group, timeout, wait_all_ranks)
+    if timeout is None:
+        timeout = native.timeout
+    elif not isinstance(timeout, timedelta):
+        timeout = timedelta(seconds=timeout)  # as torch's
     pg = group or c10d._world.default_pg
-    return pg.monitored_barrier(timeout or native.timeout, wait_all_ranks=wait_all_ranks)
+    return pg.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
 
 def allocate(*size, dtype=None, device=None, group=None) -> torch.Tensor:
