@@ -78,6 +78,7 @@ from libddp.distributed._init import (
     get_backend,
     init_process_group,
     new_group,
+    split_group,
 )
 
 __all__ = [
@@ -145,6 +146,7 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "split_group",
 ]
 
 

@@ -164,12 +164,62 @@ def new_group(
     return group
 
 
+def split_group(
+    parent_pg: dist.ProcessGroup | None = None,
+    split_ranks: list | None = None,
+    timeout: timedelta | None = None,
+    pg_options=None,
+    group_desc: str | None = None,
+):
+    """This rank's part of a group cut into parts. All ranks of `parent_pg` must call it.
+
+    Args:
+        parent_pg: None = the default group. torch's own function wants one with CUDA.
+        split_ranks: lists of ranks of `parent_pg`; without a rank in two of them.
+        timeout: None = 30 minutes.
+        pg_options: as in new_group.
+        group_desc: as in new_group.
+
+    Returns:
+        The group of this rank's part, ordered by rank; None where it is in none.
+
+    Raises:
+        ArgumentError: a part is empty, names a rank twice or one that is not there.
+    """
+    parent = parent_pg or c10d.GroupMember.WORLD
+    global_ranks = _groups.native(parent).global_ranks()
+    if not split_ranks:
+        raise ArgumentError("libddp: split_group: split_ranks is empty. Hint: pass lists of ranks.")
+    named = [rank for part in split_ranks for rank in part]
+    if not all(split_ranks) or len(set(named)) < len(named):
+        raise ArgumentError(
+            f"libddp: split_group: split_ranks={split_ranks} has an empty part or a rank twice."
+        )
+    if not set(named) <= set(range(len(global_ranks))):
+        raise ArgumentError(
+            f"libddp: split_group: split_ranks={split_ranks} names a rank that the parent group "
+            f"of {len(global_ranks)} does not have. Hint: they are ranks of the parent group."
+        )
+    own = next((part for part in split_ranks if dist.get_rank(parent) in part), None)
+    if own is None:
+        return None
+    return new_group(
+        [global_ranks[rank] for rank in sorted(own)],
+        timeout=timeout,
+        pg_options=pg_options,
+        use_local_synchronization=True,
+        group_desc=group_desc,
+    )
+
+
 def get_backend(group: dist.ProcessGroup | None = None) -> str:
     """The backend's name as the group's creator passed it: "gloo", "nccl", ...
 
     A sub-group that was created without one answers as the default group does.
     """
     _groups.find(group)
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        return _torch_get_backend(group)  # of a group without this rank: torch's ValueError
     known = _reported.get(group or c10d.GroupMember.WORLD)
     if known is not None:
         return known

@@ -34,6 +34,7 @@ OURS = [
     "reduce_scatter",
     "reduce_scatter_tensor",
     "send",
+    "split_group",
 ]
 
 
