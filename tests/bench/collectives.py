@@ -2,10 +2,10 @@
 
     python -m libddp run --nproc-per-node=2 tests/bench/collectives.py --quick
 
-For each operation, dtype and size three candidates alternate: "gloo" (torch, Gloo), "ordinary"
-(libddp on plain tensors) and "arena" (libddp on tensors of `allocate`). Rank 0 prints one JSON line
-each (see pairing.py); `ratio_*` = how many times faster than Gloo. algbw_GBps counts the bytes of
-the buffer once.
+For each operation, dtype and size four candidates alternate: "gloo" (torch, Gloo), "ordinary"
+(libddp on plain tensors), "arena" (libddp on tensors of `allocate`) and "through torch" (torch's
+functions on backend "libddp", plain tensors). Rank 0 prints one JSON line each (see pairing.py);
+`ratio_*` = how many times faster than Gloo. algbw_GBps counts the bytes of the buffer once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def candidate(api, group, operation: str, full: torch.Tensor, other: torch.Tenso
 
 
 def candidates(gloo, operation: str, dtype: torch.dtype, size: int) -> dict:
-    """The three ways, each on buffers of its own. Zeros: sums stay finite."""
+    """The four ways, each on buffers of its own. Zeros: sums stay finite."""
     world = dist.get_world_size()
     numel = max(1, size // torch.empty(0, dtype=dtype).element_size() // world * world)
 
@@ -65,6 +65,7 @@ def candidates(gloo, operation: str, dtype: torch.dtype, size: int) -> dict:
         "gloo": candidate(dist, gloo, operation, *plain()),
         "ordinary": candidate(ddp_dist, None, operation, *plain()),
         "arena": candidate(ddp_dist, None, operation, *arena),
+        "through torch": candidate(dist, None, operation, *plain()),
     }
 
 

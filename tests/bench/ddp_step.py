@@ -1,9 +1,9 @@
-"""One training step of a small GPT on two ranks: no synchronisation, a bare meeting, libddp, torch.
+"""One training step of a small GPT on two ranks: bare, and with libddp's and torch's DDP.
 
     python tests/bench/ddp_step.py [rounds] [steps per block]
 
-Six layers of width 256 (about 5 M parameters), batch 8 x 64, AdamW, one thread per rank. The four
-take turns in blocks inside one pair of processes; a block ends with a barrier, so its time is that
+Six layers of width 256 (about 5 M parameters), batch 8 x 64, AdamW, one thread per rank. They take
+turns in blocks inside one pair of processes; a block ends with a barrier, so its time is that
 of the slower rank. "meeting" exchanges nothing and only waits for the other rank in every step: the
 floor under any synchronous training, as each step then takes as long as its slower rank. One JSON
 line per candidate, times per step; `overhead_ms` is the step's time above the one without
@@ -90,16 +90,17 @@ def measure(rounds: int, steps: int) -> list[dict]:
     gloo = dist.new_group(backend="gloo")
     torch.set_num_threads(1)
 
-    def torch_ddp(model):
-        return nn.parallel.DistributedDataParallel(
-            model, process_group=gloo, gradient_as_bucket_view=True
+    def torch_ddp(group):
+        return lambda model: nn.parallel.DistributedDataParallel(
+            model, process_group=group, gradient_as_bucket_view=True
         )
 
     candidates = {
         "no sync": block_of_steps(lambda model: model, steps),
         "meeting": block_of_steps(lambda model: model, steps, meet=barrier),
         "libddp": block_of_steps(DistributedDataParallel, steps),
-        "torch": block_of_steps(torch_ddp, steps),
+        "torch": block_of_steps(torch_ddp(gloo), steps),
+        "torch on libddp": block_of_steps(torch_ddp(None), steps),
     }
     lines = pairing.compare(candidates, rounds=rounds, warmup=2, case="gpt step, 2 ranks")
     dist.destroy_process_group()
