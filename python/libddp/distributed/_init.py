@@ -170,6 +170,7 @@ def split_group(
     timeout: timedelta | None = None,
     pg_options=None,
     group_desc: str | None = None,
+    backend: str | None = None,
 ):
     """This rank's part of a group cut into parts. All ranks of `parent_pg` must call it.
 
@@ -179,6 +180,7 @@ def split_group(
         timeout: None = 30 minutes.
         pg_options: as in new_group.
         group_desc: as in new_group.
+        backend: as in new_group; newer versions of torch have it.
 
     Returns:
         The group of this rank's part, ordered by rank; None where it is in none.
@@ -206,6 +208,7 @@ def split_group(
     return new_group(
         [global_ranks[rank] for rank in sorted(own)],
         timeout=timeout,
+        backend=backend,
         pg_options=pg_options,
         use_local_synchronization=True,
         group_desc=group_desc,
