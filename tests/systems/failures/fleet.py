@@ -131,6 +131,7 @@ class Run:
             self.signal(rank, signal.SIGUSR1)
         time.sleep(0.5 if hung else 0)
         self.kill()
+        self.fleet.open_runs.remove(self)
         return [
             self._outcome(rank, ended.get(rank, time.monotonic()), rank in hung)
             for rank in range(len(self.pids))
@@ -187,6 +188,7 @@ class Fleet:
         self.temporary.mkdir()
         self.zygotes: list[Zygote] = []
         self.num_runs = 0
+        self.open_runs: list[Run] = []
         #: Further variables of all ranks.
         self.env = {"TMPDIR": str(self.temporary), **(env or {})}
 
@@ -202,8 +204,8 @@ class Fleet:
         return self
 
     def __exit__(self, *_) -> None:
-        if hasattr(self, "store"):
-            self.store_run.kill()
+        for run in self.open_runs:  # also those of a case that failed in the midst
+            run.kill()
         for zygote in self.zygotes:
             zygote.close()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -223,6 +225,7 @@ class Fleet:
         folder = self.folder / f"run-{self.num_runs}"
         folder.mkdir()
         run = Run(self, folder, hosts)
+        self.open_runs.append(run)
         for rank, host in enumerate(hosts):
             command = {
                 "module": module,

@@ -42,6 +42,15 @@ def stamp_exit() -> None:
         exit_stamp.write_text(str(time.monotonic()))
 
 
+def reap_all() -> None:
+    """The driver has killed whoever was left."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        pass
+
+
 def become_rank(run: dict) -> None:
     """In the child: its own output, session and signals."""
     os.setsid()
@@ -87,6 +96,8 @@ def main() -> None:
     if run is not None:
         become_rank(run)
         rank.main(run)
+    else:
+        reap_all()
 
 
 if __name__ == "__main__":
