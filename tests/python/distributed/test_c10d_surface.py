@@ -303,11 +303,9 @@ def check_several_groups_from_several_threads():
 
 
 def check_torchs_own_monitored_barrier():
-    """torch's function wants the name "gloo"; ours takes its place under libddp.install()."""
+    """torch's function may want the name "gloo"; ours takes its place under libddp.install()."""
     import libddp
 
-    with pytest.raises(ValueError, match="only implemented for GLOO"):
-        dist.monitored_barrier()
     libddp.install()
     try:
         dist.monitored_barrier(timeout=timedelta(seconds=60))
@@ -349,9 +347,8 @@ def check_profiler_events():
 
 
 def check_sequence_numbers():
+    """Of the backend: torch asks a group's only where it knows the backend by name."""
     group = dist.new_group()
-    with pytest.raises(RuntimeError, match="custom does not yet support"):
-        group._get_sequence_number_for_group()  # torch asks the backends that it knows by name
     backend = group._get_backend(torch.device("cpu"))
     start = backend._get_sequence_number_for_group()
     for step in range(1, 4):
