@@ -10,7 +10,7 @@ namespace {
 
 // Below, the call of memcpy costs less than ours saves.
 constexpr std::size_t kSmallBytes = 256;
-constexpr std::size_t kStreamBytes = 16u << 20;
+constexpr std::size_t kStreamBytes = 4u << 20;
 constexpr std::size_t kLine = 64;
 
 void copy_streaming(const KernelTable& kernels, std::byte* to, const std::byte* from,

@@ -42,6 +42,8 @@ void all_reduce(MeshCore& core, const Reduction& reduction, std::byte* data, std
 void reduce_scatter(MeshCore& core, const Reduction& reduction, const std::byte* input,
                     std::byte* output, std::size_t output_count);
 void all_gather(MeshCore& core, const std::byte* input, std::byte* output, std::size_t input_bytes);
+/// All blocks but the own one.
+void all_to_all(MeshCore& core, const std::byte* input, std::byte* output, std::size_t block_bytes);
 void broadcast(MeshCore& core, std::byte* data, std::size_t bytes, int root);
 /// See HostMesh::share_slices.
 void share_slices(MeshCore& core, std::byte* data, const std::vector<std::uint64_t>& edges);

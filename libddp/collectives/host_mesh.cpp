@@ -103,6 +103,16 @@ void HostMesh::all_gather(const MeshCall& call, const void* input, void* output,
   libddp::all_gather(core, from, to, input_bytes);
 }
 
+bool HostMesh::all_to_all(const MeshCall& call, const void* input, void* output,
+                          std::uint64_t block_bytes) {
+  MeshCore& core = state_->core;
+  const auto* from = static_cast<const std::byte*>(input);
+  auto* to = static_cast<std::byte*>(output);
+  core.begin(call);
+  if (core.world_size() > 1) libddp::all_to_all(core, from, to, block_bytes);
+  return true;
+}
+
 void HostMesh::broadcast(const MeshCall& call, void* data, std::uint64_t bytes, int root) {
   MeshCore& core = state_->core;
   core.begin(call);

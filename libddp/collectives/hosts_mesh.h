@@ -67,6 +67,10 @@ class HostsMesh : public Mesh {
                       std::uint64_t output_count, double scale) override;
   void all_gather(const MeshCall& call, const void* input, void* output,
                   std::uint64_t input_bytes) override;
+  bool all_to_all(const MeshCall& /*call*/, const void* /*input*/, void* /*output*/,
+                  std::uint64_t /*block_bytes*/) override {
+    return false;
+  }
   void broadcast(const MeshCall& call, void* data, std::uint64_t bytes, int root) override;
   void barrier(const MeshCall& call) override;
 

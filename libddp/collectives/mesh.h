@@ -72,6 +72,11 @@ class Mesh {
   /// `output` holds world_size blocks of `input_bytes`. `input` may be the own block in place.
   virtual void all_gather(const MeshCall& call, const void* input, void* output,
                           std::uint64_t input_bytes) = 0;
+  /// `input` and `output` hold world_size blocks of `block_bytes`: block r goes to rank r. The own
+  /// block is left to the caller. False, and nothing has happened, where blocks must go as
+  /// messages.
+  virtual bool all_to_all(const MeshCall& call, const void* input, void* output,
+                          std::uint64_t block_bytes) = 0;
   virtual void broadcast(const MeshCall& call, void* data, std::uint64_t bytes, int root) = 0;
   virtual void barrier(const MeshCall& call) = 0;
 

@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "libddp/collectives/op_description.h"
@@ -67,6 +68,13 @@ class Backend {
   /// not numbered. With any other kind it is a collective of all ranks, which agree on the
   /// description first. A rank never exchanges with itself.
   virtual WorkPtr exchange(BackendCall call, std::vector<Exchange> parts) = 0;
+  /// Equal blocks of `input`, block r for rank r, into those of `output`; the own block is the
+  /// caller's. `parts` says the same as messages.
+  virtual WorkPtr all_to_all(BackendCall call, const at::Tensor& output, const at::Tensor& input,
+                             std::vector<Exchange> parts) {
+    (void)output, (void)input;
+    return exchange(std::move(call), std::move(parts));
+  }
   virtual WorkPtr barrier(BackendCall call) = 0;
 
   /// Number of the collective issued last; 0 before the first.

@@ -204,14 +204,31 @@ WorkPtr HostBackend::reduce_scatter(BackendCall call, const at::Tensor& output,
 WorkPtr HostBackend::exchange(BackendCall call, std::vector<Exchange> parts) {
   const OpKind kind = call.description.kind;
   if (kind == OpKind::Send || kind == OpKind::Recv) return messages_->post(std::move(call), parts);
+  const auto timeout = call.timeout;
+  return launch(std::move(call),
+                [this, parts = std::move(parts), timeout](const MeshCall& mesh_call) {
+                  exchange_now(mesh_call, timeout, parts);
+                });
+}
+
+void HostBackend::exchange_now(const MeshCall& mesh_call, std::chrono::milliseconds timeout,
+                               const std::vector<Exchange>& parts) {
+  mesh_->barrier(mesh_call);  // all ranks agree on the description
   BackendCall messages;
-  messages.timeout = call.timeout;
-  return launch(std::move(call), [this, parts = std::move(parts),
-                                  messages = std::move(messages)](const MeshCall& mesh_call) {
-    mesh_->barrier(mesh_call);  // all ranks agree on the description
-    BackendCall own = messages;
-    own.description = mesh_call.description;
-    messages_->run(own, mesh_call.sequence, parts);
+  messages.timeout = timeout;
+  messages.description = mesh_call.description;
+  messages_->run(messages, mesh_call.sequence, parts);
+}
+
+WorkPtr HostBackend::all_to_all(BackendCall call, const at::Tensor& output, const at::Tensor& input,
+                                std::vector<Exchange> parts) {
+  const auto timeout = call.timeout;
+  return launch(std::move(call), [this, output, input, parts = std::move(parts),
+                                  timeout](const MeshCall& mesh_call) {
+    const auto block_bytes = input.nbytes() / static_cast<std::size_t>(identity_.world_size);
+    const bool is_done =
+        mesh_->all_to_all(mesh_call, input.const_data_ptr(), output.data_ptr(), block_bytes);
+    if (!is_done) exchange_now(mesh_call, timeout, parts);
   });
 }
 

@@ -46,6 +46,8 @@ class HostBackend : public Backend {
   WorkPtr reduce_scatter(BackendCall call, const at::Tensor& output, const at::Tensor& input,
                          double scale) override;
   WorkPtr exchange(BackendCall call, std::vector<Exchange> parts) override;
+  WorkPtr all_to_all(BackendCall call, const at::Tensor& output, const at::Tensor& input,
+                     std::vector<Exchange> parts) override;
   WorkPtr barrier(BackendCall call) override;
   std::uint64_t sequence_number() const override { return lane_->sequence(); }
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
@@ -64,6 +66,8 @@ class HostBackend : public Backend {
   WorkPtr launch(BackendCall call, Operation operation);
   template <typename Operation>
   void perform(const BackendCall& call, std::uint64_t sequence, const Operation& operation);
+  void exchange_now(const MeshCall& mesh_call, std::chrono::milliseconds timeout,
+                    const std::vector<Exchange>& parts);
   void throw_if_left(const MeshCall& call);
   void on_goodbye(int rank, std::uint64_t sequence, const std::string& error);
   MeshFailure left_failure(int rank, const std::string& what) const;

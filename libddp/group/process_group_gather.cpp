@@ -53,6 +53,14 @@ class Blocks {
     return backend.exchange(std::move(call), std::move(parts_));
   }
 
+  /// The same for blocks of one size that lie one after another, on all ranks.
+  WorkPtr launch_even(Backend& backend, BackendCall call, const at::Tensor& output,
+                      const at::Tensor& input) {
+    call.on_success = [from = own_input_, to = own_output_] { unpack(from, {to}); };
+    copy_back_after(call, targets_);
+    return backend.all_to_all(std::move(call), output, input, std::move(parts_));
+  }
+
  private:
   const GroupIdentity& group_;
   std::vector<Exchange> parts_;
@@ -247,11 +255,15 @@ WorkPtr ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tens
     input_begin += input_numel;
     output_begin += output_numel;
   }
-  BackendCall call = state.call(site, OpKind::AllToAll, source.dtype, 0, options);
-  call.description.num_dims = 0;
-  call.results.push_back(output);
   if (target.is_copy) blocks.also_copy_back(target);
-  return blocks.launch(*state.backend, std::move(call));
+  const bool is_even = output_splits.empty() && input_splits.empty();
+  // Sizes given by the caller may differ from pair to pair: then only the dtype is common.
+  BackendCall call =
+      state.call(site, OpKind::AllToAll, source.dtype, is_even ? flat_input.numel() : 0, options);
+  if (!is_even) call.description.num_dims = 0;
+  call.results.push_back(output);
+  return is_even ? blocks.launch_even(*state.backend, std::move(call), flat_output, flat_input)
+                 : blocks.launch(*state.backend, std::move(call));
 }
 
 }  // namespace libddp

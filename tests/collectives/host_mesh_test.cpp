@@ -102,6 +102,26 @@ void check_all_gather(const Case& c, std::size_t count, bool in_place) {
   }
 }
 
+void check_all_to_all(const Case& c, std::size_t count) {
+  const int world_size = c.fixture.world_size();
+  const auto input = c.fixture.allocate(c.rank, count * world_size * 4, c.memory);
+  const auto output = c.fixture.allocate(c.rank, count * world_size * 4, c.memory);
+  fill(floats(input), c.rank, 0, count * world_size);
+  fill(floats(output), c.rank, 1, count * world_size);
+  const bool is_done = c.fixture.mesh(c.rank).all_to_all(
+      MeshFixture::call(OpKind::AllToAll, c.sequence, Dtype::Float32, count * world_size),
+      input.get(), output.get(), count * 4);
+  expect(is_done, "all_to_all of equal blocks runs in shared memory");
+  // The input may change at once: nobody may still read it.
+  if (count > 0) std::memset(input.get(), 0xFF, count * world_size * 4);
+  for (int r = 0; r < world_size; ++r) {
+    // The own block is the caller's: it keeps what it was.
+    const std::size_t from = r == c.rank ? 1 + r * count : c.rank * count;
+    expect_all(floats(output) + r * count, count, "all_to_all",
+               [&](std::size_t i) { return value(r, from + i); });
+  }
+}
+
 void check_broadcast(const Case& c, std::size_t count, int root) {
   const auto block = c.fixture.allocate(c.rank, count * 4, c.memory);
   if (c.rank == root) fill(floats(block), root, 3, count);
@@ -124,7 +144,9 @@ void check_all(MeshFixture& fixture, int rank, Memory memory, std::uint64_t& seq
     check_reduce_scatter(next(), block, false);
     check_all_gather(next(), block, true);
     check_broadcast(next(), count, world_size - 1);
+    check_all_to_all(next(), block);
     check_reduce_scatter(next(), block, true);
+    check_all_to_all(next(), block);
     check_all_reduce(next(), count);
     check_all_gather(next(), block, false);
     check_broadcast(next(), count, 0);

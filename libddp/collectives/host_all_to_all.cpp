@@ -1,0 +1,126 @@
+// All-to-all of equal blocks between the ranks of a host: block r of a rank's input goes to rank r.
+// The own block is the caller's to copy.
+//
+// Small: the whole input lies in the slot. Where all inputs are in the arena the readers pull;
+// where all outputs are, the owners push; else pieces of all blocks but the own one go through
+// staging.
+
+#include <algorithm>
+
+#include "libddp/collectives/copy_bytes.h"
+#include "libddp/collectives/host_collectives.h"
+
+namespace libddp {
+namespace {
+
+class AllToAll {
+ public:
+  AllToAll(MeshCore& core, const std::byte* input, std::byte* output, std::size_t block_bytes)
+      : core_(core),
+        input_(input),
+        output_(output),
+        block_bytes_(block_bytes),
+        total_bytes_(block_bytes * core.world_size()) {}
+
+  void run() {
+    if (total_bytes_ <= core_.policy().inline_bytes) return exchange_payloads();
+    const std::uint64_t from = core_.offset_of(input_, total_bytes_);
+    const std::uint64_t to = core_.offset_of(output_, total_bytes_);
+    // A rank with nothing in the arena knows already that the bytes must be staged.
+    const bool is_staged = from == Slot::kStaged && to == Slot::kStaged;
+    if (is_staged) copy_in(0);
+    core_.meet(from, to);
+    if (core_.all_in_arena(0)) return pull();
+    if (core_.all_in_arena(1)) return push();
+    if (!core_.none_in_arena(0) || !core_.none_in_arena(1)) {
+      if (!is_staged) copy_in(0);
+      core_.meet();
+    }
+    exchange_staged();
+  }
+
+ private:
+  void exchange_payloads() {
+    copy_bytes(core_.own_payload(total_bytes_), input_, total_bytes_);
+    core_.meet_with_payload(total_bytes_);
+    for (int r = 0; r < core_.world_size(); ++r) {
+      if (r == core_.rank()) continue;
+      copy_bytes(output_ + r * block_bytes_, core_.payload(r, total_bytes_) + own(block_bytes_),
+                 block_bytes_);
+    }
+  }
+
+  // Each rank starts at its right neighbour, so that not all read the same memory.
+  void pull() {
+    for (int step = 1; step < core_.world_size(); ++step) {
+      const int r = (core_.rank() + step) % core_.world_size();
+      const std::byte* from = core_.reach(r, core_.place(r), total_bytes_);
+      copy_bytes(output_ + r * block_bytes_, from + own(block_bytes_), block_bytes_);
+    }
+    core_.meet();  // nobody reads this rank's input any more
+  }
+
+  void push() {
+    for (int step = 1; step < core_.world_size(); ++step) {
+      const int r = (core_.rank() + step) % core_.world_size();
+      std::byte* to = core_.reach(r, core_.place(r, 1), total_bytes_);
+      copy_bytes(to + own(block_bytes_), input_ + r * block_bytes_, block_bytes_);
+    }
+    core_.meet();  // every block of this rank's output has come
+  }
+
+  void exchange_staged() {
+    const std::size_t num_pieces = (block_bytes_ + piece_bytes() - 1) / piece_bytes();
+    for (std::size_t k = 0; k < num_pieces; ++k) {
+      if (k > 0) core_.meet();
+      const std::uint64_t chunk = chunk_;
+      if (k + 1 < num_pieces) copy_in(k + 1);
+      copy_out(k, chunk);
+    }
+  }
+
+  // Piece k of every block but the own one.
+  void copy_in(std::size_t k) {
+    chunk_ = core_.next_chunk();
+    std::byte* to = core_.staging_in(core_.rank(), chunk_);
+    for (int r = 0; r < core_.world_size(); ++r) {
+      if (r == core_.rank()) continue;
+      copy_bytes(to + r * piece_bytes(), input_ + r * block_bytes_ + k * piece_bytes(),
+                 bytes_of(k));
+    }
+  }
+
+  void copy_out(std::size_t k, std::uint64_t chunk) {
+    for (int r = 0; r < core_.world_size(); ++r) {
+      if (r == core_.rank()) continue;
+      copy_bytes(output_ + r * block_bytes_ + k * piece_bytes(),
+                 core_.staging_in(r, chunk) + own(piece_bytes()), bytes_of(k));
+    }
+  }
+
+  /// Where the block of this rank begins among blocks of so many bytes.
+  std::size_t own(std::size_t bytes) const { return core_.rank() * bytes; }
+  // Of each block per chunk; a multiple of a cache line.
+  std::size_t piece_bytes() const {
+    return core_.policy().chunk_bytes / core_.world_size() / 64 * 64;
+  }
+  std::size_t bytes_of(std::size_t k) const {
+    return std::min(piece_bytes(), block_bytes_ - k * piece_bytes());
+  }
+
+  MeshCore& core_;
+  const std::byte* input_;
+  std::byte* output_;
+  const std::size_t block_bytes_;
+  const std::size_t total_bytes_;
+  std::uint64_t chunk_ = 0;
+};
+
+}  // namespace
+
+void all_to_all(MeshCore& core, const std::byte* input, std::byte* output,
+                std::size_t block_bytes) {
+  AllToAll(core, input, output, block_bytes).run();
+}
+
+}  // namespace libddp
