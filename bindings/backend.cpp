@@ -1,6 +1,7 @@
 // libddp for torch.distributed: the backend's creator, the way back to our group, rendezvous.
 
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -8,6 +9,8 @@
 #include "bindings/groups.h"
 #include "libddp/group/rendezvous.h"
 #include "libddp/interop/c10d_backend.h"
+#include "libddp/interop/from_c10d.h"
+#include "libddp/interop/gloo_engine.h"
 
 namespace py = pybind11;
 
@@ -17,8 +20,28 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
+/// None, "gloo", or a function (store, rank, world_size, address, timeout) -> Backend.
+InterEngine engine_of(const py::object& inter) {
+  if (inter.is_none()) return nullptr;
+  if (py::isinstance<py::str>(inter)) return gloo_engine();
+  using Made = BackendPtr(StorePtr, int, int, std::string, std::chrono::milliseconds);
+  return [make = inter.cast<std::function<Made>>()](const InterMeeting& meeting) {
+    try {
+      return make(meeting.store, meeting.rank, meeting.world_size, meeting.address,
+                  meeting.timeout);
+    } catch (py::error_already_set& error) {
+      const py::gil_scoped_acquire gil;
+      if (error.matches(PyExc_ValueError) || error.matches(PyExc_TypeError)) {
+        throw ArgumentError(error.what());
+      }
+      throw;
+    }
+  };
+}
+
 /// torch.distributed's creator of a registered backend.
-BackendPtr create_backend(const c10d::DistributedBackendOptions& given, const py::object&) {
+BackendPtr create_backend(const c10d::DistributedBackendOptions& given, const py::object&,
+                          const py::object& inter) {
   ProcessGroup::Options options;
   options.rank = given.group_rank;
   options.world_size = given.group_size;
@@ -28,12 +51,26 @@ BackendPtr create_backend(const c10d::DistributedBackendOptions& given, const py
   for (std::int64_t rank : given.global_ranks_in_group) {
     options.global_ranks.push_back(static_cast<int>(rank));
   }
+  options.inter = engine_of(inter);
   Group group;
   {
     py::gil_scoped_release release;
     group = ProcessGroup::create(given.store, options);
   }
   return c10::make_intrusive<C10dBackend>(given.store, hold(std::move(group)));
+}
+
+template <class Source>
+Group wrap(const Source& source, const std::string& name, const std::vector<int>& global_ranks,
+           std::optional<std::chrono::milliseconds> timeout) {
+  return hold(from_c10d(source, {.name = name, .timeout = timeout, .global_ranks = global_ranks}));
+}
+
+template <class Source>
+void bind_from_c10d(py::module_& module) {
+  module.def("from_c10d", &wrap<Source>, py::arg("group"), py::arg("name") = "",
+             py::arg("global_ranks") = std::vector<int>(), py::arg("timeout") = py::none(),
+             "A ProcessGroup over a group or backend of torch.distributed.");
 }
 
 py::tuple find_place(const std::string& init_method, std::optional<int> rank,
@@ -56,7 +93,10 @@ py::tuple find_place(const std::string& init_method, std::optional<int> rank,
 void bind_backend(py::module_& module) {
   module.attr("BACKEND_NAME") = C10dBackend::kName;
   module.def("create_backend", &create_backend, py::arg("options"), py::arg("pg_options"),
+             py::arg("inter") = py::none(),
              "Creates the c10d backend of one group; blocks until all its ranks have come.");
+  bind_from_c10d<c10::intrusive_ptr<c10d::ProcessGroup>>(module);
+  bind_from_c10d<BackendPtr>(module);
   module.def("group_of_backend", &C10dBackend::group_of, py::arg("backend"),
              "The ProcessGroup behind a c10d backend of ours; None for others.");
   module.def("rendezvous", &find_place, py::arg("init_method"), py::arg("rank") = py::none(),

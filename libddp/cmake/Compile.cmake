@@ -49,3 +49,16 @@ function(libddp_embed_core target)
             "$<BUILD_INTERFACE:-Wl,--no-whole-archive>"
     )
 endfunction()
+
+# Lets a source include torch's ProcessGroupGloo.hpp, which includes headers that no wheel carries.
+function(libddp_gloo_names source)
+    set(folder "${CMAKE_BINARY_DIR}/gloo_names")
+    foreach(header algorithm common/error context rendezvous/store transport/device)
+        configure_file(
+            "${CMAKE_SOURCE_DIR}/libddp/cmake/gloo_names.h.in"
+            "${folder}/gloo/${header}.h"
+            COPYONLY
+        )
+    endforeach()
+    set_source_files_properties("${source}" PROPERTIES INCLUDE_DIRECTORIES "${folder}")
+endfunction()

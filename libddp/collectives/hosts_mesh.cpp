@@ -25,7 +25,8 @@ HostsMesh::HostsMesh(HostsMeshOptions options)
       stage_(std::make_unique<LinkStage>(*local_, host_, std::move(options.carriers),
                                          options.link.wire_dtype == Dtype::BFloat16)),
       mail_(*local_, std::move(options.mail_peers)) {
-  if (options.make_stage) stage_ = options.make_stage(*local_, std::move(stage_));
+  if (!options.make_stage || !stage_->is_carrier()) return;
+  stage_ = options.make_stage(*local_, {host_, layout_.num_hosts(), index_}, std::move(stage_));
 }
 
 std::string HostsMesh::last_call_of(int rank) const {

@@ -33,10 +33,18 @@
 
 namespace libddp {
 
-/// Makes the stage between hosts. `links` is the one over TCP, which it may use or drop; `local`
-/// outlives it. Called on every rank; a rank that is no carrier mostly keeps `links`.
-using InterStageMaker =
-    std::function<std::unique_ptr<InterStage>(HostMesh& local, std::unique_ptr<InterStage> links)>;
+/// Where a rank stands between the hosts.
+struct InterPlace {
+  int host = 0;
+  int num_hosts = 1;
+  /// Number of the carrier among those of its host.
+  int carrier = 0;
+};
+
+/// Makes the stage between hosts of a carrier. `links` is the one over TCP, which it may use or
+/// drop; `local` outlives it.
+using InterStageMaker = std::function<std::unique_ptr<InterStage>(
+    HostMesh& local, InterPlace place, std::unique_ptr<InterStage> links)>;
 
 struct HostsMeshOptions {
   int rank = 0;

@@ -30,6 +30,7 @@ struct ProcessGroup::State {
   c10::intrusive_ptr<c10d::Store> store;
   std::string store_prefix;
   std::string host_identity;
+  InterEngine inter;
   std::atomic<std::chrono::milliseconds> timeout{};
   std::unique_ptr<Backend> backend;
   const ProcessStamp made;

@@ -9,6 +9,7 @@
 #include "libddp/collectives/host_mesh.h"
 #include "libddp/collectives/mesh_assembly.h"
 #include "libddp/group/host_backend.h"
+#include "libddp/group/inter_engine.h"
 #include "libddp/transport/link_settings.h"
 #include "libddp/transport/meeting.h"
 #include "libddp/transport/run_key.h"
@@ -52,7 +53,13 @@ std::unique_ptr<Backend> meet_ranks(KeyValueStore& store, const GroupIdentity& i
   std::vector<GroupPeer> peers = meet_all(store, identity, hints, page, *arena, link, deadline);
 
   std::unique_ptr<Mesh> mesh =
-      assemble_mesh({identity.rank, identity.name, arena, std::move(page), link}, peers);
+      assemble_mesh({.rank = identity.rank,
+                     .group_name = identity.name,
+                     .arena = arena,
+                     .page = std::move(page),
+                     .link = link,
+                     .make_stage = stage_maker(identity, hints, deadline, timeout)},
+                    peers);
   auto backend =
       std::make_unique<HostBackend>(identity, std::move(arena), std::move(mesh), std::move(peers));
   // Nobody returns before everyone has met: the store may end with rank 0.

@@ -8,9 +8,11 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "libddp/group/backend.h"
 #include "libddp/group/group_identity.h"
+#include "libddp/group/process_group.h"
 #include "libddp/transport/key_value_store.h"
 
 namespace libddp {
@@ -19,6 +21,10 @@ namespace libddp {
 struct MeetingHints {
   std::string route_to{};
   std::string host_identity{};
+  /// Moves collectives between hosts, if set; it meets over this store, under this prefix.
+  InterEngine inter{};
+  c10::intrusive_ptr<c10d::Store> inter_store{};
+  std::string inter_prefix{};
 };
 
 /// Returns when all ranks have met and can reach each other, by memory or by network; from then on

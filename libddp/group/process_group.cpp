@@ -38,6 +38,12 @@ void check_options(const CallSite& site, const ProcessGroup::Options& options) {
   }
 }
 
+std::vector<int> all_ranks(int world_size) {
+  std::vector<int> ranks(static_cast<std::size_t>(world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 /// As meet_ranks. The others read in the store why a meeting failed, and rank 0 often holds the
 /// store: it stays for a moment, so that they do not lose the store instead of learning the cause.
 std::unique_ptr<Backend> meet(KeyValueStore& store, const GroupIdentity& identity,
@@ -72,19 +78,32 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
     members = fmt::format("{:x}/", std::hash<std::string>{}(listed));
   }
   state->global_ranks = std::move(options.global_ranks);
-  if (state->global_ranks.empty()) {
-    state->global_ranks.resize(static_cast<std::size_t>(options.world_size));
-    std::iota(state->global_ranks.begin(), state->global_ranks.end(), 0);
-  }
+  if (state->global_ranks.empty()) state->global_ranks = all_ranks(options.world_size);
   TorchStore keys(state->store, state->store_prefix + members);
   state->host_identity = std::move(options.host_identity);
-  const MeetingHints hints{store_host(state->store), state->host_identity};
+  state->inter = std::move(options.inter);
+  const MeetingHints hints{.route_to = store_host(state->store),
+                           .host_identity = state->host_identity,
+                           .inter = state->inter,
+                           .inter_store = state->store,
+                           .inter_prefix = state->store_prefix + members};
   state->backend = meet(keys, state->identity, hints, options.timeout);
   log(LogLevel::Info, "group_created",
       {{"group", options.name},
        {"rank", options.rank},
        {"world_size", options.world_size},
        {"backend", state->backend->name()}});
+  return Group(new ProcessGroup(std::move(state)));
+}
+
+Group ProcessGroup::over(std::unique_ptr<Backend> backend, Options options) {
+  auto state = std::make_unique<State>();
+  state->identity = {options.name, options.rank, options.world_size};
+  check_options({state->identity, "over"}, options);
+  state->timeout = options.timeout;
+  state->global_ranks = std::move(options.global_ranks);
+  if (state->global_ranks.empty()) state->global_ranks = all_ranks(options.world_size);
+  state->backend = std::move(backend);
   return Group(new ProcessGroup(std::move(state)));
 }
 
@@ -139,6 +158,12 @@ Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name
     site.refuse(fmt::format("ranks [{}] holds a rank twice", fmt::join(ranks, ", ")),
                 "pass each rank once");
   }
+  if (!state_->store) {
+    throw StateError(fmt::format(
+        "{} split: a group over {} has no store of its own to meet over. Hint: make the smaller "
+        "group with torch.distributed.new_group and wrap that (from_c10d).",
+        state_->identity.where(), backend_name()));
+  }
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   if (own == ranks.end()) return nullptr;
   Options options;
@@ -147,6 +172,7 @@ Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name
   options.name = name;
   options.timeout = timeout();
   options.host_identity = state_->host_identity;
+  options.inter = state_->inter;
   for (const int rank : ranks) {
     options.global_ranks.push_back(state_->global_ranks[static_cast<std::size_t>(rank)]);
   }

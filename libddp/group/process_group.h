@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,8 +27,9 @@
 #include "libddp/group/work.h"
 
 namespace c10d {
+class Backend;
 class Store;
-}
+}  // namespace c10d
 
 namespace libddp {
 
@@ -45,6 +47,22 @@ struct CallOptions {
   std::string_view label{};
 };
 
+/// What an InterEngine joins with.
+struct InterMeeting {
+  /// For this engine's keys alone.
+  c10::intrusive_ptr<c10d::Store> store;
+  /// Number of this host, and of hosts.
+  int rank = 0;
+  int world_size = 1;
+  /// This host's address on the network between the hosts.
+  std::string address;
+  std::chrono::milliseconds timeout{};
+};
+/// Makes the c10d backend that moves collectives between hosts (docs/hosts.md). Called in each
+/// group of several hosts, at its creation, on every rank that carries bytes between hosts. Those
+/// of one number on all hosts join one backend.
+using InterEngine = std::function<c10::intrusive_ptr<c10d::Backend>(const InterMeeting&)>;
+
 class ProcessGroup;
 using Group = std::shared_ptr<ProcessGroup>;
 
@@ -60,11 +78,16 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
     /// Ranks with equal texts share a host; empty = boot id and network namespace decide. For
     /// tests that simulate several hosts.
     std::string host_identity{};
+    /// Moves collectives between hosts in place of TCP links; empty = TCP links. The same on all
+    /// ranks. Groups that split() makes have it too.
+    InterEngine inter{};
   };
 
   /// Joins: every rank calls it with the same world_size and name and a store that all of them
   /// share (keys are prefixed with the name). Blocks until all have come.
   static Group create(c10::intrusive_ptr<c10d::Store> store, Options options);
+  /// A group over a backend that exists already (interop/from_c10d.h); it cannot be split.
+  static Group over(std::unique_ptr<Backend> backend, Options options);
   ~ProcessGroup();
 
   int rank() const;

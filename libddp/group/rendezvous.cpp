@@ -103,7 +103,8 @@ Group init_process_group(const InitOptions& options) {
                                                        .world_size = found.world_size,
                                                        .name = options.group_name,
                                                        .timeout = options.timeout,
-                                                       .global_ranks = {}});
+                                                       .global_ranks = {},
+                                                       .inter = options.inter});
 }
 
 }  // namespace libddp

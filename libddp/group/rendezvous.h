@@ -33,6 +33,8 @@ struct InitOptions {
   bool require_key = false;
   /// Used instead of init_method when set; rank and world_size are then required.
   c10::intrusive_ptr<c10d::Store> store{};
+  /// See ProcessGroup::Options.
+  InterEngine inter{};
 };
 
 /// What a rendezvous found.

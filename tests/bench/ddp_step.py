@@ -1,4 +1,5 @@
-"""One training step of a small GPT on two ranks: bare, and with libddp's and torch's DDP.
+"""One training step of a small GPT on two ranks: no synchronisation, a bare meeting, libddp, torch
+over Gloo and over libddp, libddp over Gloo.
 
     python tests/bench/ddp_step.py [rounds] [steps per block]
 
@@ -83,7 +84,7 @@ def block_of_steps(wrap, steps: int, meet=lambda: None):
 
 def measure(rounds: int, steps: int) -> list[dict]:
     """On each rank; rank 0's numbers are reported."""
-    from libddp.distributed import barrier, init_process_group
+    from libddp.distributed import barrier, from_c10d, init_process_group
     from libddp.nn.parallel import DistributedDataParallel
 
     init_process_group("libddp")
@@ -95,12 +96,17 @@ def measure(rounds: int, steps: int) -> list[dict]:
             model, process_group=group, gradient_as_bucket_view=True
         )
 
+    def libddp_over_gloo(model):
+        group = from_c10d(dist.new_group(backend="gloo"))
+        return DistributedDataParallel(model, process_group=group)
+
     candidates = {
         "no sync": block_of_steps(lambda model: model, steps),
         "meeting": block_of_steps(lambda model: model, steps, meet=barrier),
         "libddp": block_of_steps(DistributedDataParallel, steps),
         "torch": block_of_steps(torch_ddp(gloo), steps),
         "torch on libddp": block_of_steps(torch_ddp(None), steps),
+        "libddp over gloo": block_of_steps(libddp_over_gloo, steps),
     }
     lines = pairing.compare(candidates, rounds=rounds, warmup=2, case="gpt step, 2 ranks")
     dist.destroy_process_group()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed import ReduceOp
 
-from libddp.distributed._groups import find
+from libddp.distributed._groups import find, torch_side
 from libddp.errors import ArgumentError
 
 #: torch's own, also after libddp.install() has put ours in its place.
@@ -184,12 +184,12 @@ def barrier(group=None, async_op: bool = False, device_ids=None, timeout=None):
     with every torch.
     """
     native = find(group)
+    group = torch_side(group) or c10d._world.default_pg
+    if native is not None and len(getattr(group, "_device_types", "1")) == 1:
+        return native.barrier(async_op, timeout)
     if timeout is not None:
-        return _barrier_within(group or c10d._world.default_pg, async_op, timeout)
-    on_host = native is not None and len((group or c10d._world.default_pg)._device_types) == 1
-    if not on_host:
-        return dist.barrier(group, async_op, device_ids)
-    return native.barrier(async_op)
+        return _barrier_within(group, async_op, timeout)
+    return dist.barrier(group, async_op, device_ids)
 
 
 def _barrier_within(group, async_op: bool, timeout):
@@ -216,7 +216,7 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks: bool = False):
         timeout = native.timeout
     elif not isinstance(timeout, timedelta):
         timeout = timedelta(seconds=timeout)  # as torch's
-    pg = group or c10d._world.default_pg
+    pg = torch_side(group) or c10d._world.default_pg
     return pg.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
 

@@ -14,7 +14,7 @@ Answers are kept as long as the torch group lives, and no longer.
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -25,6 +25,8 @@ from libddp.errors import ArgumentError, StateError
 _C = load()
 _CPU = torch.device("cpu")
 _natives: WeakKeyDictionary = WeakKeyDictionary()
+#: libddp's group -> weak reference to the torch group that it was made over
+_sources: WeakKeyDictionary = WeakKeyDictionary()
 
 
 def find(group=None):
@@ -71,8 +73,23 @@ def native(group=None) -> _C.ProcessGroup:
     name = group.name() if isinstance(group, c10d.ProcessGroup) else repr(group)
     raise ArgumentError(
         f"libddp: the process group runs on backend {name!r}, not on libddp. Hint: create it with "
-        'libddp.distributed.new_group(), or initialise torch.distributed with backend "libddp".'
+        'libddp.distributed.new_group(), or initialise torch.distributed with backend "libddp"; '
+        "libddp.distributed.from_c10d() makes one of libddp's over it."
     )
+
+
+def remember(torch_group: c10d.ProcessGroup, group: _C.ProcessGroup) -> None:
+    """From now on `group` is what answers for `torch_group`, of another backend, and back."""
+    _natives[torch_group] = group
+    _sources[group] = ref(torch_group)
+
+
+def torch_side(group):
+    """What torch's functions take for `group`: the torch group below it, or itself."""
+    if isinstance(group, _C.ProcessGroup):
+        source = _sources.get(group)
+        return group if source is None else source() or group
+    return group
 
 
 def _look_up(group):

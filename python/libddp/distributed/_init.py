@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from libddp._load import load
-from libddp.distributed import _backend, _exit, _groups
+from libddp.distributed import _backend, _exit, _groups, _inter
 from libddp.errors import ArgumentError
 
 _C = load()
@@ -42,6 +42,8 @@ def init_process_group(
     device_id: torch.device | int | None = None,
     enable_reconfigure: bool = False,
     require_key: bool = False,
+    *,
+    inter=None,
 ) -> None:
     """Joins the default process group; blocks until all ranks have come.
 
@@ -60,6 +62,9 @@ def init_process_group(
         enable_reconfigure: not supported; there because newer versions of torch have it.
         require_key: ranks on several hosts without a run key are an error (docs/security.md); as
             LIBDDP_REQUIRE_KEY=1. Without it they start with a warning.
+        inter: what moves collectives between hosts: None (libddp's TCP links), "gloo", "ucc", a
+            torch group of one rank per host, or a function that makes a backend (docs/hosts.md).
+            Groups made later have it too.
 
     Raises:
         ArgumentError: a missing, contradictory or impossible argument or variable; it is named.
@@ -82,6 +87,7 @@ def init_process_group(
         raise ArgumentError("libddp: enable_reconfigure=True is not supported by libddp's backend.")
     choice = _backend.choose(backend)
     timeout = _checked_timeout(timeout)
+    _inter.set_default(inter)
     if store is None:
         store, rank, world_size = _rendezvous(init_method, rank, world_size, timeout)
     else:
@@ -122,6 +128,7 @@ def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
     """
     if group is None:
         _groups.find(None)  # raises our error where there is none
+        _inter.set_default(None)
     _exit.announce_error_in_flight()
     dist.destroy_process_group(group)
 
@@ -135,11 +142,14 @@ def new_group(
     group_desc: str | None = None,
     device_id: torch.device | None = None,
     sort_ranks: bool = True,
+    *,
+    inter=None,
 ):
     """A group of some of the default group's ranks. All ranks must call it, members or not.
 
     Arguments as in torch.distributed.new_group; `backend` as in init_process_group, None = as the
-    default group. sort_ranks=False (group ranks in the order of `ranks`) needs a torch that has it.
+    default group; `inter` too. sort_ranks=False (group ranks in the order of `ranks`) needs a torch
+    that has it.
     """
     more = {}
     if not sort_ranks:
@@ -149,16 +159,17 @@ def new_group(
             )
         more["sort_ranks"] = False
     choice = None if backend is None else _backend.choose(backend)
-    group = _torch_new_group(
-        ranks,
-        timeout=None if timeout is None else _checked_timeout(timeout),
-        backend=choice and choice.torch_name,
-        pg_options=pg_options,
-        use_local_synchronization=use_local_synchronization,
-        group_desc=group_desc,
-        device_id=_accelerator(device_id),
-        **more,
-    )
+    with _inter.making(inter):
+        group = _torch_new_group(
+            ranks,
+            timeout=None if timeout is None else _checked_timeout(timeout),
+            backend=choice and choice.torch_name,
+            pg_options=pg_options,
+            use_local_synchronization=use_local_synchronization,
+            group_desc=group_desc,
+            device_id=_accelerator(device_id),
+            **more,
+        )
     if choice and isinstance(group, dist.ProcessGroup):
         _reported[group] = choice.reported
     return group

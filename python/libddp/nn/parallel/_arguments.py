@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import UninitializedParameter
 
-from libddp.distributed._groups import native
+from libddp.distributed._groups import native, torch_side
 from libddp.errors import ArgumentError
 
 
@@ -45,7 +45,7 @@ def group_of(process_group: Any, device_mesh: Any):
     if device_mesh is not None:
         process_group = _group_of_mesh(process_group, device_mesh)
     native(process_group)
-    return dist.group.WORLD if process_group is None else process_group
+    return dist.group.WORLD if process_group is None else torch_side(process_group)
 
 
 def _group_of_mesh(process_group: Any, mesh: Any):

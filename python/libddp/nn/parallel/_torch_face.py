@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
-from libddp.distributed._groups import native
+from libddp.distributed._groups import native, torch_side
 from libddp.errors import ArgumentError
 from libddp.nn.parallel import _join, _logging_data
 from libddp.nn.parallel._comm_hooks import check_comm_hook
@@ -81,7 +81,7 @@ class TorchFace:
         if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:
             return
         native(new_process_group)
-        self.process_group = new_process_group
+        self.process_group = torch_side(new_process_group)
         self._rebuild_replica()
 
     # The reducer.

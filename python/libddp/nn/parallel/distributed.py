@@ -64,7 +64,8 @@ class DistributedDataParallel(
         broadcast_buffers: torch's former name of `forward_sync_buffers`; False also leaves buffers
             alone at construction.
         init_sync: check that the ranks wrap the same model, and start from rank 0's values.
-        process_group: a group of libddp or of torch on backend "libddp"; None = the default group.
+        process_group: a group of libddp, of torch on backend "libddp", or what from_c10d() made of
+            another; None = the default group.
         bucket_cap_mb: largest bucket in MiB; None = 25. The first and the last bucket are at most
             1 MiB, as long as parameters are that small.
         find_unused_parameters: parameters may stay without a gradient. There is no graph walk.

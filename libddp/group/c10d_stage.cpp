@@ -1,0 +1,192 @@
+#include "libddp/group/c10d_stage.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/base/interrupt.h"
+#include "libddp/group/c10d_failure.h"
+#include "libddp/group/c10d_reduction.h"
+
+namespace libddp {
+namespace {
+
+/// How often a wait looks whether the group has failed.
+constexpr std::chrono::milliseconds kLook{20};
+/// The control connections mostly know better who has failed.
+constexpr std::chrono::seconds kCausePatience{1};
+constexpr std::chrono::hours kNoLimit{24};
+
+at::ScalarType scalar_type(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::Float32:
+      return at::kFloat;
+    case Dtype::Float64:
+      return at::kDouble;
+    case Dtype::BFloat16:
+      return at::kBFloat16;
+    case Dtype::Float16:
+      return at::kHalf;
+    case Dtype::Int8:
+      return at::kChar;
+    case Dtype::UInt8:
+      return at::kByte;
+    case Dtype::Int16:
+      return at::kShort;
+    case Dtype::Int32:
+      return at::kInt;
+    case Dtype::Int64:
+      return at::kLong;
+    case Dtype::Bool:
+      return at::kBool;
+  }
+  return at::kByte;
+}
+
+/// One wait, shared with the thread that waits.
+struct Ending {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool has_come = false;
+  std::exception_ptr error;
+};
+
+}  // namespace
+
+C10dStage::C10dStage(HostMesh& local, GroupIdentity identity, InterPlace place,
+                     std::unique_ptr<InterStage> links, c10::intrusive_ptr<c10d::Backend> engine)
+    : local_(local),
+      identity_(std::move(identity)),
+      place_(place),
+      links_(std::move(links)),
+      engine_(std::move(engine)) {}
+
+void C10dStage::begin(const MeshCall& call) {
+  call_ = &call;
+  deadline_ = call.timeout ? Deadline::after(*call.timeout) : call.deadline;
+  links_->begin(call);
+}
+
+at::Tensor C10dStage::scratch(std::size_t bytes) const {
+  return at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
+}
+
+std::chrono::milliseconds C10dStage::time_left() const {
+  return std::chrono::ceil<std::chrono::milliseconds>(deadline_.remaining(kNoLimit)) +
+         std::chrono::milliseconds(1);
+}
+
+void C10dStage::all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
+                           int num_averaged) {
+  const std::size_t bytes = count * element_bytes(reduction.dtype);
+  if (bytes <= kSmallBytes) return links_->all_reduce(data, count, reduction, num_averaged);
+  links_->meet();
+  at::Tensor own = scratch(bytes);
+  std::memcpy(own.data_ptr(), data, bytes);
+  own = own.view(scalar_type(reduction.dtype));
+  const C10dReduction wire(own, reduction.op, reduction.scale, num_averaged);
+  run([&](std::chrono::milliseconds timeout) {
+    c10d::AllreduceOptions options;
+    options.reduceOp = wire.op();
+    options.timeout = timeout;
+    std::vector<at::Tensor> tensors{wire.wire()};
+    return engine_->allreduce(tensors, options);
+  });
+  wire.finish(own, wire.wire());
+  std::memcpy(data, own.const_data_ptr(), bytes);
+}
+
+// Blocks of the largest size: the hosts have mostly equally many ranks.
+void C10dStage::all_gather(const std::vector<Region>& regions) {
+  std::size_t largest = 0;
+  for (const Region& region : regions) largest = std::max(largest, region.bytes);
+  if (largest <= kSmallBytes) return links_->all_gather(regions);
+  links_->meet();
+  at::Tensor own = scratch(largest);
+  at::Tensor all = scratch(largest * regions.size());
+  const Region& mine = regions[static_cast<std::size_t>(place_.host)];
+  if (mine.bytes > 0) std::memcpy(own.data_ptr(), mine.data, mine.bytes);
+  run([&](std::chrono::milliseconds timeout) {
+    c10d::AllgatherOptions options;
+    options.timeout = timeout;
+    return engine_->_allgather_base(all, own, options);
+  });
+  const auto* from = static_cast<const std::byte*>(all.const_data_ptr());
+  for (const Region& region : regions) {
+    if (region.data != mine.data && region.bytes > 0) std::memcpy(region.data, from, region.bytes);
+    from += largest;
+  }
+}
+
+void C10dStage::broadcast(std::byte* data, std::size_t bytes, int root_host) {
+  if (bytes <= kSmallBytes) return links_->broadcast(data, bytes, root_host);
+  links_->meet();
+  std::vector<at::Tensor> tensors{scratch(bytes)};
+  const bool is_root = place_.host == root_host;
+  if (is_root) std::memcpy(tensors[0].data_ptr(), data, bytes);
+  run([&](std::chrono::milliseconds timeout) {
+    c10d::BroadcastOptions options;
+    options.rootRank = root_host;
+    options.timeout = timeout;
+    return engine_->broadcast(tensors, options);
+  });
+  if (!is_root) std::memcpy(data, tensors[0].const_data_ptr(), bytes);
+}
+
+void C10dStage::run(const std::function<WorkHandle(std::chrono::milliseconds)>& issue) {
+  WorkHandle work;
+  try {
+    work = issue(time_left());
+  } catch (...) {
+    give_up(std::current_exception());
+  }
+  wait_for(work);
+}
+
+void C10dStage::wait_for(const WorkHandle& work) {
+  const auto ending = std::make_shared<Ending>();
+  waiters_.watch([work, engine = engine_] { work->wait(); },
+                 [ending](std::exception_ptr error) {
+                   std::lock_guard lock(ending->mutex);
+                   ending->has_come = true;
+                   ending->error = std::move(error);
+                   ending->changed.notify_all();
+                 });
+  std::unique_lock lock(ending->mutex);
+  while (!ending->changed.wait_for(lock, kLook, [&] { return ending->has_come; })) {
+    lock.unlock();
+    local_.throw_if_failed();
+    check_interrupt();
+    lock.lock();
+  }
+  if (ending->error) give_up(ending->error);
+}
+
+void C10dStage::give_up(const std::exception_ptr& error) {
+  const Deadline patience = Deadline::after(kCausePatience);
+  while (!patience.expired()) {
+    local_.throw_if_failed();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  MeshFailure failure;
+  try {
+    std::rethrow_exception(error_of_c10d(error, call_->description.to_string(call_->sequence),
+                                         "between hosts, " + engine_->getBackendName()));
+  } catch (const TimeoutError& e) {
+    failure = {MeshFailure::Kind::Timeout, e.what()};
+  } catch (const std::exception& e) {
+    failure = {MeshFailure::Kind::Peer, e.what()};
+  }
+  local_.fail(std::move(failure));
+  local_.throw_if_failed();
+  throw StateError(identity_.where() + ": a failure was not kept");
+}
+
+}  // namespace libddp

@@ -1,0 +1,41 @@
+#pragma once
+
+// Threads that wait for the works of another c10d backend, which knows no callback for all of them.
+//
+// Each wait has a thread of its own while it lasts, because nothing is known of the order in which
+// messages end; threads are used again. They outlive this object where the other backend does not
+// let go (an operation without a partner ends with its own timeout).
+// Thread rule: any thread.
+//
+//   waiters.watch([work] { work->wait(); }, [](std::exception_ptr error) { ... });
+//   waiters.drain();
+
+#include <exception>
+#include <functional>
+#include <memory>
+
+namespace libddp {
+
+class C10dWaiters {
+ public:
+  C10dWaiters();
+  ~C10dWaiters();
+  C10dWaiters(const C10dWaiters&) = delete;
+  C10dWaiters& operator=(const C10dWaiters&) = delete;
+
+  /// Calls `wait`, then `done` with what it threw (null = nothing), in a thread; `done` must not
+  /// throw. Both are destroyed in that thread.
+  void watch(std::function<void()> wait, std::function<void(std::exception_ptr)> done);
+
+  bool is_idle() const;
+  /// Until all are done; interruptible. Returns at once in a thread of this object.
+  void drain();
+
+ private:
+  struct State;
+  static void work(const std::shared_ptr<State>& state);
+
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace libddp

@@ -1,0 +1,186 @@
+#include "libddp/interop/foreign_backend.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/base/log.h"
+#include "libddp/group/c10d_failure.h"
+#include "libddp/group/c10d_reduction.h"
+#include "libddp/interop/foreign_state.h"
+
+namespace libddp {
+
+ForeignBackend::ForeignBackend(c10::intrusive_ptr<c10d::Backend> inner, GroupIdentity identity)
+    : state_(std::make_shared<State>(std::move(inner), std::move(identity))) {}
+
+ForeignBackend::~ForeignBackend() {
+  if (waiters_.is_idle()) return;
+  state_->fail(std::make_exception_ptr(
+      StateError(state_->where("end") +
+                 ": the group was destroyed with operations in flight. Hint: wait for them, or "
+                 "call shutdown() first.")));
+}
+
+std::string ForeignBackend::name() const { return "c10d:" + state_->inner_name; }
+
+std::uint64_t ForeignBackend::sequence_number() const {
+  std::lock_guard lock(state_->issue_mutex);
+  return state_->sequence;
+}
+
+at::Tensor ForeignBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::empty(sizes, at::TensorOptions().dtype(dtype));
+}
+
+std::exception_ptr ForeignBackend::failure() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->failure;
+}
+
+void ForeignBackend::abort(const std::string& reason) noexcept {
+  try {
+    state_->fail(std::make_exception_ptr(StateError(state_->where("abort") +
+                                                    ": the group was aborted: " + reason +
+                                                    ". Hint: make a new group to go on.")));
+    state_->inner->abort();
+  } catch (const std::exception& error) {
+    log(LogLevel::Warn, "abort_failed", {{"backend", name()}, {"error", error.what()}});
+  }
+}
+
+void ForeignBackend::shutdown() { waiters_.drain(); }
+
+WorkPtr ForeignBackend::start(BackendCall call, bool is_numbered,
+                              const std::function<Flight()>& issue, std::function<void()> finish) {
+  WorkPtr work;
+  {
+    std::lock_guard lock(state_->issue_mutex);
+    state_->throw_if_failed();
+    std::uint64_t& number = is_numbered ? state_->sequence : state_->num_messages;
+    Flight flight;
+    try {
+      flight = issue();
+    } catch (...) {
+      const std::exception_ptr error =
+          error_of_c10d(std::current_exception(),
+                        state_->where(call.description.to_string(number + 1)), state_->inner_name);
+      try {
+        std::rethrow_exception(error);
+      } catch (const ArgumentError&) {
+        throw;  // nothing was sent: the group goes on
+      } catch (...) {
+        state_->fail(error);
+        throw;
+      }
+    }
+    work = std::make_shared<Work>(call.description, ++number, std::move(call.results));
+    state_->add(work);
+    const auto shared = std::make_shared<const Flight>(std::move(flight));
+    waiters_.watch([shared, timeout = call.timeout] { shared->wait(timeout); },
+                   [state = state_, work, shared, finish = std::move(finish),
+                    on_success = std::move(call.on_success)](const std::exception_ptr& error) {
+                     const std::exception_ptr ours =
+                         error_of_c10d(error, state->where(work->description()), state->inner_name);
+                     state->end(work, ours, ours ? -1 : shared->source(), [&] {
+                       if (finish) finish();
+                       if (on_success) on_success();
+                     });
+                   });
+  }
+  if (!call.async) work->wait();
+  return work;
+}
+
+WorkPtr ForeignBackend::all_reduce(BackendCall call, const at::Tensor& tensor, double scale) {
+  if (tensor.numel() == 0) return barrier(std::move(call));
+  const auto reduction = std::make_shared<C10dReduction>(tensor, call.description.reduce_op, scale,
+                                                         state_->identity.world_size);
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduction->op();
+  options.timeout = call.timeout;
+  return start(
+      std::move(call), true,
+      [&] {
+        std::vector<at::Tensor> wires{reduction->wire()};
+        return Flight{{state_->inner->allreduce(wires, options)}};
+      },
+      [reduction, tensor] { reduction->finish(tensor, reduction->wire()); });
+}
+
+WorkPtr ForeignBackend::broadcast(BackendCall call, const at::Tensor& tensor, int root) {
+  if (tensor.numel() == 0) return barrier(std::move(call));
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  options.timeout = call.timeout;
+  return start(
+      std::move(call), true,
+      [&] {
+        std::vector<at::Tensor> wires{bytes_of(tensor)};
+        return Flight{{state_->inner->broadcast(wires, options)}};
+      },
+      nullptr);
+}
+
+WorkPtr ForeignBackend::all_gather(BackendCall call, const at::Tensor& output,
+                                   const at::Tensor& input) {
+  if (output.numel() == 0) return barrier(std::move(call));
+  c10d::AllgatherOptions options;
+  options.timeout = call.timeout;
+  at::Tensor to = bytes_of(output);
+  at::Tensor from = bytes_of(input);
+  return start(
+      std::move(call), true,
+      [&]() -> Flight {
+        try {
+          return {{state_->inner->_allgather_base(to, from, options)}};
+        } catch (const c10::Error& error) {
+          if (!is_unsupported(error)) throw;
+        }
+        std::vector<std::vector<at::Tensor>> outputs{to.chunk(state_->identity.world_size)};
+        std::vector<at::Tensor> inputs{from};
+        return {{state_->inner->allgather(outputs, inputs, options)}};
+      },
+      nullptr);
+}
+
+WorkPtr ForeignBackend::reduce_scatter(BackendCall call, const at::Tensor& output,
+                                       const at::Tensor& input, double scale) {
+  if (input.numel() == 0) return barrier(std::move(call));
+  const auto reduction = std::make_shared<C10dReduction>(
+      input, call.description.reduce_op, scale, state_->identity.world_size, /*keep_input=*/true);
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = reduction->op();
+  options.timeout = call.timeout;
+  c10d::AllreduceOptions whole;
+  whole.reduceOp = reduction->op();
+  whole.timeout = call.timeout;
+  // Own memory: `output` may be a part of `input`.
+  at::Tensor block = at::empty({output.numel()}, reduction->wire().options());
+  at::Tensor wire = reduction->wire();
+  const auto result = std::make_shared<at::Tensor>(block);
+  return start(
+      std::move(call), true,
+      [&]() -> Flight {
+        try {
+          return {{state_->inner->_reduce_scatter_base(block, wire, options)}};
+        } catch (const c10::Error& error) {
+          if (!is_unsupported(error)) throw;
+        }
+        *result = wire.narrow(0, state_->identity.rank * output.numel(), output.numel());
+        std::vector<at::Tensor> wires{wire};
+        return {{state_->inner->allreduce(wires, whole)}};
+      },
+      [reduction, output, result] { reduction->finish(output, *result); });
+}
+
+WorkPtr ForeignBackend::barrier(BackendCall call) {
+  c10d::BarrierOptions options;
+  options.timeout = call.timeout;
+  return start(
+      std::move(call), true, [&] { return Flight{{state_->inner->barrier(options)}}; }, nullptr);
+}
+
+}  // namespace libddp

@@ -1,0 +1,62 @@
+#include "libddp/interop/foreign_state.h"
+
+#include <utility>
+
+namespace libddp {
+
+ForeignBackend::State::State(c10::intrusive_ptr<c10d::Backend> backend, GroupIdentity group)
+    : inner(std::move(backend)), inner_name(inner->getBackendName()), identity(std::move(group)) {}
+
+std::string ForeignBackend::State::where(const std::string& operation) const {
+  return identity.where() + " " + operation;
+}
+
+void ForeignBackend::State::throw_if_failed() const {
+  std::lock_guard lock(mutex);
+  if (failure) std::rethrow_exception(failure);
+}
+
+void ForeignBackend::State::fail(const std::exception_ptr& error) noexcept {
+  std::set<WorkPtr> works;
+  {
+    std::lock_guard lock(mutex);
+    if (failure) return;
+    failure = error;
+    works.swap(in_flight);
+  }
+  for (const WorkPtr& work : works) work->finish(error);
+}
+
+void ForeignBackend::State::add(const WorkPtr& work) {
+  std::lock_guard lock(mutex);
+  in_flight.insert(work);
+}
+
+void ForeignBackend::State::end(const WorkPtr& work, const std::exception_ptr& error,
+                                int source_rank, const std::function<void()>& finish) {
+  // The group has failed before anybody can learn it from the work.
+  if (error) return fail(error);
+  {
+    std::lock_guard lock(mutex);
+    // Not there any more: the group has failed and its tensors are the caller's again.
+    if (in_flight.erase(work) == 0) return;
+  }
+  std::exception_ptr result;
+  try {
+    if (finish) finish();
+  } catch (...) {
+    result = std::current_exception();
+  }
+  work->finish(result, result ? -1 : source_rank);
+}
+
+void ForeignBackend::Flight::wait(std::chrono::milliseconds timeout) const {
+  for (const WorkHandle& work : works) work->wait(is_message ? timeout : kNoTimeout);
+}
+
+int ForeignBackend::Flight::source() const {
+  if (source_rank == -1) return works[receive]->sourceRank();
+  return source_rank < 0 ? -1 : source_rank;
+}
+
+}  // namespace libddp

@@ -1,0 +1,24 @@
+#include "libddp/interop/gloo_engine.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <utility>
+
+namespace libddp {
+
+c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                            int world_size, const std::string& address,
+                                            std::chrono::milliseconds timeout) {
+  using Gloo = c10d::ProcessGroupGloo;
+  auto options = Gloo::Options::create(timeout);
+  options->devices.push_back(Gloo::createDeviceForHostname(address));
+  return c10::make_intrusive<Gloo>(store, rank, world_size, std::move(options));
+}
+
+InterEngine gloo_engine() {
+  return [](const InterMeeting& meeting) {
+    return make_gloo(meeting.store, meeting.rank, meeting.world_size, meeting.address,
+                     meeting.timeout);
+  };
+}
+
+}  // namespace libddp
