@@ -65,6 +65,8 @@ void bind_life(GroupClass& group) {
       .def("withdraw_trouble", &ProcessGroup::withdraw_trouble,
            py::call_guard<py::gil_scoped_release>(),
            "Takes announce_trouble back; so does this rank's next collective.")
+      .def("flight_log", &ProcessGroup::flight_log, py::call_guard<py::gil_scoped_release>(),
+           "The last operations as JSON; docs/failures.md.")
       .def(
           "check",
           [](const ProcessGroup& self) {

@@ -100,6 +100,11 @@ std::string format_log_line(LogLevel level, std::string_view event,
   return line;
 }
 
+void log_text(LogLevel level, const std::string& text) noexcept {
+  if (level == LogLevel::Off || level < log_level()) return;
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
 void log(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) noexcept {
   try {
     if (level == LogLevel::Off || level < log_level()) return;

@@ -43,6 +43,9 @@ LogLevel log_level();
 void log(LogLevel level, std::string_view event,
          std::initializer_list<LogField> fields = {}) noexcept;
 
+/// As it is, for what does not fit on a line; one write(). Does nothing below log_level().
+void log_text(LogLevel level, const std::string& text) noexcept;
+
 /// The text of a line without its end, for tests.
 std::string format_log_line(LogLevel level, std::string_view event,
                             std::initializer_list<LogField> fields);

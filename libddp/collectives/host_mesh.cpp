@@ -204,6 +204,13 @@ std::optional<std::uint64_t> HostMesh::last_sequence_of(int rank) const {
   return state_->core.last_sequence_of(state_->core.index_of(rank));
 }
 
+void HostMesh::add_waits(std::vector<std::int64_t>& by_rank) const {
+  const MeshCore& core = state_->core;
+  for (int index = 0; index < core.world_size(); ++index) {
+    by_rank.at(static_cast<std::size_t>(core.group_rank(index))) += core.waited_ns(index);
+  }
+}
+
 void HostMesh::beat() noexcept {
   state_->core.page(state_->core.rank()).beats().fetch_add(1, std::memory_order_relaxed);
 }

@@ -120,6 +120,7 @@ class HostMesh : public Mesh {
   void throw_if_failed() const override;
   std::string last_call_of(int rank) const override;
   std::optional<std::uint64_t> last_sequence_of(int rank) const override;
+  void add_waits(std::vector<std::int64_t>& by_rank) const override;
   void beat() noexcept override;
   std::optional<std::uint64_t> beats_of(int rank) const override;
 

@@ -98,6 +98,7 @@ class HostsMesh : public Mesh {
   void throw_if_failed() const override { local_->throw_if_failed(); }
   std::string last_call_of(int rank) const override;
   std::optional<std::uint64_t> last_sequence_of(int rank) const override;
+  void add_waits(std::vector<std::int64_t>& by_rank) const override { local_->add_waits(by_rank); }
   void beat() noexcept override { local_->beat(); }
   std::optional<std::uint64_t> beats_of(int rank) const override;
 

@@ -27,6 +27,7 @@ class MeshCore::Meeting final : public WaitCondition {
     }
     return ranks;
   }
+  int blocker() const override { return next_ < slots_.size() ? static_cast<int>(next_) : -1; }
   /// A mismatch is told as soon as it is seen: the missing ranks may never come.
   void check() override {
     for (std::size_t r = 0; r < slots_.size(); ++r) {
@@ -50,7 +51,8 @@ MeshCore::MeshCore(HostMeshOptions options)
       world_size_(options.world_size),
       group_size_(options.group_size > 0 ? options.group_size : options.world_size),
       group_name_(std::move(options.group_name)),
-      arena_(std::move(options.arena)) {
+      arena_(std::move(options.arena)),
+      waited_ns_(static_cast<std::size_t>(std::max(options.world_size, 0))) {
   validate(options);
   members_ = std::move(options.members);
   std::vector<std::string> masks;

@@ -25,6 +25,7 @@
 //   read(core.payload(peer, bytes));
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -46,6 +47,8 @@ class WaitCondition {
   virtual bool ready() = 0;
   /// Ranks that hold the wait up, for the message of a timeout; empty = any rank.
   virtual std::vector<int> missing() const = 0;
+  /// A rank that `ready` has found missing, for statistics; -1 = none in particular.
+  virtual int blocker() const { return -1; }
   /// Throws if it is already clear that waiting is in vain; called once the wait lasts.
   virtual void check() {}
 };
@@ -119,6 +122,10 @@ class MeshCore {
 
   pid_t pid_of(int rank) const { return members_[rank].pid; }
   std::string last_call_of(int rank) const;
+  /// Time in long waits so far, by the rank that came last.
+  std::int64_t waited_ns(int rank) const {
+    return waited_ns_[rank].load(std::memory_order_relaxed);
+  }
   /// 0 before the first.
   std::uint64_t last_sequence_of(int rank) const;
 
@@ -152,6 +159,7 @@ class MeshCore {
   std::array<std::vector<Slot*>, 2> slots_;
   std::array<std::vector<std::byte*>, 2> payloads_;
   FailureLatch latch_;
+  std::vector<std::atomic<std::int64_t>> waited_ns_;
 
   // The collective that runs.
   const MeshCall* call_ = nullptr;

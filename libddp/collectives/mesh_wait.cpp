@@ -54,9 +54,16 @@ void MeshCore::settle(const MeshCall& call, Bell& bell, WaitCondition& condition
   const Deadline deadline = call.timeout ? Deadline::after(*call.timeout) : call.deadline;
   InterruptPoll interrupt;
   std::chrono::milliseconds piece = kFirstSleep;
+  int blocker = -1;
+  const auto count_wait = [&] {
+    if (blocker < 0) return;
+    const std::chrono::nanoseconds waited = Clock::now() - start;
+    waited_ns_[blocker].fetch_add(waited.count(), std::memory_order_relaxed);
+  };
   while (true) {
     Sleeper sleeper(bell);
-    if (spin(condition, policy_.oversubscribed ? 0 : kLooksBeforeSleep)) return;
+    if (spin(condition, policy_.oversubscribed ? 0 : kLooksBeforeSleep)) return count_wait();
+    blocker = condition.blocker();
     // Not at once: with all ranks there, the message about a mismatch can name them all.
     if (piece == kInterruptPeriod) condition.check();
     // A peer may have posted, finished and left (or died) since the look above: then this call is
@@ -72,7 +79,7 @@ void MeshCore::settle(const MeshCall& call, Bell& bell, WaitCondition& condition
       throw;
     }
     sleeper.sleep(deadline.remaining(piece));
-    if (condition.ready()) return;
+    if (condition.ready()) return count_wait();
     piece = std::min(piece * 2, kInterruptPeriod);
   }
 }

@@ -26,6 +26,8 @@
 
 namespace libddp {
 
+class FlightLog;
+
 /// One operation on its way to a backend.
 struct BackendCall {
   OpDescription description;
@@ -87,6 +89,10 @@ class Backend {
 
   /// Ends every operation in flight, here and soon on the peers, with `reason`.
   virtual void abort(const std::string& reason) noexcept = 0;
+  /// Null where none is kept.
+  virtual const FlightLog* flight_log() const { return nullptr; }
+  /// See ProcessGroup::waits.
+  virtual void add_waits([[maybe_unused]] std::vector<std::int64_t>& by_rank) const {}
   /// See ProcessGroup. Backends that cannot tell their peers do nothing.
   virtual void announce_trouble([[maybe_unused]] const std::string& what) noexcept {}
   virtual void withdraw_trouble() noexcept {}

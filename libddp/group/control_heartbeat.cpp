@@ -139,8 +139,10 @@ void ControlWatcher::check_troubles(std::int64_t now_ns) {
   }
 }
 
-std::uint64_t ControlWatcher::last_sequence_of(const Watched& watched) const {
-  return mesh_.last_sequence_of(watched.peer.rank).value_or(watched.last_sequence);
+std::optional<std::uint64_t> ControlWatcher::last_sequence_of(int rank) const {
+  if (const auto known = mesh_.last_sequence_of(rank)) return known;
+  const std::uint64_t told = last_sequences_[static_cast<std::size_t>(rank)].load();
+  return told == 0 ? std::nullopt : std::optional(told);
 }
 
 // A rank that is alive may well be busy (a checkpoint, an evaluation): the log says who is waited
@@ -158,7 +160,7 @@ void ControlWatcher::check_wait(std::int64_t now_ns) {
   std::vector<int> behind;
   std::vector<std::string> names;
   for (const Watched& watched : watched_) {
-    if (last_sequence_of(watched) >= running) continue;
+    if (last_sequence_of(watched.peer.rank).value_or(0) >= running) continue;
     behind.push_back(watched.peer.rank);
     if (behind.size() > 4) continue;
     names.push_back(fmt::format("{}, alive, last call {}", peer_name(watched.peer),

@@ -30,7 +30,10 @@ std::string peer_name(const GroupPeer& peer) {
 
 ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> peers, Mesh& mesh,
                                Hooks hooks)
-    : identity_(std::move(identity)), mesh_(mesh), hooks_(std::move(hooks)) {
+    : identity_(std::move(identity)),
+      mesh_(mesh),
+      hooks_(std::move(hooks)),
+      last_sequences_(peers.size()) {
   const auto timeout = heartbeat_timeout();
   for (GroupPeer& peer : peers) {
     if (peer.rank == identity_.rank) host_index_ = peer.host_index;
@@ -108,7 +111,7 @@ void ControlWatcher::handle(Watched& watched, const ControlMessage& message) {
     }
     case Kind::Heartbeat:
       ++watched.beats;
-      watched.last_sequence = message.sequence;
+      last_sequences_[static_cast<std::size_t>(rank)].store(message.sequence);
       return;
     case Kind::Trouble:
       return troubles_.add(
@@ -116,8 +119,9 @@ void ControlWatcher::handle(Watched& watched, const ControlMessage& message) {
     case Kind::TroubleOver:
       return troubles_.remove(rank);
     case Kind::StacksWanted:
+      return answer_stacks(watched, message.number);
     case Kind::Stacks:
-      return;
+      return take_stacks(rank, message);
     case Kind::Failure:
       break;
   }
@@ -159,6 +163,7 @@ void ControlWatcher::fail(MeshFailure failure) {
   mesh_.fail(failure);
   // The first one counts, which may be another: tell that.
   if (const auto kept = mesh_.failure()) announce(*kept);
+  hooks_.on_failure();
 }
 
 void ControlWatcher::announce(const MeshFailure& failure) noexcept {

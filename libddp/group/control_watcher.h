@@ -18,9 +18,13 @@
 //   watcher.say_goodbye(41);      // leaves in order
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -45,6 +49,8 @@ class ControlWatcher {
     std::function<void(int rank, std::uint64_t sequence, const std::string& error)> on_goodbye;
     /// The collective that runs here now; 0 = none.
     std::function<std::uint64_t()> running;
+    /// The group has failed here through what the watcher noticed.
+    std::function<void()> on_failure;
   };
 
   /// Failures go to `mesh.fail`, events of its network to `mesh.on_network`. `mesh` must outlive
@@ -62,6 +68,13 @@ class ControlWatcher {
   void announce_trouble(std::uint64_t sequence, const std::string& what) noexcept;
   void withdraw_trouble() noexcept;
 
+  /// What the threads of `ranks` do, by rank; of those that answer within `limit`. Not from the
+  /// watcher's thread. Text of stack_dump.h, empty for a program without Python.
+  std::map<int, std::string> ask_for_stacks(const std::vector<int>& ranks,
+                                            std::chrono::milliseconds limit);
+  /// Number of the collective that `rank` began last, as far as is known here.
+  std::optional<std::uint64_t> last_sequence_of(int rank) const;
+
  private:
   struct Watched {
     GroupPeer peer;
@@ -71,7 +84,6 @@ class ControlWatcher {
     Pulse pulse{std::nullopt};
     /// What heartbeats have said; for ranks of other hosts.
     std::uint64_t beats = 0;
-    std::uint64_t last_sequence = 0;
   };
 
   void run();
@@ -90,7 +102,11 @@ class ControlWatcher {
   void report_frozen(Watched& watched, std::int64_t now_ns);
   void check_troubles(std::int64_t now_ns);
   void check_wait(std::int64_t now_ns);
-  std::uint64_t last_sequence_of(const Watched& watched) const;
+
+  // control_stacks.cpp
+  void answer_stacks(const Watched& watched, std::uint64_t number);
+  void take_stacks(int rank, const ControlMessage& message);
+
   /// One rank of the others speaks for all in the log: the lowest that is not `culprits`.
   bool is_spokesman(const std::vector<int>& culprits) const;
 
@@ -102,6 +118,12 @@ class ControlWatcher {
   std::mutex send_mutex_;
   std::atomic<bool> is_announced_{false};
   PendingTroubles troubles_;
+  /// What heartbeats from other hosts have said, by rank.
+  std::vector<std::atomic<std::uint64_t>> last_sequences_;
+  std::mutex stacks_mutex_;
+  std::condition_variable stacks_came_;
+  std::uint64_t question_ = 0;
+  std::map<int, std::string> stacks_;
   // Of the thread.
   std::int64_t next_beat_ns_ = 0;
   std::int64_t last_tick_ns_ = 0;

@@ -32,16 +32,18 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
       peer_pids_(pids_of(peers)),
       arena_(std::move(arena)),
       mesh_(std::move(mesh)),
-      messages_(
-          std::make_unique<MessageLane>(identity_, *mesh_, peer_names_, [this] { tell_peers(); })),
+      notes_([this](const std::vector<int>& ranks) { return where_are(ranks); }),
+      messages_(std::make_unique<MessageLane>(identity_, *mesh_, peer_names_, flight_log_,
+                                              [this] { tell_peers(); })),
       lane_(std::make_unique<Lane>("libddp-lane")) {
   std::lock_guard lock(watcher_mutex_);
-  watcher_ = std::make_unique<ControlWatcher>(
+  watcher_ = std::make_shared<ControlWatcher>(
       identity_, std::move(peers), *mesh_,
       ControlWatcher::Hooks{[this](int rank, std::uint64_t sequence, const std::string& error) {
                               on_goodbye(rank, sequence, error);
                             },
-                            [this] { return running_.load(std::memory_order_relaxed); }});
+                            [this] { return running_.load(std::memory_order_relaxed); },
+                            [this] { report_failure(); }});
 }
 
 HostBackend::~HostBackend() {
@@ -57,10 +59,11 @@ HostBackend::~HostBackend() {
 }
 
 template <typename Operation>
-void HostBackend::perform(const BackendCall& call, std::uint64_t sequence,
+void HostBackend::perform(const BackendCall& call, std::uint64_t sequence, FlightLog::Ticket ticket,
                           const Operation& operation) {
   MeshCall mesh_call{call.description, sequence};
   mesh_call.timeout = call.timeout;
+  mesh_call.notes = &notes_;
   // Before looking who has left: on_goodbye does the two in the other order.
   running_.store(sequence);
   if (sequence >= goes_on_at_.load(std::memory_order_relaxed)) withdraw_trouble();
@@ -69,8 +72,10 @@ void HostBackend::perform(const BackendCall& call, std::uint64_t sequence,
     operation(mesh_call);
     running_.store(0, std::memory_order_relaxed);
     if (call.on_success) call.on_success();
+    flight_log_.finish(ticket, true);
   } catch (...) {
     running_.store(0, std::memory_order_relaxed);
+    flight_log_.finish(ticket, false);
     fail_after_exception(mesh_call);
     throw;
   }
@@ -80,7 +85,7 @@ void HostBackend::meet_all(std::chrono::milliseconds timeout) {
   BackendCall call;
   call.description.kind = OpKind::Barrier;
   call.timeout = timeout;
-  perform(call, 0, [this](const MeshCall& mesh_call) { mesh_->barrier(mesh_call); });
+  perform(call, 0, 0, [this](const MeshCall& mesh_call) { mesh_->barrier(mesh_call); });
 }
 
 template <typename Operation>
@@ -88,7 +93,7 @@ WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
   if (!call.async) {
     if (const auto sequence = lane_->try_begin()) {
       Lane::Turn turn(*lane_);
-      perform(call, *sequence, operation);
+      perform(call, *sequence, flight_log_.add_running(call.description, *sequence), operation);
       return Work::finished(call.description, *sequence, std::move(call.results));
     }
   } else {
@@ -98,15 +103,18 @@ WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
   WorkPtr work;
   lane_->enqueue([&](std::uint64_t sequence) -> Lane::Job {
     work = std::make_shared<Work>(call.description, sequence, std::move(call.results));
-    return [this, sequence, work, call = std::move(call), operation = std::move(operation)] {
-      std::exception_ptr error;
-      try {
-        perform(call, sequence, operation);
-      } catch (...) {
-        error = std::current_exception();
-      }
-      work->finish(error);
-    };
+    const FlightLog::Ticket ticket = flight_log_.add(call.description, sequence);
+    return
+        [this, sequence, ticket, work, call = std::move(call), operation = std::move(operation)] {
+          std::exception_ptr error;
+          flight_log_.start(ticket);
+          try {
+            perform(call, sequence, ticket, operation);
+          } catch (...) {
+            error = std::current_exception();
+          }
+          work->finish(error);
+        };
   });
   if (!async) work->wait();
   return work;
@@ -161,12 +169,16 @@ void HostBackend::fail_after_exception(const MeshCall& call) noexcept {
 
 void HostBackend::tell_peers() noexcept {
   const auto failure = mesh_->failure();
-  std::lock_guard lock(watcher_mutex_);
-  if (failure && watcher_) watcher_->announce(*failure);
+  if (!failure) return;
+  {
+    std::lock_guard lock(watcher_mutex_);
+    if (watcher_) watcher_->announce(*failure);
+  }
+  report_failure();
 }
 
 void HostBackend::close_watcher() {
-  std::unique_ptr<ControlWatcher> watcher;
+  std::shared_ptr<ControlWatcher> watcher;
   {
     std::lock_guard lock(watcher_mutex_);
     watcher = std::move(watcher_);

@@ -14,6 +14,8 @@
 //   backend.all_reduce(std::move(call), tensor, 1.0);
 
 #include <atomic>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -22,6 +24,7 @@
 #include "libddp/collectives/mesh.h"
 #include "libddp/group/backend.h"
 #include "libddp/group/control_watcher.h"
+#include "libddp/group/flight_log.h"
 #include "libddp/group/group_identity.h"
 #include "libddp/group/lane.h"
 #include "libddp/group/message_lane.h"
@@ -50,6 +53,8 @@ class HostBackend : public Backend {
                      std::vector<Exchange> parts) override;
   WorkPtr barrier(BackendCall call) override;
   std::uint64_t sequence_number() const override { return lane_->sequence(); }
+  const FlightLog* flight_log() const override { return &flight_log_; }
+  void add_waits(std::vector<std::int64_t>& by_rank) const override { mesh_->add_waits(by_rank); }
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
   bool is_in_arena(const at::Tensor& tensor) const override;
   void abort(const std::string& reason) noexcept override;
@@ -65,7 +70,8 @@ class HostBackend : public Backend {
   template <typename Operation>
   WorkPtr launch(BackendCall call, Operation operation);
   template <typename Operation>
-  void perform(const BackendCall& call, std::uint64_t sequence, const Operation& operation);
+  void perform(const BackendCall& call, std::uint64_t sequence, FlightLog::Ticket ticket,
+               const Operation& operation);
   void exchange_now(const MeshCall& mesh_call, std::chrono::milliseconds timeout,
                     const std::vector<Exchange>& parts);
   void throw_if_left(const MeshCall& call);
@@ -74,6 +80,14 @@ class HostBackend : public Backend {
   void fail_after_exception(const MeshCall& call) noexcept;
   void tell_peers() noexcept;
   void close_watcher();
+
+  // host_backend_report.cpp: what is told when the group fails.
+  /// ", which is in load (data.py:31) < ..." for the message of a timeout.
+  std::string where_are(const std::vector<int>& ranks);
+  /// Once: the flight log's file and the report, if this rank is the one to write it.
+  void report_failure() noexcept;
+  bool writes_report(const MeshFailure& failure) const;
+  std::string report_text(const MeshFailure& failure);
 
   const GroupIdentity identity_;
   const std::vector<std::string> peer_names_;
@@ -91,7 +105,13 @@ class HostBackend : public Backend {
   /// The first collective after the one that trouble was announced after; kNoTrouble = none.
   std::atomic<std::uint64_t> goes_on_at_{kNoTrouble};
   std::mutex watcher_mutex_;
-  std::unique_ptr<ControlWatcher> watcher_;
+  std::shared_ptr<ControlWatcher> watcher_;
+  FlightLog flight_log_;
+  const std::function<std::string(const std::vector<int>&)> notes_;
+  std::atomic<bool> is_reported_{false};
+  /// What ranks that did not come have answered, for the report.
+  std::mutex stacks_mutex_;
+  std::map<int, std::string> stacks_;
   std::unique_ptr<MessageLane> messages_;
   std::unique_ptr<Lane> lane_;
 };

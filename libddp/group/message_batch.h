@@ -30,6 +30,8 @@ struct MessageBatch {
   std::function<void()> on_success;
   /// Not on the lane's list any more; its Work is done or about to be.
   bool is_retired = false;
+  /// In the flight log; 0 = none.
+  std::uint64_t ticket = 0;
 
   bool is_done() const;
   void append_unfinished(std::vector<Mesh::Transfer*>& transfers);

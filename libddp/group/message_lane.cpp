@@ -24,6 +24,7 @@ struct MessageLane::State {
   GroupIdentity identity;
   Mesh& mesh;
   std::vector<std::string> peer_names;
+  FlightLog& flight_log;
   std::function<void()> on_failure;
 
   std::mutex mutex;
@@ -51,15 +52,16 @@ struct MessageLane::State {
   std::exception_ptr group_error() const;
   std::exception_ptr gone_error(const MessageBatch& batch, int rank) const;
   std::exception_ptr poison();
-  static void finish(std::vector<Ending>& endings);
+  void finish(std::vector<Ending>& endings);
   static void work(const std::shared_ptr<State>& shared);
 };
 
 MessageLane::MessageLane(GroupIdentity identity, Mesh& mesh, std::vector<std::string> peer_names,
-                         std::function<void()> on_failure)
+                         FlightLog& flight_log, std::function<void()> on_failure)
     : state_(new State{std::move(identity),
                        mesh,
                        std::move(peer_names),
+                       flight_log,
                        std::move(on_failure),
                        {},
                        {},
@@ -92,7 +94,7 @@ MessageLane::~MessageLane() {
       "first.",
       state.identity.where()))));
   lock.unlock();
-  State::finish(endings);
+  state.finish(endings);
 }
 
 WorkPtr MessageLane::post(BackendCall call, const std::vector<Exchange>& parts) {
@@ -102,7 +104,9 @@ WorkPtr MessageLane::post(BackendCall call, const std::vector<Exchange>& parts) 
   BatchPtr batch;
   {
     State::Lock lock(state.mutex);
+    const FlightLog::Ticket ticket = state.flight_log.add_running(call.description, 0);
     batch = make_batch(std::move(call), parts, ++state.num_posted, std::nullopt);
+    batch->ticket = ticket;
     if (async && !state.worker.joinable()) {
       state.worker =
           start_service_thread("libddp-messages", [shared = state_] { State::work(shared); });
@@ -325,6 +329,7 @@ void MessageLane::State::finish(std::vector<Ending>& endings) {
         error = std::current_exception();
       }
     }
+    flight_log.finish(batch.ticket, !error);
     batch.work->finish(error, error ? -1 : batch.source_rank());
   }
 }

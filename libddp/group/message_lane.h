@@ -17,6 +17,7 @@
 
 #include "libddp/collectives/mesh.h"
 #include "libddp/group/backend.h"
+#include "libddp/group/flight_log.h"
 #include "libddp/group/group_identity.h"
 
 namespace libddp {
@@ -25,7 +26,7 @@ class MessageLane {
  public:
   /// `on_failure` is called when the group has failed here, to tell the peers.
   MessageLane(GroupIdentity identity, Mesh& mesh, std::vector<std::string> peer_names,
-              std::function<void()> on_failure);
+              FlightLog& flight_log, std::function<void()> on_failure);
   /// Fails what is in flight; REQUIRES that the mesh has failed if something is. May run on the
   /// worker (from a callback of a Work).
   ~MessageLane();

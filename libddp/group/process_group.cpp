@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "libddp/base/log.h"
+#include "libddp/group/flight_log.h"
 #include "libddp/group/group_state.h"
 #include "libddp/group/meeting_place.h"
 #include "libddp/group/torch_store.h"
@@ -190,6 +191,22 @@ void ProcessGroup::announce_trouble(const std::string& what) noexcept {
 
 void ProcessGroup::withdraw_trouble() noexcept {
   if (state_->made.is_current()) state_->backend->withdraw_trouble();
+}
+
+void ProcessGroup::waits(std::vector<std::int64_t>& by_rank) const {
+  by_rank.assign(static_cast<std::size_t>(size()), 0);
+  state_->backend->add_waits(by_rank);
+}
+
+std::string ProcessGroup::flight_log() const {
+  std::string reason;
+  try {
+    if (const auto error = failure()) std::rethrow_exception(error);
+  } catch (const Error& error) {
+    reason = error.what();
+  }
+  const FlightLog* const log = state_->backend->flight_log();
+  return log ? flight_log_json(*log, state_->identity, reason) : "{}";
 }
 
 std::exception_ptr ProcessGroup::failure() const { return state_->backend->failure(); }

@@ -163,6 +163,12 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// themselves after the same number of collectives. Nothing happens where nobody waits.
   void announce_trouble(const std::string& what) noexcept;
   void withdraw_trouble() noexcept;
+  /// The last 2,048 operations as JSON, and what the group failed of: docs/failures.md. Any time,
+  /// also after a failure.
+  std::string flight_log() const;
+  /// Nanoseconds that this rank has spent in long waits of collectives so far, by the rank that
+  /// came last (ranks of this host; those of others count nothing). Fills `by_rank`.
+  void waits(std::vector<std::int64_t>& by_rank) const;
   /// Null while the group is healthy.
   std::exception_ptr failure() const;
   /// Leaves in order. Later calls throw StateError. The destructor does the same without waiting.

@@ -72,6 +72,7 @@ from libddp.distributed._collectives import (
     reduce_scatter_tensor,
     send,
 )
+from libddp.distributed._flight_log import flight_log
 from libddp.distributed._from_c10d import from_c10d
 from libddp.distributed._groups import native
 from libddp.distributed._init import (
@@ -111,6 +112,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
+    "flight_log",
     "from_c10d",
     "gather",
     "gather_object",

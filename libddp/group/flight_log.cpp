@@ -1,0 +1,113 @@
+#include "libddp/group/flight_log.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <type_traits>
+
+namespace libddp {
+
+static_assert(std::is_trivially_copyable_v<OpDescription>);
+
+void FlightLog::Release::operator()(Entry* entries) const noexcept { std::free(entries); }
+
+FlightLog::FlightLog() : ring_(static_cast<Entry*>(std::calloc(kCapacity, sizeof(Entry)))) {
+  if (!ring_) throw std::bad_alloc();
+}
+
+FlightLog::Ticket FlightLog::add(const OpDescription& operation, std::uint64_t sequence) noexcept {
+  return put(operation, sequence, State::Queued);
+}
+
+FlightLog::Ticket FlightLog::add_running(const OpDescription& operation,
+                                         std::uint64_t sequence) noexcept {
+  return put(operation, sequence, State::Running);
+}
+
+FlightLog::Ticket FlightLog::put(const OpDescription& operation, std::uint64_t sequence,
+                                 State state) noexcept {
+  const Ticket ticket = next_.fetch_add(1, std::memory_order_relaxed) + 1;
+  Entry& entry = ring_[ticket & (kCapacity - 1)];
+  const std::int64_t now_ns = monotonic_ns();
+  std::uint64_t words[kWords] = {};
+  std::memcpy(words, &operation, sizeof(operation));
+  entry.number.store(0, std::memory_order_relaxed);
+  // A reader that sees one of the new words sees the zero, too.
+  std::atomic_thread_fence(std::memory_order_release);
+  entry.sequence.store(sequence, std::memory_order_relaxed);
+  entry.state.store(static_cast<std::uint64_t>(state), std::memory_order_relaxed);
+  entry.called_ns.store(now_ns, std::memory_order_relaxed);
+  entry.started_ns.store(state == State::Running ? now_ns : 0, std::memory_order_relaxed);
+  entry.finished_ns.store(0, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < kWords; ++i) {
+    entry.words[i].store(words[i], std::memory_order_relaxed);
+  }
+  entry.number.store(ticket, std::memory_order_release);
+  return ticket;
+}
+
+FlightLog::Entry* FlightLog::entry_of(Ticket ticket) const noexcept {
+  if (ticket == 0) return nullptr;
+  Entry& entry = ring_[ticket & (kCapacity - 1)];
+  return entry.number.load(std::memory_order_relaxed) == ticket ? &entry : nullptr;
+}
+
+void FlightLog::start(Ticket ticket) noexcept {
+  Entry* const entry = entry_of(ticket);
+  if (entry == nullptr) return;
+  entry->started_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  entry->state.store(static_cast<std::uint64_t>(State::Running), std::memory_order_relaxed);
+}
+
+void FlightLog::finish(Ticket ticket, bool succeeded) noexcept {
+  Entry* const entry = entry_of(ticket);
+  if (entry == nullptr) return;
+  const State state = succeeded ? State::Done : State::Failed;
+  entry->finished_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  entry->state.store(static_cast<std::uint64_t>(state), std::memory_order_relaxed);
+}
+
+bool FlightLog::read(const Entry& entry, Record& record) {
+  record.number = entry.number.load(std::memory_order_acquire);
+  if (record.number == 0) return false;
+  record.sequence = entry.sequence.load(std::memory_order_relaxed);
+  record.state = static_cast<State>(entry.state.load(std::memory_order_relaxed));
+  record.called_ns = entry.called_ns.load(std::memory_order_relaxed);
+  record.started_ns = entry.started_ns.load(std::memory_order_relaxed);
+  record.finished_ns = entry.finished_ns.load(std::memory_order_relaxed);
+  std::uint64_t words[kWords];
+  for (std::size_t i = 0; i < kWords; ++i) {
+    words[i] = entry.words[i].load(std::memory_order_relaxed);
+  }
+  std::memcpy(static_cast<void*>(&record.operation), words, sizeof(OpDescription));
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return entry.number.load(std::memory_order_relaxed) == record.number;
+}
+
+std::vector<FlightLog::Record> FlightLog::records() const {
+  std::vector<Record> records;
+  const std::uint64_t end = next_.load(std::memory_order_acquire);
+  const std::uint64_t begin = end > kCapacity ? end - kCapacity : 0;
+  for (std::uint64_t number = begin + 1; number <= end; ++number) {
+    Record record;
+    const Entry& entry = ring_[number & (kCapacity - 1)];
+    if (read(entry, record) && record.number == number) records.push_back(record);
+  }
+  return records;
+}
+
+const char* name(FlightLog::State state) {
+  switch (state) {
+    case FlightLog::State::Queued:
+      return "queued";
+    case FlightLog::State::Running:
+      return "running";
+    case FlightLog::State::Done:
+      return "done";
+    case FlightLog::State::Failed:
+      return "failed";
+  }
+  return "unknown";
+}
+
+}  // namespace libddp

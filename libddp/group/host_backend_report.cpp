@@ -1,0 +1,116 @@
+// What is told when the group fails: where the ranks are that did not come, once.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <utility>
+
+#include "libddp/base/env.h"
+#include "libddp/base/error.h"
+#include "libddp/base/log.h"
+#include "libddp/base/stack_dump.h"
+#include "libddp/base/whole_file.h"
+#include "libddp/group/host_backend.h"
+
+namespace libddp {
+namespace {
+
+constexpr std::chrono::milliseconds kAnswerTime{800};
+constexpr std::size_t kMostStacks = 4;
+constexpr int kMostRanks = 32;
+
+/// A group's name may hold slashes.
+std::string as_file_name(std::string name) {
+  for (char& character : name) {
+    const bool is_plain =
+        std::isalnum(static_cast<unsigned char>(character)) || character == '-' || character == '_';
+    if (!is_plain) character = '_';
+  }
+  return name;
+}
+
+std::string indented(const std::string& text) {
+  std::string result = "    ";
+  for (const char character : text) {
+    result += character;
+    if (character == '\n') result += "    ";
+  }
+  result.erase(result.find_last_not_of(" \n") + 1);
+  return result + "\n";
+}
+
+}  // namespace
+
+std::string HostBackend::where_are(const std::vector<int>& ranks) {
+  std::shared_ptr<ControlWatcher> watcher;
+  {
+    const std::lock_guard lock(watcher_mutex_);
+    watcher = watcher_;
+  }
+  if (!watcher || ranks.empty()) return "";
+  std::vector<int> asked = ranks;
+  if (asked.size() > kMostStacks) asked.resize(kMostStacks);
+  auto stacks = watcher->ask_for_stacks(asked, kAnswerTime);
+  std::string text;
+  for (const int rank : asked) {
+    const auto found = stacks.find(rank);
+    if (found == stacks.end()) {
+      text += fmt::format("; rank {} does not answer", rank);
+    } else if (const std::string brief = brief_stack(found->second); !brief.empty()) {
+      text += fmt::format("; rank {} is in {}", rank, brief);
+    }
+  }
+  const std::lock_guard lock(stacks_mutex_);
+  stacks_ = std::move(stacks);
+  return text;
+}
+
+void HostBackend::report_failure() noexcept {
+  const auto failure = mesh_->failure();
+  if (!failure || is_reported_.exchange(true)) return;
+  try {
+    if (writes_report(*failure)) log_text(LogLevel::Error, report_text(*failure));
+    if (const auto folder = env_text("LIBDDP_FLIGHT_LOG_DIR")) {
+      const std::string path = fmt::format("{}/flight-{}-rank{}.json", *folder,
+                                           as_file_name(identity_.name), identity_.rank);
+      write_whole_file(path, flight_log_json(flight_log_, identity_, failure->message));
+    }
+  } catch (const std::exception& error) {
+    // The failure itself goes on to whoever called; this is about its description only.
+    log(LogLevel::Error, "failure_report_failed", {{"reason", error.what()}});
+  }
+}
+
+// One rank writes: the one whose own time was over, because it has asked for the stacks; where a
+// peer is to blame, the lowest of the others. What this rank ended itself needs no report.
+bool HostBackend::writes_report(const MeshFailure& failure) const {
+  if (failure.kind == MeshFailure::Kind::Timeout) return true;
+  if (failure.kind == MeshFailure::Kind::Aborted) return false;
+  const bool is_told = failure.message.find(" gave up: ") != std::string::npos;
+  return !is_told && identity_.rank == (failure.peer_rank == 0 ? 1 : 0);
+}
+
+std::string HostBackend::report_text(const MeshFailure& failure) {
+  std::string text = fmt::format("{} has failed: {}\n", identity_.where(), failure.message);
+  const int num_shown = std::min(identity_.world_size, kMostRanks);
+  for (int rank = 0; rank < num_shown; ++rank) {
+    const char* whose = rank == identity_.rank      ? ", this rank"
+                        : rank == failure.peer_rank ? ", the one to blame"
+                                                    : "";
+    text += fmt::format("  {}{}: last call {}\n", peer_names_[static_cast<std::size_t>(rank)],
+                        whose, mesh_->last_call_of(rank));
+  }
+  if (num_shown < identity_.world_size) {
+    text += fmt::format("  and {} more ranks\n", identity_.world_size - num_shown);
+  }
+  const std::lock_guard lock(stacks_mutex_);
+  for (const auto& [rank, stack] : stacks_) {
+    if (stack.empty()) continue;
+    text += fmt::format("  threads of {}:\n{}", peer_names_[static_cast<std::size_t>(rank)],
+                        indented(stack));
+  }
+  return text;
+}
+
+}  // namespace libddp

@@ -1,0 +1,91 @@
+"""The flight log from Python, and what a timeout tells of the rank that did not come."""
+
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+from libddp.errors import ArgumentError, PeerError, TimeoutError
+
+from libddp import distributed as ddp_dist
+
+
+def log_everything(folder):
+    ddp_dist.init_process_group("gloo")
+    part = ddp_dist.new_group([0, 1])
+    ddp_dist.all_reduce(torch.ones(3, 2))
+    ddp_dist.barrier(group=part)
+    path = Path(folder) / f"{ddp_dist.get_rank()}.json"
+    log = ddp_dist.flight_log(path)
+    assert json.loads(path.read_text()) == log
+    assert len(ddp_dist.flight_log(group=part)["groups"]) == 1
+    ddp_dist.destroy_process_group()
+    return log
+
+
+def test_the_flight_log_holds_the_operations_of_all_groups(tmp_path):
+    for rank, log in enumerate(ranks.run(log_everything, 2, str(tmp_path))):
+        world, part = log["groups"]
+        assert (world["rank"], world["world_size"], world["failure"]) == (rank, 2, None)
+        sums = [entry for entry in world["operations"] if entry["kind"] == "all_reduce"]
+        assert sums[-1]["dtype"] == "float32"
+        assert sums[-1]["shape"] == [3, 2]
+        assert sums[-1]["reduce_op"] == "SUM"
+        assert sums[-1]["state"] == "done"
+        assert sums[-1]["called_ns"] <= sums[-1]["started_ns"] <= sums[-1]["finished_ns"]
+        assert abs(world["wall_time_ns"] - time.time_ns()) < 300e9
+        assert part["operations"][-1]["kind"] == "barrier"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.json", "1.json"]
+
+
+def test_a_log_that_cannot_be_written(tmp_path):
+    ddp_dist.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        with pytest.raises(OSError, match="no folder"):
+            ddp_dist.flight_log(tmp_path / "no folder" / "log.json")
+        with pytest.raises(ArgumentError):
+            ddp_dist.flight_log(group="world")
+    finally:
+        ddp_dist.destroy_process_group()
+
+
+def pretend_to_work(folder):
+    while not (Path(folder) / "stop").exists():
+        time.sleep(0.01)
+
+
+def wait_for_a_busy_rank(folder):
+    ddp_dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+    ddp_dist.barrier()
+    if ddp_dist.get_rank() == 1:
+        pretend_to_work(folder)
+        with pytest.raises(PeerError) as caught:
+            ddp_dist.barrier()
+    else:
+        with pytest.raises(TimeoutError) as caught:
+            ddp_dist.native().all_reduce(torch.ones(1), timeout=timedelta(seconds=1))
+        (Path(folder) / "stop").touch()
+    return str(caught.value)
+
+
+def test_a_timeout_tells_where_the_missing_rank_is(tmp_path):
+    outcomes = ranks.launch(
+        wait_for_a_busy_rank, 2, str(tmp_path), env={"LIBDDP_FLIGHT_LOG_DIR": str(tmp_path)}
+    )
+    for outcome in outcomes:
+        assert not outcome.failed, ranks.describe(outcome)
+        assert "timed out after" in outcome.value
+        assert "rank 1 is in pretend_to_work (test_flight_log.py:" in outcome.value, outcome.value
+    report = outcomes[0].output
+    for part in ("has failed: all_reduce #", "rank 1 (pid ", "last call barrier #", "threads of"):
+        assert part in report, report
+    assert "in pretend_to_work" in report
+    assert "has failed" not in outcomes[1].output
+    for rank in (0, 1):
+        log = json.loads((tmp_path / f"flight-world-rank{rank}.json").read_text())
+        assert "timed out after" in log["failure"]
+        assert log["pid"] != os.getpid()
