@@ -3,6 +3,8 @@
 
 #include "bindings/ddp_timeline.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -56,6 +58,9 @@ void bind_ddp_timeline(ReplicaClass& replica) {
   replica.def("before_forward", &Replica::before_forward, "Notes the time.")
       .def("group", &Replica::group, "The group that it communicates in.")
       .def("layout", &layout, "What lies in which bucket.")
+      .def(
+          "wait_shares", [](Replica& self) { return self.reducer().wait_shares(); },
+          "Parts of the time of the last 50 passes in which this rank waited, by rank.")
       .def("timings", &timings, "When what happened in the last passes that synchronised.");
 }
 

@@ -80,10 +80,16 @@ class PassTimeline {
   void end_backward(std::int64_t now_ns = monotonic_ns()) { ring_[next_].backward_end_ns = now_ns; }
   void end_pass(std::int64_t now_ns = monotonic_ns());
 
+  /// When the last pass ended, and how long that end had to wait for the last buckets.
+  std::int64_t last_end_ns() const { return last().pass_end_ns; }
+  std::int64_t last_exposed_ns() const { return last().pass_end_ns - last().backward_end_ns; }
+
   /// Those that ended, oldest first.
   std::vector<PassTimes> passes() const;
 
  private:
+  const PassTimes& last() const { return ring_[(next_ + kNumPasses - 1) % kNumPasses]; }
+
   std::shared_ptr<const BucketLayout> layout_;
   std::int64_t forward_begin_ns_ = 0;
   std::int64_t forward_end_ns_ = 0;

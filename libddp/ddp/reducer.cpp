@@ -33,6 +33,7 @@ Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
       group_(std::move(group)),
       options_(std::move(options)),
       sparse_(parameters_, options_.sparse_parameters, group_),
+      slow_ranks_(group_->size()),
       num_fired_(parameters_.size(), 0),
       num_expected_(parameters_.size(), 1),
       touched_(parameters_.size(), 0),
@@ -163,6 +164,7 @@ void Reducer::launch_complete_buckets() {
 
 void Reducer::launch(std::size_t bucket, bool async) {
   fill(bucket);
+  if (checks_gradients_) refuse_non_finite(bucket);
   timeline_.launched(bucket);
   if (options_.skip_unused_buckets && can_skip(bucket)) return timeline_.done(bucket);
   if (hook_) return hook_->start(*buckets_, bucket, parameters_);
@@ -195,6 +197,20 @@ bool Reducer::can_skip(std::size_t bucket) const {
   const std::vector<std::size_t>& members = buckets_->members(bucket);
   return std::none_of(members.begin(), members.end(),
                       [this](std::size_t index) { return is_used(index); });
+}
+
+// The abort tells all ranks in the same step; nobody averages what is no number.
+void Reducer::refuse_non_finite(std::size_t bucket) {
+  const auto index = first_non_finite(*buckets_, bucket);
+  if (!index) return;
+  const std::string what =
+      fmt::format("the gradient of parameter '{}' ({}) on rank {} is NaN or infinite",
+                  slots_[*index].name(), buckets_->label(bucket), group_->rank());
+  group_->abort(what);
+  throw StateError(fmt::format(
+      "{}: {}. Hint: look at this rank's batch and loss; LIBDDP_NAN_CHECK=off averages it all the "
+      "same.",
+      where(), what));
 }
 
 void Reducer::refuse_second_gradient(std::size_t index) const {

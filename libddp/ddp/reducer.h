@@ -38,10 +38,12 @@
 #include "libddp/ddp/accumulate_hooks.h"
 #include "libddp/ddp/bucket_hook.h"
 #include "libddp/ddp/bucket_plan.h"
+#include "libddp/ddp/finite_check.h"
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/gradient_slot.h"
 #include "libddp/ddp/named_tensor.h"
 #include "libddp/ddp/pass_timeline.h"
+#include "libddp/ddp/slow_rank.h"
 #include "libddp/ddp/sparse_gradients.h"
 #include "libddp/group/process_group.h"
 
@@ -112,6 +114,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// What lies in which bucket now, and when what happened in the last passes.
   const BucketLayout& layout() const { return *timeline_.layout(); }
   const PassTimeline& timeline() const { return timeline_; }
+  /// For whom this rank has waited, in parts of the time; see slow_rank.h.
+  const std::vector<double>& wait_shares() const { return slow_ranks_.shares(); }
   /// Before a forward that may be armed: only for the timeline.
   void begin_forward() { timeline_.begin_forward(); }
 
@@ -142,12 +146,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void fill(std::size_t bucket);
   bool can_skip(std::size_t bucket) const;
   void refuse_second_gradient(std::size_t index) const;
+  void refuse_non_finite(std::size_t bucket);
 
   // reducer_finish.cpp: the end of a pass.
   void on_pass_end(PassEnd end);
   void finish_pass();
   void send_rest(bool last_is_async);
   void take_averages();
+  void watch_slow_ranks();
   bool collect_results();
   bool average_sparse_gradients();
   bool is_complete() const;
@@ -184,12 +190,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::unique_ptr<BucketState[]> states_;
   std::optional<BucketPlan> planned_;
   PassTimeline timeline_;
+  SlowRankWatch slow_ranks_;
+  std::vector<std::int64_t> waited_ns_;
   std::optional<BucketHook> hook_;
 
   Phase phase_ = Phase::Idle;
   bool is_finish_queued_ = false;
   bool is_empty_pass_ = false;
   bool is_manual_ = false;
+  const bool checks_gradients_ = checks_gradients();
   /// The others have been told that this pass fails.
   bool is_broken_ = false;
   double gradient_scale_ = 1.0;

@@ -1,8 +1,11 @@
 // The end of a pass: sends the rest, waits, tells what is unused, learns. See reducer.h.
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/base/log.h"
 #include "libddp/ddp/after_backward.h"
 #include "libddp/ddp/parameter_usage.h"
 #include "libddp/ddp/reducer.h"
@@ -70,12 +73,26 @@ void Reducer::take_averages() {
   bool is_missing = collect_results();
   is_missing |= average_sparse_gradients();
   timeline_.end_pass();
+  watch_slow_ranks();
   // From here on all ranks know the same.
   phase_ = Phase::Idle;
   if (is_missing && !tolerates_unused()) refuse_unused();
   if (is_missing && !is_empty_pass_) install_gradients_of_others();
   if (is_learning_) learn();
   touched_.assign(touched_.size(), 0);
+}
+
+// The lowest of the ranks that wait speaks for all: what they wait for is the same.
+void Reducer::watch_slow_ranks() {
+  group_->waits(waited_ns_);
+  const auto slow =
+      slow_ranks_.end_pass(timeline_.last_end_ns(), timeline_.last_exposed_ns(), waited_ns_);
+  if (!slow || group_->rank() != (slow->rank == 0 ? 1 : 0)) return;
+  log(LogLevel::Warn, "slow_rank",
+      {{"group", group_->name()},
+       {"slow_rank", slow->rank},
+       {"others_waited", fmt::format("{:.0f}%", 100.0 * slow->share)},
+       {"steps", SlowRankWatch::kNumPasses}});
 }
 
 // Whether some rank has no gradient for some parameter.

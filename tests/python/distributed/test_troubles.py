@@ -9,6 +9,7 @@ import ranks
 import torch
 from libddp.errors import PeerError
 from libddp.nn.parallel import DistributedDataParallel
+from torch.distributed import DistError
 
 from libddp import distributed as ddp_dist
 
@@ -112,6 +113,25 @@ def go_on_after_errors():
 def test_a_script_that_catches_an_error_and_goes_on_is_waited_for():
     for outcome in ranks.launch(go_on_after_errors, 2):
         assert outcome.value is True, ranks.describe(outcome)
+
+
+def poison_a_gradient():
+    rank, model = start()
+    if rank == 1:
+        model.module.layers[1].weight.register_hook(lambda grad: grad * float("nan"))
+    with pytest.raises(DistError) as caught:
+        train(model)
+    return str(caught.value), model.module.layers[0].weight.isfinite().all().item()
+
+
+def test_a_gradient_that_is_no_number_is_named_on_all_ranks():
+    outcomes = ranks.launch(poison_a_gradient, 2, env={"LIBDDP_NAN_CHECK": "raise"})
+    for outcome in outcomes:
+        assert not outcome.failed, ranks.describe(outcome)
+        text, is_finite = outcome.value
+        assert "parameter 'layers.1.weight' (bucket 0 (" in text, text
+        assert "on rank 1 is NaN or infinite" in text
+        assert is_finite
 
 
 def leave_in_a_finally():

@@ -31,6 +31,19 @@ class Diagnoses:
             self._replica.layout(), rank=group.rank(), world_size=group.size(), options=options
         )
 
+    def wait_shares(self) -> list[float]:
+        """For whom this rank waited: parts of the time of the last 50 steps, by rank.
+
+        Only what the end of a backward pass had to wait for counts, and only ranks of this host.
+        Empty before 50 steps are over. A rank above 0.2 is also named in the log
+        (`event=slow_rank`).
+
+        Example:
+            >>> model.wait_shares()                                    # doctest: +SKIP
+            [0.0, 0.01, 0.0, 0.41]
+        """
+        return self._replica.wait_shares()
+
     def timings(self) -> list[PassTimes]:
         """When what happened in this rank's last synchronising passes (at most 32), oldest first.
 

@@ -1,0 +1,50 @@
+#pragma once
+
+// Which rank the others wait for, pass after pass.
+//
+// A rank's wait in collectives is counted against the rank that came last (Mesh::waited_for). What
+// overlaps with this rank's own computation costs nothing, so of each pass at most the time counts
+// in which its end waited for the last buckets.
+// Thread rule: one thread.
+//
+//   SlowRankWatch watch(world_size);
+//   if (const auto slow = watch.end_pass(now_ns, exposed_ns, group->waited_ns())) log(...);
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace libddp {
+
+class SlowRankWatch {
+ public:
+  static constexpr int kNumPasses = 50;
+  /// Of the time of kNumPasses; less is not worth a word.
+  static constexpr double kWorthAWord = 0.2;
+
+  struct Slow {
+    int rank = -1;
+    /// Part of the time that this rank has waited for it.
+    double share = 0.0;
+  };
+
+  explicit SlowRankWatch(int world_size);
+
+  /// `waited_ns`: by rank, since the beginning. Says a rank once, until another one is slow.
+  std::optional<Slow> end_pass(std::int64_t now_ns, std::int64_t exposed_ns,
+                               const std::vector<std::int64_t>& waited_ns);
+  /// Of the last kNumPasses that are over, by rank; empty before.
+  const std::vector<double>& shares() const { return shares_; }
+
+ private:
+  std::optional<Slow> close(std::int64_t now_ns);
+
+  std::vector<std::int64_t> before_ns_;
+  std::vector<std::int64_t> cost_ns_;
+  std::vector<double> shares_;
+  std::int64_t begin_ns_ = 0;
+  int num_passes_ = 0;
+  int said_ = -1;
+};
+
+}  // namespace libddp
