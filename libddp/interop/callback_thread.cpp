@@ -11,18 +11,20 @@
 #include <utility>
 
 namespace libddp {
+
+/// Of the thread that runs now.
+struct CallbackPlace {
+  const ProcessGroup* group = nullptr;
+  int depth = 0;
+};
+
 namespace {
 
 /// A callback that waits for what a callback issued that waits ... this deep does not exist; a
 /// chain of callbacks that do not wait may be longer and uses the threads again.
 constexpr int kMaxDepth = 8;
 
-/// Of the thread that runs now.
-struct Place {
-  const ProcessGroup* group = nullptr;
-  int depth = 0;
-};
-thread_local Place here;
+thread_local CallbackPlace here;
 
 using Chain = std::map<int, std::shared_ptr<CallbackThread>>;
 
@@ -46,7 +48,7 @@ struct CallbackThread::Queue {
   std::deque<std::function<void()>> tasks;
   bool is_stopped = false;
   std::thread thread;
-  Place place;
+  CallbackPlace place;
 };
 
 std::shared_ptr<CallbackThread> CallbackThread::of(const ProcessGroup* group) {
