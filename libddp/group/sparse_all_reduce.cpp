@@ -12,6 +12,36 @@
 #include "libddp/group/group_identity.h"
 
 namespace libddp {
+
+/// What the others must know of a tensor before its entries come: their number, and the type.
+struct SparseLayout {
+  std::int64_t num_entries = 0;
+  /// dtype, sparse dimensions, sizes: equal on all ranks.
+  std::vector<std::int64_t> type;
+
+  explicit SparseLayout(const at::Tensor& tensor)
+      : num_entries(tensor._nnz()),
+        type{static_cast<std::int64_t>(tensor.scalar_type()), tensor.sparse_dim()} {
+    type.insert(type.end(), tensor.sizes().begin(), tensor.sizes().end());
+  }
+  SparseLayout(const std::int64_t* numbers, std::size_t type_length)
+      : num_entries(*numbers), type(numbers + 1, numbers + 1 + type_length) {}
+
+  at::ScalarType dtype() const { return static_cast<at::ScalarType>(type[0]); }
+  std::int64_t sparse_dim() const { return type[1]; }
+  std::vector<std::int64_t> sizes() const { return {type.begin() + 2, type.end()}; }
+  /// [entries, dense sizes].
+  std::vector<std::int64_t> values_sizes() const {
+    std::vector<std::int64_t> result = {num_entries};
+    result.insert(result.end(), type.begin() + 2 + sparse_dim(), type.end());
+    return result;
+  }
+  std::string text() const {
+    return fmt::format("{} [{}] with {} sparse", c10::toString(dtype()), fmt::join(sizes(), ", "),
+                       sparse_dim());
+  }
+};
+
 namespace {
 
 using Sizes = std::vector<std::int64_t>;
@@ -33,40 +63,11 @@ at::Tensor coalesced(const at::Tensor& input) {
              input.sizes());
 }
 
-/// What the others must know of a tensor before its entries come: their number, and the type.
-struct Layout {
-  std::int64_t num_entries = 0;
-  /// dtype, sparse dimensions, sizes: equal on all ranks.
-  Sizes type;
-
-  explicit Layout(const at::Tensor& tensor)
-      : num_entries(tensor._nnz()),
-        type{static_cast<std::int64_t>(tensor.scalar_type()), tensor.sparse_dim()} {
-    type.insert(type.end(), tensor.sizes().begin(), tensor.sizes().end());
-  }
-  Layout(const std::int64_t* numbers, std::size_t type_length)
-      : num_entries(*numbers), type(numbers + 1, numbers + 1 + type_length) {}
-
-  at::ScalarType dtype() const { return static_cast<at::ScalarType>(type[0]); }
-  std::int64_t sparse_dim() const { return type[1]; }
-  Sizes sizes() const { return {type.begin() + 2, type.end()}; }
-  /// [entries, dense sizes].
-  Sizes values_sizes() const {
-    Sizes result = {num_entries};
-    result.insert(result.end(), type.begin() + 2 + sparse_dim(), type.end());
-    return result;
-  }
-  std::string text() const {
-    return fmt::format("{} [{}] with {} sparse", c10::toString(dtype()), fmt::join(sizes(), ", "),
-                       sparse_dim());
-  }
-};
-
-using Layouts = std::vector<Layout>;
+using Layouts = std::vector<SparseLayout>;
 
 at::Tensor numbers_of(const Layouts& layouts) {
   Sizes numbers;
-  for (const Layout& layout : layouts) {
+  for (const SparseLayout& layout : layouts) {
     numbers.push_back(layout.num_entries);
     numbers.insert(numbers.end(), layout.type.begin(), layout.type.end());
   }
@@ -85,7 +86,7 @@ std::vector<Layouts> layouts_of(const at::Tensor& all_numbers, const Layouts& ow
   const auto* next = all_numbers.const_data_ptr<std::int64_t>();
   std::vector<Layouts> layouts(static_cast<std::size_t>(num_ranks));
   for (Layouts& of_rank : layouts) {
-    for (const Layout& layout : own) {
+    for (const SparseLayout& layout : own) {
       of_rank.emplace_back(next, layout.type.size());
       next += 1 + layout.type.size();
     }
@@ -96,8 +97,8 @@ std::vector<Layouts> layouts_of(const at::Tensor& all_numbers, const Layouts& ow
 void check_types(const ProcessGroup& group, const std::vector<Layouts>& layouts) {
   for (int rank = 1; rank < group.size(); ++rank) {
     for (std::size_t i = 0; i < layouts[0].size(); ++i) {
-      const Layout& first = layouts[0][i];
-      const Layout& other = layouts[rank][i];
+      const SparseLayout& first = layouts[0][i];
+      const SparseLayout& other = layouts[rank][i];
       if (other.type == first.type) continue;
       const GroupIdentity me{group.name(), group.rank(), group.size()};
       throw PeerError(
@@ -109,17 +110,17 @@ void check_types(const ProcessGroup& group, const std::vector<Layouts>& layouts)
   }
 }
 
-at::Tensor empty_indices(const Layout& layout) {
+at::Tensor empty_indices(const SparseLayout& layout) {
   return at::empty({layout.sparse_dim(), layout.num_entries}, at::kLong);
 }
 
-at::Tensor empty_values(const Layout& layout) {
+at::Tensor empty_values(const SparseLayout& layout) {
   return at::empty(layout.values_sizes(), layout.dtype());
 }
 
 std::int64_t num_bytes(const Layouts& layouts) {
   std::int64_t bytes = 0;
-  for (const Layout& layout : layouts) {
+  for (const SparseLayout& layout : layouts) {
     std::int64_t numel = 1;
     for (const std::int64_t size : layout.values_sizes()) numel *= size;
     bytes += layout.sparse_dim() * layout.num_entries * static_cast<std::int64_t>(sizeof(int64_t));
@@ -151,7 +152,7 @@ std::vector<at::Tensor> unpack(const at::Tensor& bytes, const Layouts& layouts) 
     return part;
   };
   std::vector<at::Tensor> tensors;
-  for (const Layout& layout : layouts) {
+  for (const SparseLayout& layout : layouts) {
     const at::Tensor indices = take(empty_indices(layout));
     const at::Tensor values = take(empty_values(layout));
     tensors.push_back(coo(indices, values, layout.sizes()));
@@ -236,7 +237,7 @@ struct SparseSum::State {
 SparseSum::SparseSum(Group group, const at::Tensor& tensor) : state_(std::make_unique<State>()) {
   const c10::NoGradGuard no_grad;
   state_->own = coalesced(tensor);
-  state_->own_layout = {Layout(state_->own)};
+  state_->own_layout = {SparseLayout(state_->own)};
   state_->numbers = numbers_of(state_->own_layout);
   state_->all_numbers = space_for_all(state_->numbers, group->size());
   state_->group = std::move(group);

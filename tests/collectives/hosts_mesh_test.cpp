@@ -227,7 +227,8 @@ class PlainStage : public InterStage {
   std::unique_ptr<InterStage> links_;
 };
 
-std::unique_ptr<InterStage> make_plain_stage(HostMesh&, std::unique_ptr<InterStage> links) {
+std::unique_ptr<InterStage> make_plain_stage(HostMesh&, InterPlace,
+                                             std::unique_ptr<InterStage> links) {
   return std::make_unique<PlainStage>(std::move(links));
 }
 
