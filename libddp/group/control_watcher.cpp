@@ -46,6 +46,9 @@ ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> pe
   if (watched_.empty()) return;
   stop_.reset(::eventfd(0, EFD_CLOEXEC));
   if (!stop_) throw Error(fmt::format("{}: {}", identity_.where(), errno_text("eventfd", errno)));
+  // Before the ranks are done with meeting each other: one that freezes at once has been seen to
+  // live.
+  tick(monotonic_ns());
   thread_ = start_service_thread("libddp-watch", [this] { run(); });
 }
 
