@@ -29,6 +29,18 @@ std::vector<UnixGuest> say_hello(UnixDoor& door, const UniqueFd& socket, const s
   return guests;
 }
 
+/// Whatever it says, the door closes without a word.
+bool is_shut_out(const std::string& door) {
+  try {
+    const UniqueFd socket = connect_unix(door, in_ten_seconds());
+    send_frame(socket.get(), "1 token token", {}, in_ten_seconds());
+    char byte = 0;
+    return wait_readable(socket.get(), 10s) && ::read(socket.get(), &byte, 1) <= 0;
+  } catch (const NetworkError&) {
+    return true;  // closed before the frame was out
+  }
+}
+
 }  // namespace
 
 TEST_CASE("A silent connection holds up none that speaks") {
@@ -68,12 +80,8 @@ TEST_CASE("Another user is not let in") {
   UnixDoor door;
   const pid_t child = ::fork();
   if (child == 0) {
-    // Nothing that could throw: the child has a copy of this test.
     if (::setgid(65534) != 0 || ::setuid(65534) != 0) ::_exit(2);
-    UniqueFd socket = connect_unix(door.name(), in_ten_seconds());
-    send_frame(socket.get(), "1 token token", {}, in_ten_seconds());
-    char byte = 0;
-    ::_exit(wait_readable(socket.get(), 10s) && ::read(socket.get(), &byte, 1) <= 0 ? 0 : 3);
+    ::_exit(is_shut_out(door.name()) ? 0 : 3);
   }
   int status = -1;
   std::size_t num_guests = 0;
