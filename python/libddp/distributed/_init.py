@@ -215,6 +215,9 @@ def split_group(
         )
     own = next((part for part in split_ranks if dist.get_rank(parent) in part), None)
     if own is None:
+        # torch 2.15 counts groups made by their members alone: a rank in no part counts along, else
+        # the groups that all ranks make later have other names here.
+        c10d._process_group_name(global_ranks, use_hashed_name=True)
         return None
     return new_group(
         [global_ranks[rank] for rank in sorted(own)],

@@ -319,11 +319,11 @@ def check_torchs_own_monitored_barrier():
 
 
 def check_a_call_in_vain_says_timeout_in_gloos_words():
-    if rank() < 2:
-        group = dist.new_group([0, 1], timeout=timedelta(seconds=1), use_local_synchronization=True)
-        if rank() == 0:
-            with pytest.raises(RuntimeError, match=r" (Timed out|closed|timeout) "):
-                dist.barrier(group)
+    pair = [0, 1] if rank() < 2 else [2, 3]
+    group = dist.new_group(pair, timeout=timedelta(seconds=1), use_local_synchronization=True)
+    if rank() == 0:
+        with pytest.raises(RuntimeError, match=r" (Timed out|closed|timeout) "):
+            dist.barrier(group)
     dist.barrier()
 
 
