@@ -5,11 +5,10 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <memory>
-#include <thread>
 
+#include "libddp/base/backoff.h"
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
@@ -69,7 +68,7 @@ std::string try_host(const std::string& host, std::uint16_t port, Deadline deadl
 void wait_until_reachable(const std::string& host, std::uint16_t port, int rank,
                           std::chrono::milliseconds timeout) {
   const Deadline deadline = Deadline::after(timeout);
-  std::chrono::milliseconds pause{10};
+  Backoff backoff(kInterruptPeriod);
   InterruptPoll interrupt;
   while (true) {
     const std::string problem = try_host(host, port, deadline);
@@ -81,9 +80,8 @@ void wait_until_reachable(const std::string& host, std::uint16_t port, int rank,
           "ranks, with no firewall between.",
           rank, host, port, std::chrono::duration<double>(timeout).count(), problem));
     }
-    std::this_thread::sleep_for(deadline.remaining(pause));
+    backoff.pause(deadline);
     interrupt.poll();
-    pause = std::min<std::chrono::milliseconds>(pause * 2, kInterruptPeriod);
   }
 }
 

@@ -3,14 +3,13 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "libddp/base/backoff.h"
 #include "libddp/base/env.h"
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
@@ -59,15 +58,13 @@ std::optional<std::string> TorchStore::try_get(const std::string& key) {
 }
 
 std::optional<std::string> TorchStore::wait_get(const std::string& key, Deadline deadline) {
-  // Asking costs a round trip: quick at first, for ranks that start together, then seldom.
-  std::chrono::milliseconds pause{1};
+  Backoff backoff(std::chrono::milliseconds(50));  // asking costs a round trip
   InterruptPoll interrupt;
   while (true) {
     if (auto value = try_get(key)) return value;
     if (deadline.expired()) return std::nullopt;
-    std::this_thread::sleep_for(deadline.remaining(pause));
+    backoff.pause(deadline);
     interrupt.poll();
-    pause = std::min<std::chrono::milliseconds>(pause * 2, std::chrono::milliseconds(50));
   }
 }
 

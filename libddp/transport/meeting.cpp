@@ -8,9 +8,9 @@
 #include <chrono>
 #include <exception>
 #include <sstream>
-#include <thread>
 #include <utility>
 
+#include "libddp/base/backoff.h"
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
 #include "libddp/base/log.h"
@@ -212,11 +212,10 @@ void Meeting::claim_rank() {
 void Meeting::open_session(MeetingSession& session) {
   session.publish();
   const Deadline together = Deadline::after(kStartTogether);
-  std::chrono::milliseconds pause{1};
+  Backoff backoff(kStartTogether);
   while (!session.try_all_hails() && !together.expired()) {
     context_.look_around();
-    std::this_thread::sleep_for(pause);
-    pause *= 2;
+    backoff.pause(together);
   }
   for (int rank = 0; rank < context_.options().world_size; ++rank) {
     const Hail* hail = session.try_hail(rank);
@@ -246,12 +245,11 @@ void Meeting::collect_cards() {
     if (rank != rank_) missing.push_back(rank);
   }
   const Deadline together = Deadline::after(kStartTogether);
-  std::chrono::milliseconds pause{1};
+  Backoff backoff(kStartTogether);
   while (!take_cards(missing)) {
     context_.look_around();
     if (!together.expired()) {
-      std::this_thread::sleep_for(pause);
-      pause *= 2;
+      backoff.pause(together);
       continue;
     }
     const int rank = missing.front();

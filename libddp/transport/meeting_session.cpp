@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <sstream>
-#include <thread>
 #include <utility>
 
+#include "libddp/base/backoff.h"
 #include "libddp/base/build_info.h"
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
@@ -70,11 +70,11 @@ class MeetingSession::FailureStore : public KeyValueStore {
   }
 
   std::optional<std::string> wait_get(const std::string& key, Deadline deadline) override {
-    constexpr std::chrono::milliseconds kPause{10};
+    Backoff backoff(std::chrono::milliseconds(10));
     while (true) {
       if (std::optional<std::string> value = try_get(key)) return value;
       if (deadline.expired()) return std::nullopt;
-      std::this_thread::sleep_for(deadline.remaining(kPause));
+      backoff.pause(deadline);
       check_interrupt();
     }
   }

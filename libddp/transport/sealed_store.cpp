@@ -2,12 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <string_view>
-#include <thread>
 #include <utility>
 
+#include "libddp/base/backoff.h"
 #include "libddp/base/interrupt.h"
 #include "libddp/base/log.h"
 
@@ -66,7 +65,7 @@ std::optional<std::string> SealedStore::try_get(const std::string& key) {
 }
 
 std::optional<std::string> SealedStore::wait_get(const std::string& key, Deadline deadline) {
-  std::chrono::milliseconds pause{1};
+  Backoff backoff(std::chrono::milliseconds(20));
   while (true) {
     if (const std::optional<std::string> text = below_.wait_get(key, deadline)) {
       if (std::optional<std::string> value = open(key, *text)) return value;
@@ -74,9 +73,8 @@ std::optional<std::string> SealedStore::wait_get(const std::string& key, Deadlin
     }
     if (deadline.expired()) return std::nullopt;
     // The right one may still replace it.
-    std::this_thread::sleep_for(deadline.remaining(pause));
+    backoff.pause(deadline);
     check_interrupt();
-    pause = std::min<std::chrono::milliseconds>(pause * 2, std::chrono::milliseconds(20));
   }
 }
 

@@ -1,9 +1,10 @@
-// The small value types: Deadline, Dtype, errors, checks.
+// The small value types: Deadline, Backoff, Dtype, errors, checks.
 
 #include <cerrno>
 #include <chrono>
 #include <string>
 
+#include "libddp/base/backoff.h"
 #include "libddp/base/check.h"
 #include "libddp/base/deadline.h"
 #include "libddp/base/dtype.h"
@@ -29,6 +30,17 @@ TEST_CASE("A Deadline expires and tells what is left") {
   REQUIRE(future.remaining(100ms) == 100ms);
   REQUIRE(future.remaining(2h) <= 1h);
   REQUIRE(future.remaining(2h) > 30min);
+}
+
+TEST_CASE("A Backoff grows by half up to its limit and heeds the deadline") {
+  Backoff backoff(1ms);
+  REQUIRE(backoff.next() == 500us);
+  const auto start = std::chrono::steady_clock::now();
+  backoff.pause();
+  REQUIRE(std::chrono::steady_clock::now() - start >= 500us);
+  REQUIRE(backoff.next() == 750us);
+  for (int i = 0; i < 3; ++i) backoff.pause(Deadline::after(0ms));
+  REQUIRE(backoff.next() == 1ms);
 }
 
 TEST_CASE("A Deadline may be never, and huge timeouts are") {
