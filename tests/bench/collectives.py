@@ -5,7 +5,8 @@
 For each operation, dtype and size four candidates alternate: "gloo" (torch, Gloo), "ordinary"
 (libddp on plain tensors), "arena" (libddp on tensors of `allocate`) and "through torch" (torch's
 functions on backend "libddp", plain tensors). Rank 0 prints one JSON line each (see pairing.py);
-`ratio_*` = how many times faster than Gloo. algbw_GBps counts the bytes of the buffer once.
+`ratio_*` = how many times faster than Gloo, `cpu_ratio_*` = how many times less CPU time of all
+ranks together. algbw_GBps counts the bytes of the buffer once.
 """
 
 from __future__ import annotations
@@ -69,21 +70,31 @@ def candidates(gloo, operation: str, dtype: torch.dtype, size: int) -> dict:
     }
 
 
+def summed(seconds: list[float]) -> list[float]:
+    total = torch.tensor(seconds, dtype=torch.float64)
+    ddp_dist.all_reduce(total)
+    return total.tolist()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="three sizes, float32")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", nargs="+", help="these operations, e.g. all_gather")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     ddp_dist.init_process_group("gloo")
     gloo = dist.new_group(backend="gloo")
     for operation, dtype, size in cases(arguments.quick):
+        if arguments.only and operation not in arguments.only:
+            continue
         repeat = 200 if size <= 64 * KIB else 20 if size <= MIB else 2
         ddp_dist.barrier()
         lines = pairing.compare(
             candidates(gloo, operation, DTYPES[dtype], size),
             rounds=arguments.rounds,
             repeat=repeat,
+            over_ranks=summed,
             operation=operation,
             dtype=dtype,
             size_bytes=size,

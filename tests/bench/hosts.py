@@ -3,9 +3,10 @@
     python tests/bench/hosts.py --hosts=2 --ranks-per-host=2 --rounds=20      # as root
     python tests/bench/hosts.py --gbit=1 --bytes=67108864                     # capped by tc
 
-Rank 0 prints one JSON line per size and candidate (pairing.py). `algbw` is bytes of the tensor per
-second, in GB/s. With a cap, `of_limit` is the share of what an all-reduce can reach at best, where
-each host sends 2 (hosts - 1) / hosts of the tensor in full TCP segments; headers count for the cap.
+Rank 0 prints one JSON line per size and candidate (pairing.py), with CPU seconds of all ranks
+together. `algbw` is bytes of the tensor per second, in GB/s. With a cap, `of_limit` is the share of
+what an all-reduce can reach at best, where each host sends 2 (hosts - 1) / hosts of the tensor in
+full TCP segments; headers count for the cap.
 """
 
 from __future__ import annotations
@@ -51,6 +52,15 @@ def group_with(settings: dict):
     return group
 
 
+def summed(seconds: list[float]) -> list[float]:
+    import libddp.distributed as ddp_dist
+    import torch
+
+    total = torch.tensor(seconds, dtype=torch.float64)
+    ddp_dist.all_reduce(total)
+    return total.tolist()
+
+
 def limit_seconds(size: int, args) -> float:
     sent = 2 * (args.hosts - 1) / args.hosts * size * FRAME / SEGMENT
     return sent / (args.gbit * 1e9 / 8)
@@ -77,7 +87,10 @@ def measure(args) -> None:
         for name, group in groups.items():
             own = ddp_dist.allocate((numel,), group=group).zero_()
             calls[name] = lambda t=own, g=group: ddp_dist.all_reduce(t, group=g)
-        for line in pairing.compare(calls, rounds=args.rounds, case="all_reduce", bytes=size):
+        compared = pairing.compare(
+            calls, rounds=args.rounds, over_ranks=summed, case="all_reduce", bytes=size
+        )
+        for line in compared:
             line["algbw"] = size / line["median"] / 1e9
             if args.gbit:
                 line["of_limit"] = limit_seconds(size, args) / line["median"]

@@ -5,13 +5,14 @@
 
 Each round calls every candidate `repeat` times; the order turns by one each round. One JSON line
 per candidate: min and median wall seconds per call, min (`cpu_min_s`) and median (`cpu_s`) CPU
-seconds per call (all threads of this process), and `ratio` = wall of the first candidate / wall of
-this one (min and median).
+seconds per call (all threads of this process; with `over_ranks`, of all ranks), and `ratio_*` and
+`cpu_ratio_*` = the first candidate / this one (min and median).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import sys
@@ -41,25 +42,42 @@ def sample(candidates: dict[str, Callable], rounds: int, repeat: int, warmup: in
     return samples
 
 
+def ratio(first: list[float], this: list[float], of: Callable) -> float:
+    """Infinite where this one took less than the clock can tell."""
+    return of(first) / of(this) if of(this) > 0 else math.inf
+
+
 def compare(
-    candidates: dict[str, Callable], *, rounds: int = 20, repeat: int = 1, warmup: int = 2, **case
+    candidates: dict[str, Callable],
+    *,
+    rounds: int = 20,
+    repeat: int = 1,
+    warmup: int = 2,
+    over_ranks: Callable[[list[float]], list[float]] = list,
+    **case,
 ) -> list[dict]:
-    """One dict per candidate; `case` is copied into each of them."""
+    """One dict per candidate; `case` is copied into each of them.
+
+    over_ranks: adds a list of CPU seconds up over all ranks, each of which calls `compare`.
+    """
     started = time.perf_counter()
     samples = sample(candidates, rounds, repeat, warmup)
     elapsed = time.perf_counter() - started
     walls = {name: [wall for wall, _ in values] for name, values in samples.items()}
-    first = walls[next(iter(walls))]
+    cpus = {name: over_ranks([cpu for _, cpu in values]) for name, values in samples.items()}
+    first, first_cpu = walls[next(iter(walls))], cpus[next(iter(cpus))]
     return [
         {
             **case,
             "candidate": name,
             "min": min(walls[name]),
             "median": statistics.median(walls[name]),
-            "cpu_min_s": min(cpu for _, cpu in samples[name]),
-            "cpu_s": statistics.median(cpu for _, cpu in samples[name]),
-            "ratio_min": min(first) / min(walls[name]),
-            "ratio_median": statistics.median(first) / statistics.median(walls[name]),
+            "cpu_min_s": min(cpus[name]),
+            "cpu_s": statistics.median(cpus[name]),
+            "ratio_min": ratio(first, walls[name], min),
+            "ratio_median": ratio(first, walls[name], statistics.median),
+            "cpu_ratio_min": ratio(first_cpu, cpus[name], min),
+            "cpu_ratio_median": ratio(first_cpu, cpus[name], statistics.median),
             "rounds": rounds,
             "wall": round(elapsed, 3),
             "load": round(os.getloadavg()[0], 2),
