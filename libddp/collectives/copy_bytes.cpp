@@ -10,7 +10,6 @@ namespace {
 
 // Below, the call of memcpy costs less than ours saves.
 constexpr std::size_t kSmallBytes = 256;
-constexpr std::size_t kStreamBytes = 4u << 20;
 constexpr std::size_t kLine = 64;
 
 void copy_streaming(const KernelTable& kernels, std::byte* to, const std::byte* from,
@@ -25,6 +24,10 @@ void copy_streaming(const KernelTable& kernels, std::byte* to, const std::byte* 
 }  // namespace
 
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
+  copy_part(to, from, bytes, bytes);
+}
+
+void copy_part(void* to, const void* from, std::size_t bytes, std::size_t whole_bytes) {
   if (bytes == 0 || to == from) return;
   if (bytes < kSmallBytes) {
     std::memcpy(to, from, bytes);
@@ -33,7 +36,7 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
   const KernelTable& kernels = best_kernels();
   auto* target = static_cast<std::byte*>(to);
   const auto* source = static_cast<const std::byte*>(from);
-  if (bytes >= kStreamBytes && kernels.stream) {
+  if (whole_bytes >= kStreamBytes && kernels.stream) {
     return copy_streaming(kernels, target, source, bytes);
   }
   kernels.copy(target, source, bytes);

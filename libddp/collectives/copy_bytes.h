@@ -15,5 +15,10 @@ namespace libddp {
 
 /// The ranges do not overlap, or are the same (then nothing happens). No bytes need no memory.
 void copy_bytes(void* to, const void* from, std::size_t bytes);
+/// The same for a part of a copy of `whole_bytes`, which go past the caches if they are many.
+void copy_part(void* to, const void* from, std::size_t bytes, std::size_t whole_bytes);
+
+/// From this size on, what is written goes past the caches.
+inline constexpr std::size_t kStreamBytes = 4u << 20;
 
 }  // namespace libddp

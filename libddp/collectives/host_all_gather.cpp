@@ -47,7 +47,7 @@ class AllGather {
     for (int step = 0; step < core_.world_size(); ++step) {
       const int r = (core_.rank() + step) % core_.world_size();
       const std::byte* from = r == core_.rank() ? input_ : core_.reach(r, core_.place(r), bytes_);
-      copy_bytes(block(r), from, bytes_);
+      copy_part(block(r), from, bytes_, bytes_ * core_.world_size());
     }
     core_.meet();  // nobody reads this rank's input any more
   }
@@ -57,7 +57,7 @@ class AllGather {
     for (int step = 0; step < core_.world_size(); ++step) {
       const int r = (core_.rank() + step) % core_.world_size();
       std::byte* to = r == core_.rank() ? output_ : core_.reach(r, core_.place(r, 1), output_bytes);
-      copy_bytes(to + core_.rank() * bytes_, input_, bytes_);
+      copy_part(to + core_.rank() * bytes_, input_, bytes_, output_bytes);
     }
     core_.meet();  // every block of this rank's output has come
   }
@@ -71,7 +71,7 @@ class AllGather {
       if (k + 1 < num_chunks) copy_in(k + 1);
       copy_out(k, chunk);
     }
-    copy_bytes(block(core_.rank()), input_, bytes_);
+    copy_part(block(core_.rank()), input_, bytes_, bytes_ * core_.world_size());
   }
 
   void copy_in(std::size_t k) {
@@ -82,7 +82,8 @@ class AllGather {
   void copy_out(std::size_t k, std::uint64_t chunk) {
     for (int r = 0; r < core_.world_size(); ++r) {
       if (r == core_.rank()) continue;
-      copy_bytes(block(r) + k * chunk_bytes(), core_.staging_in(r, chunk), part_bytes(k));
+      copy_part(block(r) + k * chunk_bytes(), core_.staging_in(r, chunk), part_bytes(k),
+                bytes_ * core_.world_size());
     }
   }
 
@@ -125,7 +126,7 @@ void broadcast(MeshCore& core, std::byte* data, std::size_t bytes, int root) {
       if (!is_root) copy_bytes(data, core.reach(root, core.place(root), bytes), bytes);
       return core.meet();  // nobody reads the root's memory any more
     }
-    if (!is_root) copy_bytes(data + at, core.staging_in(root, core.next_chunk()), part);
+    if (!is_root) copy_part(data + at, core.staging_in(root, core.next_chunk()), part, bytes);
   }
 }
 

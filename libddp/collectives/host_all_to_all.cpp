@@ -55,7 +55,7 @@ class AllToAll {
     for (int step = 1; step < core_.world_size(); ++step) {
       const int r = (core_.rank() + step) % core_.world_size();
       const std::byte* from = core_.reach(r, core_.place(r), total_bytes_);
-      copy_bytes(output_ + r * block_bytes_, from + own(block_bytes_), block_bytes_);
+      copy_part(output_ + r * block_bytes_, from + own(block_bytes_), block_bytes_, total_bytes_);
     }
     core_.meet();  // nobody reads this rank's input any more
   }
@@ -64,7 +64,7 @@ class AllToAll {
     for (int step = 1; step < core_.world_size(); ++step) {
       const int r = (core_.rank() + step) % core_.world_size();
       std::byte* to = core_.reach(r, core_.place(r, 1), total_bytes_);
-      copy_bytes(to + own(block_bytes_), input_ + r * block_bytes_, block_bytes_);
+      copy_part(to + own(block_bytes_), input_ + r * block_bytes_, block_bytes_, total_bytes_);
     }
     core_.meet();  // every block of this rank's output has come
   }
@@ -93,8 +93,8 @@ class AllToAll {
   void copy_out(std::size_t k, std::uint64_t chunk) {
     for (int r = 0; r < core_.world_size(); ++r) {
       if (r == core_.rank()) continue;
-      copy_bytes(output_ + r * block_bytes_ + k * piece_bytes(),
-                 core_.staging_in(r, chunk) + own(piece_bytes()), bytes_of(k));
+      copy_part(output_ + r * block_bytes_ + k * piece_bytes(),
+                core_.staging_in(r, chunk) + own(piece_bytes()), bytes_of(k), total_bytes_);
     }
   }
 

@@ -100,7 +100,8 @@ class ReduceScatter {
             .num_sources = core_.world_size(),
             .destinations = &destination,
             .num_destinations = 1,
-            .scale = reduction_.scale});
+            .scale = reduction_.scale,
+            .whole_count = count_});
   }
 
   // Elements of each block per chunk; a multiple of a cache line.

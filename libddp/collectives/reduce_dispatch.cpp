@@ -6,15 +6,13 @@
 #include <cstdint>
 
 #include "libddp/base/check.h"
+#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/reduce_kernels.h"
 #include "libddp/collectives/reduce_table.h"
 
 namespace libddp {
 namespace {
 
-// Results larger than this that are not read in the same pass go past the caches.
-constexpr std::size_t kStreamBytes = 16u << 20;
-constexpr std::size_t kTileBytes = 16u << 10;
 constexpr std::size_t kLine = 64;
 
 bool cpu_has_avx2() {
@@ -58,13 +56,24 @@ const Paths& paths() {
   return instance;
 }
 
+// Results that are read once more only after the caches have seen much else go past them. What is a
+// source too lies in the cache already.
+bool streams(const ReduceJob& job) {
+  const std::size_t count = std::max(job.count, job.whole_count);
+  if (count * element_bytes(job.dtype) < kStreamBytes || job.num_destinations != 1) return false;
+  const auto* end = job.sources + job.num_sources;
+  return std::find(job.sources, end, job.destinations[0]) == end &&
+         reinterpret_cast<std::uintptr_t>(job.destinations[0]) % kLine == 0;
+}
+
 KernelJob prepare(const ReduceJob& job) {
   KernelJob kernel_job{.count = job.count,
                        .sources = job.sources,
                        .num_sources = job.num_sources,
                        .destinations = job.destinations,
                        .num_destinations = job.num_destinations,
-                       .factor = job.scale};
+                       .factor = job.scale,
+                       .streams = streams(job)};
   if (job.op != ReduceOp::Avg) return kernel_job;
   // 1/p is exact for powers of two, and a multiplication is cheaper than a division.
   const int divisor = job.num_averaged > 0 ? job.num_averaged : job.num_sources;
@@ -80,46 +89,10 @@ ReduceKernel kernel_of(const KernelTable& table, Dtype dtype, ReduceOp op) {
   return table.find(dtype, op == ReduceOp::Avg ? ReduceOp::Sum : op);
 }
 
-bool streams(const KernelTable& table, const ReduceJob& job, std::size_t bytes) {
-  if (bytes < kStreamBytes || !table.stream || job.num_destinations != 1) return false;
-  const auto* end = job.sources + job.num_sources;
-  return std::find(job.sources, end, job.destinations[0]) == end &&
-         reinterpret_cast<std::uintptr_t>(job.destinations[0]) % kLine == 0;
-}
-
-// Reduces tile by tile into a buffer that stays in the first-level cache, and streams it out.
-void reduce_streaming(const KernelTable& table, ReduceKernel kernel, const KernelJob& job,
-                      std::size_t element) {
-  alignas(kLine) std::byte tile[kTileBytes];
-  std::byte* tile_pointer = tile;
-  const std::size_t tile_count = kTileBytes / element;
-  std::vector<const std::byte*> sources(job.sources, job.sources + job.num_sources);
-  KernelJob part = job;
-  part.sources = sources.data();
-  part.destinations = &tile_pointer;
-  std::byte* to = job.destinations[0];
-  std::size_t done = 0;
-  for (; done + tile_count <= job.count; done += tile_count, to += kTileBytes) {
-    part.count = tile_count;
-    kernel(part);
-    table.stream(to, tile, kTileBytes);
-    for (auto& source : sources) source += kTileBytes;
-  }
-  part.count = job.count - done;
-  part.destinations = &to;
-  if (part.count > 0) kernel(part);
-}
-
 void run(const KernelTable& table, const ReduceJob& job) {
   const ReduceKernel kernel = kernel_of(table, job.dtype, job.op);
   LIBDDP_CHECK(kernel != nullptr, "operation and dtype were not checked");
-  const KernelJob kernel_job = prepare(job);
-  const std::size_t element = element_bytes(job.dtype);
-  if (streams(table, job, job.count * element)) {
-    reduce_streaming(table, kernel, kernel_job, element);
-  } else {
-    kernel(kernel_job);
-  }
+  kernel(prepare(job));
 }
 
 }  // namespace

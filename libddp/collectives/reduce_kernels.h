@@ -35,6 +35,9 @@ struct ReduceJob {
   int num_destinations = 0;
   /// Multiplies the result, floating types only.
   double scale = 1.0;
+  /// Elements of the whole result where this job makes a part of it; 0 = this job is all. Large
+  /// results in one place that is no source go past the caches.
+  std::size_t whole_count = 0;
   /// What AVG divides by; 0 = num_sources. For sources that are sums themselves.
   int num_averaged = 0;
 };

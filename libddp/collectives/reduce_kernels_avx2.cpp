@@ -14,6 +14,7 @@ namespace {
 
 struct Isa {
   static constexpr int kVectorBytes = 32;
+  static constexpr bool kStreams = true;
   typedef float Floats __attribute__((vector_size(kVectorBytes)));
   typedef std::uint32_t Bits __attribute__((vector_size(kVectorBytes)));
   typedef std::uint16_t Packed __attribute__((vector_size(kVectorBytes / 2)));
@@ -34,14 +35,25 @@ struct Isa {
     const __m128i packed = _mm256_cvtps_ph((__m256)from, _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), packed);
   }
+  template <std::size_t kBytes>
+  static void stream_vector(void* to, const void* from) {
+    if constexpr (kBytes == sizeof(__m256i)) {
+      _mm256_stream_si256(static_cast<__m256i*>(to),
+                          _mm256_loadu_si256(static_cast<const __m256i*>(from)));
+    } else {
+      static_assert(kBytes == sizeof(__m128i));
+      _mm_stream_si128(static_cast<__m128i*>(to),
+                       _mm_loadu_si128(static_cast<const __m128i*>(from)));
+    }
+  }
+  static void fence() { _mm_sfence(); }
 };
 
 void stream(std::byte* to, const std::byte* from, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; i += sizeof(__m256i)) {
-    const __m256i vector = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), vector);
+    Isa::stream_vector<sizeof(__m256i)>(to + i, from + i);
   }
-  _mm_sfence();
+  Isa::fence();
 }
 
 }  // namespace

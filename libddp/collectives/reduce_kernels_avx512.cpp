@@ -14,6 +14,7 @@ namespace {
 
 struct Isa {
   static constexpr int kVectorBytes = 64;
+  static constexpr bool kStreams = true;
   typedef float Floats __attribute__((vector_size(kVectorBytes)));
   typedef std::uint32_t Bits __attribute__((vector_size(kVectorBytes)));
   typedef std::uint16_t Packed __attribute__((vector_size(kVectorBytes / 2)));
@@ -37,13 +38,24 @@ struct Isa {
     const __m256i packed = _mm512_maskz_cvtps_ph(kAll, (__m512)from, _MM_FROUND_TO_NEAREST_INT);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), packed);
   }
+  template <std::size_t kBytes>
+  static void stream_vector(void* to, const void* from) {
+    if constexpr (kBytes == sizeof(__m512i)) {
+      _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_loadu_si512(from));
+    } else {
+      static_assert(kBytes == sizeof(__m256i));
+      _mm256_stream_si256(static_cast<__m256i*>(to),
+                          _mm256_loadu_si256(static_cast<const __m256i*>(from)));
+    }
+  }
+  static void fence() { _mm_sfence(); }
 };
 
 void stream(std::byte* to, const std::byte* from, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; i += sizeof(__m512i)) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(from + i));
+    Isa::stream_vector<sizeof(__m512i)>(to + i, from + i);
   }
-  _mm_sfence();
+  Isa::fence();
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ std::uint16_t narrow_one(float value) {
 
 struct Isa {
   static constexpr int kVectorBytes = 16;
+  static constexpr bool kStreams = false;
   static constexpr int kFloats = 4;
   typedef float Floats __attribute__((vector_size(kVectorBytes)));
   typedef std::uint32_t Bits __attribute__((vector_size(kVectorBytes)));

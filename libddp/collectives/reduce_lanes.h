@@ -8,8 +8,8 @@
 // conversions of one instruction set (not in templates: g++ 12 rejects __builtin_convertvector on
 // dependent types).
 //
-//   struct Isa { static constexpr int kVectorBytes = 32; ... };
-//   ReduceKernel kernel = find_kernel<Isa>(Dtype::Float32, ReduceOp::Sum);
+//   struct Isa { static constexpr int kVectorBytes = 32; ... };   // kStreams: stores past the
+//   caches ReduceKernel kernel = find_kernel<Isa>(Dtype::Float32, ReduceOp::Sum);
 
 #include <cstdint>
 #include <cstring>
@@ -23,6 +23,7 @@ namespace {
 /// Elements that are computed in their own type.
 template <class T, class Isa>
 struct NativeLanes {
+  using Set = Isa;
   using Element = T;
   using Scalar = T;
   static constexpr int kLanes = Isa::kVectorBytes / static_cast<int>(sizeof(T));
@@ -39,6 +40,7 @@ struct NativeLanes {
 /// bf16 is the upper half of an fp32; rounding is integer arithmetic.
 template <class Isa>
 struct BFloat16Lanes {
+  using Set = Isa;
   using Element = std::uint16_t;
   using Scalar = float;
   static constexpr int kLanes = Isa::kVectorBytes / 4;
@@ -61,6 +63,7 @@ struct BFloat16Lanes {
 
 template <class Isa>
 struct Float16Lanes {
+  using Set = Isa;
   using Element = std::uint16_t;
   using Scalar = float;
   static constexpr int kLanes = Isa::kVectorBytes / 4;
@@ -73,6 +76,15 @@ struct Float16Lanes {
   }
   static void store(Element* to, Vector vector) { Isa::narrow(vector, to); }
 };
+
+/// Stores past the caches. REQUIRES `to` on a multiple of the vector's bytes.
+template <class Lanes>
+[[gnu::always_inline]] inline void stream_vector(typename Lanes::Element* to,
+                                                 typename Lanes::Vector vector) {
+  typename Lanes::Element packed[Lanes::kLanes];
+  Lanes::store(packed, vector);
+  Lanes::Set::template stream_vector<sizeof(packed)>(to, packed);
+}
 
 struct Add {
   template <class V>
@@ -154,7 +166,7 @@ Element* destination_at(const KernelJob& job, int destination, std::size_t index
 
 /// kUnroll vectors from `index` on: all sources are read before anything is written, so a
 /// destination may be a source.
-template <class Lanes, class Op, int kUnroll, class Ending>
+template <class Lanes, class Op, int kUnroll, bool kStream, class Ending>
 [[gnu::always_inline]] inline void reduce_block(const KernelJob& job, const Ending& finish,
                                                 std::size_t index) {
   using Element = typename Lanes::Element;
@@ -170,7 +182,13 @@ template <class Lanes, class Op, int kUnroll, class Ending>
   for (int k = 0; k < kUnroll; ++k) sums[k] = finish.apply(sums[k]);
   for (int d = 0; d < job.num_destinations; ++d) {
     Element* to = destination_at<Element>(job, d, index);
-    for (int k = 0; k < kUnroll; ++k) Lanes::store(to + k * Lanes::kLanes, sums[k]);
+    for (int k = 0; k < kUnroll; ++k) {
+      if constexpr (kStream) {
+        stream_vector<Lanes>(to + k * Lanes::kLanes, sums[k]);
+      } else {
+        Lanes::store(to + k * Lanes::kLanes, sums[k]);
+      }
+    }
   }
 }
 
@@ -192,27 +210,38 @@ void reduce_tail(const KernelJob& job, const Ending& finish, std::size_t index) 
   }
 }
 
-template <class Lanes, class Op, bool kActive>
+template <class Lanes, class Op, bool kActive, bool kStream>
 void reduce_loop(const KernelJob job) {
   constexpr int kUnroll = 4;
   constexpr std::size_t kStep = Lanes::kLanes;
   const Finish<Lanes, kActive> finish(job);
   std::size_t index = 0;
   for (; index + kUnroll * kStep <= job.count; index += kUnroll * kStep) {
-    reduce_block<Lanes, Op, kUnroll>(job, finish, index);
+    reduce_block<Lanes, Op, kUnroll, kStream>(job, finish, index);
   }
   for (; index + kStep <= job.count; index += kStep) {
-    reduce_block<Lanes, Op, 1>(job, finish, index);
+    reduce_block<Lanes, Op, 1, kStream>(job, finish, index);
   }
   if (index < job.count) reduce_tail<Lanes, Op>(job, finish, index);
+  if constexpr (kStream) Lanes::Set::fence();
+}
+
+/// Streams where the job says so and the loop exists: for sums of floating types.
+template <class Lanes, class Op, bool kActive>
+void choose_loop(const KernelJob& job) {
+  if constexpr (Lanes::Set::kStreams && std::is_same_v<Op, Add> &&
+                std::is_floating_point_v<typename Lanes::Scalar>) {
+    if (job.streams) return reduce_loop<Lanes, Op, kActive, true>(job);
+  }
+  reduce_loop<Lanes, Op, kActive, false>(job);
 }
 
 template <class Lanes, class Op>
 void reduce_lanes(const KernelJob& job) {
   if constexpr (std::is_floating_point_v<typename Lanes::Scalar>) {
-    if (job.divisor != 1.0 || job.factor != 1.0) return reduce_loop<Lanes, Op, true>(job);
+    if (job.divisor != 1.0 || job.factor != 1.0) return choose_loop<Lanes, Op, true>(job);
   }
-  reduce_loop<Lanes, Op, false>(job);
+  choose_loop<Lanes, Op, false>(job);
 }
 
 template <class Lanes>

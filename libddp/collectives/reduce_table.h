@@ -24,6 +24,9 @@ struct KernelJob {
   /// The result is divided by `divisor`, then multiplied by `factor`; 1 skips the step.
   double divisor = 1.0;
   double factor = 1.0;
+  /// Sums of floating types go past the caches; other kernels need not heed it. REQUIRES
+  /// destinations on cache lines that are no sources.
+  bool streams = false;
 };
 
 using ReduceKernel = void (*)(const KernelJob& job);

@@ -10,7 +10,8 @@
 #include <fmt/ranges.h>
 
 #include <cctype>
-#include <cstring>
+
+#include "libddp/collectives/copy_bytes.h"
 
 namespace libddp {
 namespace {
@@ -147,7 +148,7 @@ at::Tensor adjacent_view(const std::vector<at::Tensor>& tensors) {
 void pack(const std::vector<at::Tensor>& tensors, const at::Tensor& flat) {
   auto* target = static_cast<std::byte*>(flat.data_ptr());
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.nbytes() > 0) std::memcpy(target, tensor.const_data_ptr(), tensor.nbytes());
+    copy_part(target, tensor.const_data_ptr(), tensor.nbytes(), flat.nbytes());
     target += tensor.nbytes();
   }
 }
@@ -155,7 +156,7 @@ void pack(const std::vector<at::Tensor>& tensors, const at::Tensor& flat) {
 void unpack(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
   const auto* source = static_cast<const std::byte*>(flat.const_data_ptr());
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.nbytes() > 0) std::memcpy(tensor.data_ptr(), source, tensor.nbytes());
+    copy_part(tensor.data_ptr(), source, tensor.nbytes(), flat.nbytes());
     source += tensor.nbytes();
   }
 }
