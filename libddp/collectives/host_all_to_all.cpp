@@ -1,22 +1,21 @@
 // All-to-all of equal blocks between the ranks of a host: block r of a rank's input goes to rank r.
 // The own block is the caller's to copy.
 //
-// Small: the whole input lies in the slot. Where all inputs are in the arena the readers pull;
-// where all outputs are, the owners push; else pieces of all blocks but the own one go through
-// staging.
+// Small: the whole input lies in the slot. Larger ones: see HostMove.
 
 #include <algorithm>
 
 #include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/host_collectives.h"
+#include "libddp/collectives/host_move.h"
 
 namespace libddp {
 namespace {
 
-class AllToAll {
+class AllToAll : HostMove {
  public:
   AllToAll(MeshCore& core, const std::byte* input, std::byte* output, std::size_t block_bytes)
-      : core_(core),
+      : HostMove(core),
         input_(input),
         output_(output),
         block_bytes_(block_bytes),
@@ -24,19 +23,8 @@ class AllToAll {
 
   void run() {
     if (total_bytes_ <= core_.policy().inline_bytes) return exchange_payloads();
-    const std::uint64_t from = core_.offset_of(input_, total_bytes_);
-    const std::uint64_t to = core_.offset_of(output_, total_bytes_);
-    // A rank with nothing in the arena knows already that the bytes must be staged.
-    const bool is_staged = from == Slot::kStaged && to == Slot::kStaged;
-    if (is_staged) copy_in(0);
-    core_.meet(from, to);
-    if (core_.all_in_arena(0)) return pull();
-    if (core_.all_in_arena(1)) return push();
-    if (!core_.none_in_arena(0) || !core_.none_in_arena(1)) {
-      if (!is_staged) copy_in(0);
-      core_.meet();
-    }
-    exchange_staged();
+    const std::size_t num_pieces = (block_bytes_ + piece_bytes() - 1) / piece_bytes();
+    move(input_, total_bytes_, output_, total_bytes_, num_pieces);
   }
 
  private:
@@ -51,38 +39,25 @@ class AllToAll {
   }
 
   // Each rank starts at its right neighbour, so that not all read the same memory.
-  void pull() {
+  void pull() override {
     for (int step = 1; step < core_.world_size(); ++step) {
       const int r = (core_.rank() + step) % core_.world_size();
       const std::byte* from = core_.reach(r, core_.place(r), total_bytes_);
       copy_part(output_ + r * block_bytes_, from + own(block_bytes_), block_bytes_, total_bytes_);
     }
-    core_.meet();  // nobody reads this rank's input any more
   }
 
-  void push() {
+  void push() override {
     for (int step = 1; step < core_.world_size(); ++step) {
       const int r = (core_.rank() + step) % core_.world_size();
       std::byte* to = core_.reach(r, core_.place(r, 1), total_bytes_);
       copy_part(to + own(block_bytes_), input_ + r * block_bytes_, block_bytes_, total_bytes_);
     }
-    core_.meet();  // every block of this rank's output has come
-  }
-
-  void exchange_staged() {
-    const std::size_t num_pieces = (block_bytes_ + piece_bytes() - 1) / piece_bytes();
-    for (std::size_t k = 0; k < num_pieces; ++k) {
-      if (k > 0) core_.meet();
-      const std::uint64_t chunk = chunk_;
-      if (k + 1 < num_pieces) copy_in(k + 1);
-      copy_out(k, chunk);
-    }
   }
 
   // Piece k of every block but the own one.
-  void copy_in(std::size_t k) {
-    chunk_ = core_.next_chunk();
-    std::byte* to = core_.staging_in(core_.rank(), chunk_);
+  void copy_in(std::size_t k, std::uint64_t chunk) override {
+    std::byte* to = core_.staging_in(core_.rank(), chunk);
     for (int r = 0; r < core_.world_size(); ++r) {
       if (r == core_.rank()) continue;
       copy_bytes(to + r * piece_bytes(), input_ + r * block_bytes_ + k * piece_bytes(),
@@ -90,7 +65,7 @@ class AllToAll {
     }
   }
 
-  void copy_out(std::size_t k, std::uint64_t chunk) {
+  void copy_out(std::size_t k, std::uint64_t chunk) override {
     for (int r = 0; r < core_.world_size(); ++r) {
       if (r == core_.rank()) continue;
       copy_part(output_ + r * block_bytes_ + k * piece_bytes(),
@@ -108,12 +83,10 @@ class AllToAll {
     return std::min(piece_bytes(), block_bytes_ - k * piece_bytes());
   }
 
-  MeshCore& core_;
   const std::byte* input_;
   std::byte* output_;
   const std::size_t block_bytes_;
   const std::size_t total_bytes_;
-  std::uint64_t chunk_ = 0;
 };
 
 }  // namespace

@@ -1,0 +1,37 @@
+#include "libddp/collectives/host_move.h"
+
+namespace libddp {
+
+bool HostMove::move(const std::byte* input, std::size_t input_bytes, const std::byte* output,
+                    std::size_t output_bytes, std::size_t num_pieces) {
+  const std::uint64_t from = core_.offset_of(input, input_bytes);
+  const std::uint64_t to = core_.offset_of(output, output_bytes);
+  // A rank with nothing in the arena knows already that the bytes must be staged.
+  const bool is_staged = from == Slot::kStaged && to == Slot::kStaged;
+  if (is_staged) stage(0);
+  core_.meet(from, to);
+  if (core_.all_in_arena(0) || core_.all_in_arena(1)) {
+    core_.all_in_arena(0) ? pull() : push();
+    // Nobody reads this rank's input any more, and every block of its output has come.
+    core_.meet();
+    return false;
+  }
+  if (!core_.none_in_arena(0) || !core_.none_in_arena(1)) {
+    if (!is_staged) stage(0);
+    core_.meet();
+  }
+  for (std::size_t k = 0; k < num_pieces; ++k) {
+    if (k > 0) core_.meet();
+    const std::uint64_t chunk = chunk_;
+    if (k + 1 < num_pieces) stage(k + 1);
+    copy_out(k, chunk);
+  }
+  return true;
+}
+
+void HostMove::stage(std::size_t k) {
+  chunk_ = core_.next_chunk();
+  copy_in(k, chunk_);
+}
+
+}  // namespace libddp
