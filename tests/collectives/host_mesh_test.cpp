@@ -37,15 +37,6 @@ class Sums {
   float sums_[kPeriod] = {};
 };
 
-/// Every element is what `wanted` says. One message, not one per element: this loop is the test's
-/// time.
-template <class Wanted>
-void expect_all(const float* data, std::size_t count, const std::string& what, Wanted wanted) {
-  std::size_t i = 0;
-  while (i < count && data[i] == wanted(i)) ++i;
-  expect(i == count, what + " at element " + std::to_string(i) + " of " + std::to_string(count));
-}
-
 float* floats(const std::shared_ptr<std::byte>& block) {
   return reinterpret_cast<float*>(block.get());
 }

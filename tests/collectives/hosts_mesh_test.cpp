@@ -17,6 +17,7 @@
 using namespace libddp;
 using namespace std::chrono_literals;
 using libddp::test::expect;
+using libddp::test::expect_all;
 using libddp::test::HostsRank;
 using libddp::test::MeshFixture;
 using libddp::test::message_of;
@@ -30,15 +31,25 @@ const std::vector<std::vector<int>> kLayouts{
     {0, 0, 1, 1}, {0, 1, 2},       {0, 0, 1},          {0, 1, 0, 1},
     {0, 1, 1, 1}, {0, 1, 0, 0, 2}, {0, 0, 0, 1, 1, 1}, {0, 0, 1, 1, 2, 2, 3, 3}};
 
+constexpr std::size_t kPeriod = 13;
+
 float value_of(int rank, std::size_t i) {
-  return static_cast<float>((static_cast<std::size_t>(rank) * 7 + i) % 13) - 6.0f;
+  return static_cast<float>((static_cast<std::size_t>(rank) * 7 + i) % kPeriod) - 6.0f;
 }
 
-float sum_of(int world_size, std::size_t i) {
-  float sum = 0;
-  for (int rank = 0; rank < world_size; ++rank) sum += value_of(rank, i);
-  return sum;
-}
+// What the ranks' values add up to: they repeat.
+class Sums {
+ public:
+  explicit Sums(int world_size) {
+    for (std::size_t i = 0; i < kPeriod; ++i) {
+      for (int rank = 0; rank < world_size; ++rank) sums_[i] += value_of(rank, i);
+    }
+  }
+  float operator()(std::size_t i) const { return sums_[i % kPeriod]; }
+
+ private:
+  float sums_[kPeriod] = {};
+};
 
 // `count` floats of a rank, in the arena or not.
 struct Floats {
@@ -65,9 +76,7 @@ MeshCall floats_call(OpKind kind, std::uint64_t sequence, std::size_t count,
 void check_all_reduce(HostsRank& me, std::uint64_t sequence, std::size_t count, bool in_arena) {
   Floats floats(me, count, in_arena);
   me.mesh->all_reduce(floats_call(OpKind::AllReduce, sequence, count), floats.data, 1.0);
-  for (std::size_t i = 0; i < count; ++i) {
-    expect(floats.data[i] == sum_of(me.world_size, i), "sum at " + std::to_string(i));
-  }
+  expect_all(floats.data, count, "sum", Sums(me.world_size));
 }
 
 void check_gather(HostsRank& me, std::uint64_t sequence, std::size_t count, bool in_arena) {
@@ -77,9 +86,8 @@ void check_gather(HostsRank& me, std::uint64_t sequence, std::size_t count, bool
                       output.data, count * sizeof(float));
   for (int rank = 0; rank < me.world_size; ++rank) {
     const float* block = output.data + static_cast<std::size_t>(rank) * count;
-    for (std::size_t i = 0; i < count; ++i) {
-      expect(block[i] == value_of(rank, i), "block of rank " + std::to_string(rank));
-    }
+    expect_all(block, count, "block of rank " + std::to_string(rank),
+               [&](std::size_t i) { return value_of(rank, i); });
   }
 }
 
@@ -88,11 +96,12 @@ void check_scatter(HostsRank& me, std::uint64_t sequence, std::size_t count, boo
   Floats output(me, count, in_arena);
   me.mesh->reduce_scatter(floats_call(OpKind::ReduceScatter, sequence, input.count), input.data,
                           output.data, count, 0.5);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t at = static_cast<std::size_t>(me.rank) * count + i;
-    expect(output.data[i] == 0.5f * sum_of(me.world_size, at), "half the sum");
-    expect(input.data[at] == value_of(me.rank, at), "the input stays");
-  }
+  const std::size_t own = static_cast<std::size_t>(me.rank) * count;
+  const Sums sums(me.world_size);
+  expect_all(output.data, count, "half the sum",
+             [&](std::size_t i) { return 0.5f * sums(own + i); });
+  expect_all(input.data + own, count, "input, which stays",
+             [&](std::size_t i) { return value_of(me.rank, own + i); });
 }
 
 void check_broadcast(HostsRank& me, std::uint64_t sequence, std::size_t count, int root,
@@ -101,9 +110,8 @@ void check_broadcast(HostsRank& me, std::uint64_t sequence, std::size_t count, i
   MeshCall call = floats_call(OpKind::Broadcast, sequence, count);
   call.description.root = root;
   me.mesh->broadcast(call, floats.data, count * sizeof(float), root);
-  for (std::size_t i = 0; i < count; ++i) {
-    expect(floats.data[i] == value_of(root, i), "the root's bytes");
-  }
+  expect_all(floats.data, count, "the root's bytes",
+             [&](std::size_t i) { return value_of(root, i); });
 }
 
 std::string failure_of(HostsRank& me, const MeshCall& call) {

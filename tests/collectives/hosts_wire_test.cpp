@@ -59,11 +59,13 @@ void check_narrow_all_reduce(HostsRank& me, std::size_t count) {
   const std::vector<RoughSum> wanted = rough_sums(me.world_size, count);
   std::vector<float> mine = seeded_floats(me.rank, count);
   me.mesh->all_reduce(wire_call(OpKind::AllReduce, 1, count), mine.data(), 1.0);
+  std::size_t num_near = 0;
   std::size_t num_rounded = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    expect(is_near(mine[i], wanted[i]), "a sum within the tolerance");
+    num_near += is_near(mine[i], wanted[i]);
     num_rounded += (std::bit_cast<std::uint32_t>(mine[i]) & 0xFFFF) == 0;
   }
+  expect(num_near == count, "every sum within the tolerance");
   expect(num_rounded == count, "every sum is a bf16");
   std::vector<float> all(count * static_cast<std::size_t>(me.world_size));
   me.mesh->all_gather(wire_call(OpKind::AllGather, 2, all.size()), mine.data(), all.data(),
@@ -81,10 +83,10 @@ void check_narrow_scatter(HostsRank& me, std::size_t count) {
   std::vector<float> block(count);
   me.mesh->reduce_scatter(wire_call(OpKind::ReduceScatter, 3, total), mine.data(), block.data(),
                           count, 1.0);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t at = static_cast<std::size_t>(me.rank) * count + i;
-    expect(is_near(block[i], wanted[at]), "a sum of the own block within the tolerance");
-  }
+  const RoughSum* own = wanted.data() + static_cast<std::size_t>(me.rank) * count;
+  std::size_t num_near = 0;
+  for (std::size_t i = 0; i < count; ++i) num_near += is_near(block[i], own[i]);
+  expect(num_near == count, "every sum of the own block within the tolerance");
 }
 
 // Small ones, other operations and other dtypes travel as they are.
@@ -111,8 +113,8 @@ TEST_CASE("Large float sums travel as bfloat16 between hosts, if asked to") {
   for (const std::vector<int>& layout : layouts) {
     for (const int num_sockets : {1, 3}) {
       const auto run = [](HostsRank& me) {
-        check_narrow_all_reduce(me, 300007);
-        check_narrow_scatter(me, 50021);
+        check_narrow_all_reduce(me, 100003);
+        check_narrow_scatter(me, 30011);
         check_exact_all_reduces(me);
       };
       run_hosts(layout, run, {.sockets_per_link = num_sockets, .wire_dtype = Dtype::BFloat16});

@@ -5,6 +5,7 @@
 //
 //   run_ranks(3, [&](int rank) { expect(data[rank] == 6.0f, "sum"); });
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 
@@ -13,6 +14,15 @@ namespace libddp::test {
 /// Throws std::runtime_error with `what` where `condition` is false.
 inline void expect(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error("expected: " + what);
+}
+
+/// Every element is what `wanted(index)` says. One message, not one per element: under sanitizers
+/// this loop is a test's time.
+template <class Wanted>
+void expect_all(const float* data, std::size_t count, const std::string& what, Wanted wanted) {
+  std::size_t i = 0;
+  while (i < count && data[i] == wanted(i)) ++i;
+  expect(i == count, what + " at element " + std::to_string(i) + " of " + std::to_string(count));
 }
 
 /// Runs `call`, which must throw `Expected` (or a class derived from it); returns the message.
