@@ -41,7 +41,8 @@ InterEngine engine_of(const py::object& inter) {
 
 /// torch.distributed's creator of a registered backend.
 BackendPtr create_backend(const c10d::DistributedBackendOptions& given, const py::object&,
-                          const py::object& inter) {
+                          const py::object& inter, std::optional<at::ScalarType> wire_dtype,
+                          std::optional<int> sockets_per_link) {
   ProcessGroup::Options options;
   options.rank = given.group_rank;
   options.world_size = given.group_size;
@@ -52,6 +53,7 @@ BackendPtr create_backend(const c10d::DistributedBackendOptions& given, const py
     options.global_ranks.push_back(static_cast<int>(rank));
   }
   options.inter = engine_of(inter);
+  options.links = {.sockets_per_link = sockets_per_link, .wire_dtype = wire_dtype};
   Group group;
   {
     py::gil_scoped_release release;
@@ -93,7 +95,8 @@ py::tuple find_place(const std::string& init_method, std::optional<int> rank,
 void bind_backend(py::module_& module) {
   module.attr("BACKEND_NAME") = C10dBackend::kName;
   module.def("create_backend", &create_backend, py::arg("options"), py::arg("pg_options"),
-             py::arg("inter") = py::none(),
+             py::arg("inter") = py::none(), py::arg("wire_dtype") = py::none(),
+             py::arg("sockets_per_link") = py::none(),
              "Creates the c10d backend of one group; blocks until all its ranks have come.");
   bind_from_c10d<c10::intrusive_ptr<c10d::ProcessGroup>>(module);
   bind_from_c10d<BackendPtr>(module);

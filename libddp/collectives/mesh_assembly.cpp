@@ -95,9 +95,9 @@ std::unique_ptr<Mesh> assemble_mesh(MeshAssembly own, std::vector<GroupPeer>& pe
   if (layout.num_hosts() == 1) return local;
   if (own.make_stage && own.link.wire_dtype != Dtype::Float32) {
     throw ArgumentError(
-        fmt::format("libddp[group {}, rank {}/{}]: LIBDDP_WIRE_DTYPE={} is for libddp's own links, "
-                    "but another engine moves the bytes between hosts. Hint: unset the variable, "
-                    "or leave the other engine out.",
+        fmt::format("libddp[group {}, rank {}/{}]: wire_dtype={} is for libddp's own links, but "
+                    "another engine moves the bytes between hosts. Hint: pass float32 (or unset "
+                    "LIBDDP_WIRE_DTYPE), or leave the other engine out.",
                     own.group_name, own.rank, peers.size(), name(own.link.wire_dtype)));
   }
   HostsMeshOptions options;

@@ -31,6 +31,7 @@ struct ProcessGroup::State {
   std::string store_prefix;
   std::string host_identity;
   InterEngine inter;
+  LinkOptions links;
   std::atomic<std::chrono::milliseconds> timeout{};
   std::unique_ptr<Backend> backend;
   const ProcessStamp made;

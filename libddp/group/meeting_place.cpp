@@ -6,10 +6,13 @@
 
 #include "libddp/base/build_info.h"
 #include "libddp/base/deadline.h"
+#include "libddp/base/error.h"
 #include "libddp/collectives/host_mesh.h"
 #include "libddp/collectives/mesh_assembly.h"
 #include "libddp/group/host_backend.h"
 #include "libddp/group/inter_engine.h"
+#include "libddp/group/operand.h"
+#include "libddp/group/pulse.h"
 #include "libddp/transport/link_settings.h"
 #include "libddp/transport/meeting.h"
 #include "libddp/transport/run_key.h"
@@ -17,27 +20,63 @@
 namespace libddp {
 namespace {
 
-std::vector<GroupPeer> meet_all(KeyValueStore& store, const GroupIdentity& identity,
-                                const MeetingHints& hints, const SharedSegment& page,
-                                const Arena& arena, const LinkSettings& link, Deadline deadline) {
-  const MeetingOptions options{
-      .rank = identity.rank,
-      .world_size = identity.world_size,
-      .group_name = identity.name,
-      .agreement = fmt::format("libddp {}, {}, {}", version(), HostMesh::layout(), link.to_text()),
-      .note = HostMesh::own_cpu_mask(),
-      .route_to = hints.route_to,
-      .sockets_per_link = link.sockets_per_link,
-      .key = given_run_key(),
-      .require_key = RequireKey::is_set(),
-      .host_identity = hints.host_identity,
-  };
-  std::vector<GroupPeer> peers = meet(store, options, descriptors_of(page, arena), deadline);
+/// What a rank brings to the meeting itself.
+struct Preparation {
+  LinkSettings link;
+  SharedSegment page;
+  std::shared_ptr<Arena> arena;
+};
+
+LinkSettings link_settings(const LinkOptions& chosen) {
+  std::optional<Dtype> dtype;
+  if (chosen.wire_dtype) {
+    dtype = wire_dtype(*chosen.wire_dtype);
+    if (!dtype || c10::isComplexType(*chosen.wire_dtype)) {
+      throw ArgumentError(fmt::format(
+          "libddp: wire_dtype={} is neither float32 nor bfloat16. Hint: bfloat16 halves the bytes "
+          "of float32 sums between hosts.",
+          c10::toString(*chosen.wire_dtype)));
+    }
+  }
+  return LinkSettings::chosen(chosen.sockets_per_link, dtype);
+}
+
+MeetingOptions meeting_options(const GroupIdentity& identity, const MeetingHints& hints) {
+  MeetingOptions options;
+  options.rank = identity.rank;
+  options.world_size = identity.world_size;
+  options.group_name = identity.name;
+  options.note = HostMesh::own_cpu_mask();
+  options.route_to = hints.route_to;
+  options.host_identity = hints.host_identity;
+  return options;
+}
+
+/// Reads whatever the user has set, so that what cannot be read is known before the meeting.
+Preparation prepare(const GroupIdentity& identity, const MeetingHints& hints,
+                    MeetingOptions& options) {
+  options.key = given_run_key();
+  options.require_key = RequireKey::is_set();
+  heartbeat_timeout();
+  Preparation own;
+  own.link = link_settings(hints.links);
+  options.sockets_per_link = own.link.sockets_per_link;
+  options.agreement = fmt::format("libddp {}, {}, {} inter={}", version(), HostMesh::layout(),
+                                  own.link.to_text(), hints.inter ? "an engine" : "none");
+  own.page = HostMesh::create_page(identity.name, identity.world_size);
+  own.arena = Arena::create(identity.name, Arena::default_reserve_bytes(identity.world_size));
+  return own;
+}
+
+std::vector<GroupPeer> meet_all(KeyValueStore& store, const MeetingOptions& options,
+                                const Preparation& own, Deadline deadline) {
+  std::vector<GroupPeer> peers =
+      meet(store, options, descriptors_of(own.page, *own.arena), deadline);
   // All peers have read them; a later group of the same name on this store starts clean.
-  store.remove(fmt::format("card/{}", identity.rank));
-  store.remove(fmt::format("claim/{}", identity.rank));
-  store.remove(fmt::format("link/{}", identity.rank));
-  if (options.key) store.remove(fmt::format("hail/{}", identity.rank));
+  store.remove(fmt::format("card/{}", options.rank));
+  store.remove(fmt::format("claim/{}", options.rank));
+  store.remove(fmt::format("link/{}", options.rank));
+  if (options.key) store.remove(fmt::format("hail/{}", options.rank));
   return peers;
 }
 
@@ -46,22 +85,26 @@ std::vector<GroupPeer> meet_all(KeyValueStore& store, const GroupIdentity& ident
 std::unique_ptr<Backend> meet_ranks(KeyValueStore& store, const GroupIdentity& identity,
                                     const MeetingHints& hints, std::chrono::milliseconds timeout) {
   const Deadline deadline = Deadline::after(timeout);
-  const LinkSettings link = LinkSettings::from_environment();
-  SharedSegment page = HostMesh::create_page(identity.name, identity.world_size);
-  std::shared_ptr<Arena> arena =
-      Arena::create(identity.name, Arena::default_reserve_bytes(identity.world_size));
-  std::vector<GroupPeer> peers = meet_all(store, identity, hints, page, *arena, link, deadline);
+  MeetingOptions options = meeting_options(identity, hints);
+  Preparation own;
+  try {
+    own = prepare(identity, hints, options);
+  } catch (const Error& error) {
+    refuse_meeting(store, options, error.what());
+    throw;
+  }
+  std::vector<GroupPeer> peers = meet_all(store, options, own, deadline);
 
+  const std::shared_ptr<Arena> arena = own.arena;
   std::unique_ptr<Mesh> mesh =
       assemble_mesh({.rank = identity.rank,
                      .group_name = identity.name,
                      .arena = arena,
-                     .page = std::move(page),
-                     .link = link,
+                     .page = std::move(own.page),
+                     .link = own.link,
                      .make_stage = stage_maker(identity, hints, deadline, timeout)},
                     peers);
-  auto backend =
-      std::make_unique<HostBackend>(identity, std::move(arena), std::move(mesh), std::move(peers));
+  auto backend = std::make_unique<HostBackend>(identity, arena, std::move(mesh), std::move(peers));
   // Nobody returns before everyone has met: the store may end with rank 0.
   backend->meet_all(std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining(timeout)) +
                     std::chrono::milliseconds(1));

@@ -17,10 +17,12 @@
 
 namespace libddp {
 
-/// What decides where a rank is and how others reach it; see MeetingOptions.
+/// What decides where a rank is and how others reach it; see MeetingOptions and
+/// ProcessGroup::Options.
 struct MeetingHints {
   std::string route_to{};
   std::string host_identity{};
+  LinkOptions links{};
   /// Moves collectives between hosts, if set; it meets over this store, under this prefix.
   InterEngine inter{};
   c10::intrusive_ptr<c10d::Store> inter_store{};

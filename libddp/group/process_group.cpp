@@ -83,8 +83,10 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
   TorchStore keys(state->store, state->store_prefix + members);
   state->host_identity = std::move(options.host_identity);
   state->inter = std::move(options.inter);
+  state->links = options.links;
   const MeetingHints hints{.route_to = store_host(state->store),
                            .host_identity = state->host_identity,
+                           .links = state->links,
                            .inter = state->inter,
                            .inter_store = state->store,
                            .inter_prefix = state->store_prefix + members};
@@ -174,6 +176,7 @@ Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name
   options.timeout = timeout();
   options.host_identity = state_->host_identity;
   options.inter = state_->inter;
+  options.links = state_->links;
   for (const int rank : ranks) {
     options.global_ranks.push_back(state_->global_ranks[static_cast<std::size_t>(rank)]);
   }

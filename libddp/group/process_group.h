@@ -63,6 +63,16 @@ struct InterMeeting {
 /// of one number on all hosts join one backend.
 using InterEngine = std::function<c10::intrusive_ptr<c10d::Backend>(const InterMeeting&)>;
 
+/// How a group uses libddp's links between hosts (docs/hosts.md). The same on all ranks: another
+/// choice is an error that shows both.
+struct LinkOptions {
+  /// Connections per link, 1 to 8; nullopt = LIBDDP_SOCKETS_PER_LINK, else 1.
+  std::optional<int> sockets_per_link{};
+  /// What large float32 sums travel as, kFloat or kBFloat16; nullopt = LIBDDP_WIRE_DTYPE, else
+  /// kFloat.
+  std::optional<at::ScalarType> wire_dtype{};
+};
+
 class ProcessGroup;
 using Group = std::shared_ptr<ProcessGroup>;
 
@@ -81,12 +91,14 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
     /// Moves collectives between hosts in place of TCP links; empty = TCP links. The same on all
     /// ranks. Groups that split() makes have it too.
     InterEngine inter{};
+    /// Groups that split() makes have them too.
+    LinkOptions links{};
   };
 
   /// Joins: every rank calls it with the same world_size and name and a store that all of them
   /// share (keys are prefixed with the name). Blocks until all have come.
   static Group create(c10::intrusive_ptr<c10d::Store> store, Options options);
-  /// A group over a backend that exists already (interop/from_c10d.h); it cannot be split.
+  /// A group over a backend that exists already (interop/from_c10d.h).
   static Group over(std::unique_ptr<Backend> backend, Options options);
   ~ProcessGroup();
 

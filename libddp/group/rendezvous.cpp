@@ -104,7 +104,8 @@ Group init_process_group(const InitOptions& options) {
                                                        .name = options.group_name,
                                                        .timeout = options.timeout,
                                                        .global_ranks = {},
-                                                       .inter = options.inter});
+                                                       .inter = options.inter,
+                                                       .links = options.links});
 }
 
 }  // namespace libddp

@@ -35,6 +35,7 @@ struct InitOptions {
   c10::intrusive_ptr<c10d::Store> store{};
   /// See ProcessGroup::Options.
   InterEngine inter{};
+  LinkOptions links{};
 };
 
 /// What a rendezvous found.

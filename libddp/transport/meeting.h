@@ -14,7 +14,8 @@
 // without one, ranks of several hosts start with a warning.
 //
 // A rank that cannot take part writes its reason under "error" in the store, so that every rank
-// fails with the same cause instead of a timeout.
+// fails with the same cause instead of a timeout; `refuse_meeting` is for reasons that are known
+// before the meeting begins.
 // Errors: TimeoutError names the ranks that never came; PeerError two ranks with one number, world
 // sizes that differ, a peer's failure; NetworkError hosts that cannot reach each other (both ends
 // and the address are named); ArgumentError an interface that does not exist. Thread rule: one call
@@ -80,5 +81,11 @@ struct GroupPeer {
 /// ordered by rank, the own one included.
 std::vector<GroupPeer> meet(KeyValueStore& store, const MeetingOptions& options,
                             const std::vector<int>& descriptors, Deadline deadline);
+
+/// Tells the others, who are in `meet` or will be, why this rank does not come. Of `options` it
+/// needs rank, world size, name and key. Rank 0, with which the store may end, returns when all
+/// others have heard it, or after 5 seconds.
+void refuse_meeting(KeyValueStore& store, const MeetingOptions& options,
+                    const std::string& reason) noexcept;
 
 }  // namespace libddp

@@ -5,7 +5,9 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -16,6 +18,13 @@
 namespace libddp {
 
 using Kind = MeetingFailure::Kind;
+
+namespace {
+
+// Counts the ranks but 0 that know of the failure.
+constexpr const char* kHeardKey = "error_heard";
+
+}  // namespace
 
 std::string MeetingContext::where() const {
   return fmt::format("libddp[group {}, rank {}/{}] meeting", options_.group_name, options_.rank,
@@ -63,13 +72,33 @@ void MeetingContext::look_around() {
 void MeetingContext::throw_published() {
   if (const std::optional<MeetingFailure> failure = find_failure(failures())) {
     failure_is_published_ = true;
+    confirm();
     throw_failure(where(), *failure);
+  }
+}
+
+void MeetingContext::confirm() noexcept {
+  if (options_.rank == 0) return;
+  try {
+    store_.add(kHeardKey, 1);
+  } catch (const std::exception& error) {
+    // What the meeting failed of says more than a store that is gone since.
+    log(LogLevel::Debug, "meeting_failure_not_confirmed", {{"reason", error.what()}});
+  }
+}
+
+void MeetingContext::wait_until_heard() {
+  constexpr std::chrono::milliseconds kPause{10};
+  while (!deadline_.expired() && store_.add(kHeardKey, 0) < options_.world_size - 1) {
+    check_interrupt();
+    std::this_thread::sleep_for(kPause);
   }
 }
 
 void MeetingContext::fail(const MeetingFailure& failure) {
   const MeetingFailure agreed = publish_failure(failures(), failure);
   failure_is_published_ = true;
+  confirm();
   throw_failure(where(), agreed);
 }
 
@@ -117,6 +146,7 @@ void MeetingContext::announce(const std::string& reason) noexcept {
     publish_failure(failures(), {Kind::Peer, options_.rank, pid,
                                  fmt::format("rank {} (pid {}) could not take part: {}",
                                              options_.rank, pid, reason)});
+    confirm();
   } catch (const std::exception& error) {
     // The caller throws the first error; the others will time out.
     log(LogLevel::Warn, "meeting_failure_not_published",

@@ -62,6 +62,8 @@ class MeetingContext {
   [[noreturn]] void fail_gone(const MeetingCard& card, const std::string& reason);
   /// For a failure of this rank's own; does nothing if the failure came from the store.
   void announce(const std::string& reason) noexcept;
+  /// Until all other ranks have read the failure, or the deadline is over.
+  void wait_until_heard();
 
  private:
   struct Place {
@@ -74,6 +76,7 @@ class MeetingContext {
   Place& place(int rank) { return places_[static_cast<std::size_t>(rank)]; }
   const Place& place(int rank) const { return places_[static_cast<std::size_t>(rank)]; }
   void throw_published();
+  void confirm() noexcept;
   KeyValueStore& failures() { return session_ ? session_->failures() : store_; }
   bool has_come(int rank);
 

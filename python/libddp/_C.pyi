@@ -208,7 +208,13 @@ class Replica:
     def wait_shares(self) -> list[float]: ...
 
 def build_info() -> dict[str, Any]: ...
-def create_backend(options: Any, pg_options: Any, inter: Any = None) -> Any: ...
+def create_backend(
+    options: Any,
+    pg_options: Any,
+    inter: Any = None,
+    wire_dtype: torch.dtype | None = None,
+    sockets_per_link: int | None = None,
+) -> Any: ...
 def from_c10d(
     group: Any,
     name: str = "",

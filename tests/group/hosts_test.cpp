@@ -6,11 +6,16 @@
 #include <ATen/ops/zeros.h>
 
 #include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/require_parts.h"
 #include "tests/support/torch_group_fixture.h"
 
 using namespace libddp;
@@ -72,6 +77,42 @@ std::string error_of(const std::function<void()>& f) {
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
+}
+
+using Store = c10::intrusive_ptr<c10d::Store>;
+
+ProcessGroup::Options on_host_of_its_own(int rank, LinkOptions links, int world_size = 2) {
+  ProcessGroup::Options options;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.timeout = 60s;
+  options.host_identity = "host " + std::to_string(rank);
+  options.links = links;
+  return options;
+}
+
+/// Whether large sums of `group` are rounded on their way.
+bool rounds(ProcessGroup& group) {
+  constexpr float kNoBFloat16 = 1.001f;
+  at::Tensor sum = filled(kNoBFloat16, 20000);
+  group.all_reduce(sum);
+  const float exact = kNoBFloat16 * static_cast<float>(group.size());
+  const auto error = std::abs(static_cast<float>(first(sum)) - exact);
+  expect(sum.eq(first(sum)).all().item<bool>(), "all elements are alike");
+  expect(error <= exact / 128, "within the bounds of bf16");
+  return error > 0;
+}
+
+/// What each rank of a group that cannot be made throws.
+std::vector<std::string> refusals(const std::function<ProcessGroup::Options(int)>& options,
+                                  int world_size = 2) {
+  Store store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::string> messages(static_cast<std::size_t>(world_size));
+  run_ranks(world_size, [&](int rank) {
+    messages[static_cast<std::size_t>(rank)] =
+        message_of<Error>([&] { ProcessGroup::create(store, options(rank)); });
+  });
+  return messages;
 }
 
 }  // namespace
@@ -218,4 +259,65 @@ TEST_CASE("Groups over several hosts: the missing rank is named on every host") 
         [&] { group.all_reduce(tensor, {}, {.timeout = std::chrono::milliseconds(500)}); });
     expect(has(text, "timed out after") && has(text, "waiting for rank 3 (pid "), text);
   });
+}
+
+TEST_CASE("each group chooses what its sums travel as", "[links]") {
+  Store store = c10::make_intrusive<c10d::HashStore>();
+  ::unsetenv("LIBDDP_WIRE_DTYPE");
+  run_ranks(2, [&](int rank) {
+    const LinkOptions narrow{.sockets_per_link = 2, .wire_dtype = at::kBFloat16};
+    const Group one = ProcessGroup::create(store, on_host_of_its_own(rank, narrow));
+    ProcessGroup::Options plain = on_host_of_its_own(rank, {.wire_dtype = at::kFloat});
+    plain.name = "plain";
+    const Group other = ProcessGroup::create(store, plain);
+    ProcessGroup::Options unsaid = on_host_of_its_own(rank, {});
+    unsaid.name = "unsaid";
+    const Group third = ProcessGroup::create(store, unsaid);
+    expect(rounds(*one), "bf16 was chosen");
+    expect(!rounds(*other), "float32 was chosen");
+    expect(!rounds(*third), "nothing was chosen");
+    const Group part = one->split({1, 0}, "part");
+    expect(rounds(*part), "a part does as the whole");
+    for (const Group& group : {part, third, other, one}) group->shutdown();
+  });
+}
+
+TEST_CASE("choices that differ between ranks are named, both", "[links]") {
+  const auto dtypes = refusals([](int rank) {
+    LinkOptions links;
+    if (rank == 1) links.wire_dtype = at::kBFloat16;
+    return on_host_of_its_own(rank, links);
+  });
+  for (const std::string& message : dtypes) {
+    require_parts(message, {"rank 0 (pid ", "sockets_per_link=1 wire_dtype=float32", "rank 1 (pid ",
+                            "sockets_per_link=1 wire_dtype=bfloat16", "the same settings"});
+  }
+  const auto sockets =
+      refusals([](int rank) { return on_host_of_its_own(rank, {.sockets_per_link = rank + 1}); });
+  for (const std::string& message : sockets) {
+    require_parts(message, {"sockets_per_link=1 ", "sockets_per_link=2 "});
+  }
+}
+
+TEST_CASE("a rank whose choice cannot be tells the others", "[links]") {
+  const auto messages = refusals(
+      [](int rank) {
+        LinkOptions links;
+        if (rank == 2) links.wire_dtype = at::kHalf;
+        return on_host_of_its_own(rank, links, 3);
+      },
+      3);
+  require_parts(messages[2], {"wire_dtype=float16 is neither float32 nor bfloat16. Hint: "});
+  for (const int rank : {0, 1}) {
+    require_parts(messages[static_cast<std::size_t>(rank)],
+                  {"meeting: rank 2 (pid ", "could not take part: ",
+                   "wire_dtype=float16 is neither float32 nor bfloat16. Hint: "});
+  }
+  const auto first = refusals(
+      [](int rank) { return on_host_of_its_own(rank, {.sockets_per_link = rank == 0 ? 9 : 1}); });
+  require_parts(first[0], {"sockets_per_link=9 is not an integer from 1 to 8"});
+  require_parts(first[1], {"rank 0 (pid ", "sockets_per_link=9 is not an integer from 1 to 8"});
+  const auto odd = refusals(
+      [](int rank) { return on_host_of_its_own(rank, {.wire_dtype = at::kComplexFloat}); });
+  require_parts(odd[0], {"wire_dtype=", "is neither float32 nor bfloat16"});
 }

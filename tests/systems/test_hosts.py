@@ -115,3 +115,29 @@ def everything():
 def test_everything_over_hosts(hosts, ipv6):
     with Network(max(hosts) + 1, ipv6=ipv6) as net:
         assert max(run(net, hosts, everything)) < 1e-5
+
+
+def choose_links():
+    """bf16 and two sockets by argument, also for a later group; another group takes it back."""
+    import libddp.distributed as dist
+    import torch
+
+    def is_rounded(group):
+        sum_of_two = torch.arange(20_000.0)
+        dist.all_reduce(sum_of_two, group=group)
+        difference = (sum_of_two - 2 * torch.arange(20_000.0)).abs().max().item()
+        assert difference <= 40_000 / 128
+        return difference > 0
+
+    dist.init_process_group("gloo", wire_dtype=torch.bfloat16, sockets_per_link=2)
+    found = [is_rounded(None), is_rounded(dist.new_group())]
+    found.append(is_rounded(dist.new_group(wire_dtype=torch.float32, sockets_per_link=1)))
+    found.append(is_rounded(dist.new_group()))
+    dist.destroy_process_group()
+    return found
+
+
+def test_each_group_chooses_how_it_uses_the_links():
+    with Network(2) as net:
+        for found in run(net, [0, 1], choose_links):
+            assert found == [True, True, False, True]

@@ -76,5 +76,5 @@ def test_engines_that_differ_are_named():
         outcomes = launch(net, [0, 1], one_host_with_another_engine)
     assert all(outcome.failed for outcome in outcomes)
     text = "\n".join(ranks.describe(outcome) for outcome in outcomes)
-    for part in ("creation, inter", "different collectives"):
+    for part in ("rank 0 (pid ", "inter=an engine'", "rank 1 (pid ", "inter=none'"):
         assert part in text, text

@@ -194,4 +194,4 @@ def test_ranks_that_disagree_about_the_links():
         assert outcome.failed
         for rank in (0, 1):
             assert f"rank {rank} (pid " in outcome.message, outcome.output
-            assert f"LIBDDP_SOCKETS_PER_LINK={rank + 1}" in outcome.message
+            assert f"sockets_per_link={rank + 1} " in outcome.message

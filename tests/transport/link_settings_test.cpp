@@ -4,8 +4,11 @@
 
 #include "libddp/base/error.h"
 #include "tests/support/catch.h"
+#include "tests/support/expect.h"
 
 using namespace libddp;
+using libddp::test::contains;
+using libddp::test::message_of;
 
 TEST_CASE("Settings of links come from the environment") {
   ::unsetenv("LIBDDP_SOCKETS_PER_LINK");
@@ -21,6 +24,21 @@ TEST_CASE("Settings of links come from the environment") {
   CHECK_THROWS_AS(LinkSettings::from_environment(), ArgumentError);
   ::unsetenv("LIBDDP_WIRE_DTYPE");
   CHECK(settings.sockets_per_link == 4);
-  CHECK(settings.to_text() == "LIBDDP_SOCKETS_PER_LINK=4 LIBDDP_WIRE_DTYPE=float32");
+  CHECK(settings.to_text() == "sockets_per_link=4 wire_dtype=float32");
   CHECK(settings.to_text() != LinkSettings().to_text());
+}
+
+TEST_CASE("A choice for one group comes before the environment") {
+  ::setenv("LIBDDP_SOCKETS_PER_LINK", "4", 1);
+  ::setenv("LIBDDP_WIRE_DTYPE", "bfloat16", 1);
+  const LinkSettings both = LinkSettings::chosen(2, Dtype::Float32);
+  CHECK(both.to_text() == "sockets_per_link=2 wire_dtype=float32");
+  const LinkSettings neither = LinkSettings::chosen(std::nullopt, std::nullopt);
+  CHECK(neither.to_text() == "sockets_per_link=4 wire_dtype=bfloat16");
+  ::unsetenv("LIBDDP_SOCKETS_PER_LINK");
+  ::unsetenv("LIBDDP_WIRE_DTYPE");
+  CHECK(contains(message_of<ArgumentError>([] { LinkSettings::chosen(9, std::nullopt); }),
+                 "sockets_per_link=9 is not an integer from 1 to 8. Hint: "));
+  CHECK(contains(message_of<ArgumentError>([] { LinkSettings::chosen(1, Dtype::Int8); }),
+                 "wire_dtype=int8 is neither float32 nor bfloat16. Hint: "));
 }

@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "libddp/base/error.h"
@@ -161,6 +162,30 @@ TEST_CASE("Agreements that differ") {
     expect(contains(message, "'version 1'") && contains(message, "'version 2'"), message);
     expect(contains(message, who(1) + " has 'version 2'"), message);
   });
+}
+
+TEST_CASE("A rank that cannot begin tells the others, who come later") {
+  const int refuser = GENERATE(0, 1);
+  FolderStore store;
+  const auto started = std::chrono::steady_clock::now();
+  const auto results = fork_ranks(3, [&](int rank) -> std::string {
+    if (rank == refuser) {
+      refuse_meeting(store, bare_options(rank, 3), "LIBDDP_SOCKETS_PER_LINK='x'");
+      return "refused";
+    }
+    std::this_thread::sleep_for(rank * 150ms);
+    return message_of<PeerError>([&] { meet(store, bare_options(rank, 3), {}, far()); });
+  });
+  REQUIRE(std::chrono::steady_clock::now() - started < 50s);
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    INFO(results[rank].text);
+    REQUIRE(results[rank].ok());
+    if (static_cast<int>(rank) == refuser) continue;
+    REQUIRE(contains(results[rank].text, fmt::format("rank {} (pid ", refuser)));
+    REQUIRE(contains(results[rank].text, "could not take part: LIBDDP_SOCKETS_PER_LINK='x'"));
+  }
+  // Rank 0 has waited for its hearers.
+  if (refuser == 0) REQUIRE(store.add("error_heard", 0) == 2);
 }
 
 TEST_CASE("A rank on another host that cannot be reached") {

@@ -140,6 +140,15 @@ TEST_CASE("A failure that a rank with the key tells is believed, also by who com
   REQUIRE(contains(message, "rank 0 (never came"));
 }
 
+TEST_CASE("A rank with the key that cannot begin is believed") {
+  InMemoryStore store;
+  refuse_meeting(store, sealed_options(1, key_of('k')), "no room");
+  const std::string message = message_of<PeerError>(
+      [&] { meet(store, sealed_options(0, key_of('k')), {}, Deadline::after(60s)); });
+  REQUIRE(contains(message, "rank 1 (pid "));
+  REQUIRE(contains(message, "could not take part: no room"));
+}
+
 TEST_CASE("Another key: nobody joins, and the log and the timeout say so") {
   const Quiet quiet;
   InMemoryStore store;

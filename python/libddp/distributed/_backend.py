@@ -16,7 +16,7 @@ import torch
 
 from libddp import _autoload
 from libddp._load import load
-from libddp.distributed import _exit, _inter
+from libddp.distributed import _exit, _links
 from libddp.errors import ArgumentError
 
 _C = load()
@@ -64,7 +64,7 @@ def choose(backend: str | None) -> Choice:
 def create(options, pg_options):
     """The c10d backend of one group; torch calls it on each of the group's ranks."""
     _exit.install()
-    return _C.create_backend(options, pg_options, _inter.default())
+    return _C.create_backend(options, pg_options, **vars(_links.default()))
 
 
 def _both(reported: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from libddp._load import load
-from libddp.distributed import _backend, _exit, _groups, _inter
+from libddp.distributed import _backend, _exit, _groups, _links
 from libddp.errors import ArgumentError
 
 _C = load()
@@ -44,6 +44,8 @@ def init_process_group(
     require_key: bool = False,
     *,
     inter=None,
+    wire_dtype: torch.dtype | None = None,
+    sockets_per_link: int | None = None,
 ) -> None:
     """Joins the default process group; blocks until all ranks have come.
 
@@ -65,6 +67,10 @@ def init_process_group(
         inter: what moves collectives between hosts: None (libddp's TCP links), "gloo", "ucc", a
             torch group of one rank per host, or a function that makes a backend (docs/hosts.md).
             Groups made later have it too.
+        wire_dtype: torch.bfloat16 = large float32 sums travel between hosts as bf16; torch.float32
+            = they do not; None = as LIBDDP_WIRE_DTYPE says. Groups made later have it too.
+        sockets_per_link: connections between each two hosts and each kind of bytes, 1 to 8; None =
+            as LIBDDP_SOCKETS_PER_LINK says. Groups made later have it too.
 
     Raises:
         ArgumentError: a missing, contradictory or impossible argument or variable; it is named.
@@ -87,7 +93,7 @@ def init_process_group(
         raise ArgumentError("libddp: enable_reconfigure=True is not supported by libddp's backend.")
     choice = _backend.choose(backend)
     timeout = _checked_timeout(timeout)
-    _inter.set_default(inter)
+    _links.set_default(inter, wire_dtype, sockets_per_link)
     if store is None:
         store, rank, world_size = _rendezvous(init_method, rank, world_size, timeout)
     else:
@@ -128,7 +134,7 @@ def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
     """
     if group is None:
         _groups.find(None)  # raises our error where there is none
-        _inter.set_default(None)
+        _links.forget_default()
     _exit.announce_error_in_flight()
     dist.destroy_process_group(group)
 
@@ -144,12 +150,15 @@ def new_group(
     sort_ranks: bool = True,
     *,
     inter=None,
+    wire_dtype: torch.dtype | None = None,
+    sockets_per_link: int | None = None,
 ):
     """A group of some of the default group's ranks. All ranks must call it, members or not.
 
     Arguments as in torch.distributed.new_group; `backend` as in init_process_group, None = as the
-    default group; `inter` too. sort_ranks=False (group ranks in the order of `ranks`) needs a torch
-    that has it.
+    default group;
+    `inter`, `wire_dtype` and `sockets_per_link` too. sort_ranks=False (group ranks in the order of
+    `ranks`) needs a torch that has it.
     """
     more = {}
     if not sort_ranks:
@@ -159,7 +168,7 @@ def new_group(
             )
         more["sort_ranks"] = False
     choice = None if backend is None else _backend.choose(backend)
-    with _inter.making(inter):
+    with _links.making(inter, wire_dtype, sockets_per_link):
         group = _torch_new_group(
             ranks,
             timeout=None if timeout is None else _checked_timeout(timeout),
@@ -170,8 +179,9 @@ def new_group(
             device_id=_accelerator(device_id),
             **more,
         )
-    if choice and isinstance(group, dist.ProcessGroup):
-        _reported[group] = choice.reported
+    if isinstance(group, dist.ProcessGroup):
+        if choice:
+            _reported[group] = choice.reported
     return group
 
 

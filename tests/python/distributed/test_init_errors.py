@@ -3,6 +3,7 @@
 import builtins
 import os
 import socket
+import time
 from datetime import timedelta
 
 import pytest
@@ -130,6 +131,50 @@ def test_world_sizes_that_differ_are_told():
     outcomes = ranks.launch(disagree_on_world_size, 2, deadline=90)
     assert all(outcome.failed and not outcome.timed_out for outcome in outcomes)
     assert any("world size" in o.message.replace("_", " ") for o in outcomes)
+
+
+def refuse_to_begin(refuser, variable, value):
+    if os.environ["RANK"] == refuser:
+        os.environ[variable] = value
+    started = time.monotonic()
+    try:
+        ddp_dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    finally:
+        assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize(
+    ("refuser", "variable", "value", "words"),
+    [
+        ("1", "LIBDDP_SOCKETS_PER_LINK", "x", "LIBDDP_SOCKETS_PER_LINK='x' is not an integer"),
+        ("0", "LIBDDP_HEARTBEAT_TIMEOUT", "-1", "LIBDDP_HEARTBEAT_TIMEOUT='-1' is not an integer"),
+    ],
+)
+def test_a_rank_that_cannot_begin_tells_the_others(refuser, variable, value, words):
+    outcomes = ranks.launch(refuse_to_begin, 2, refuser, variable, value, deadline=90)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.failed
+        assert words in outcome.message, ranks.describe(outcome)
+        if str(rank) == refuser:
+            assert outcome.error == "ArgumentError"
+        else:
+            assert outcome.error == "PeerError"
+            assert f"rank {refuser} (pid " in outcome.message
+            assert "could not take part" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ({"wire_dtype": "bfloat16"}, "wire_dtype='bfloat16' is a str"),
+        ({"wire_dtype": torch.float16}, "wire_dtype=float16 is neither"),
+        ({"sockets_per_link": 2.0}, r"sockets_per_link=2\.0 is not an int"),
+        ({"sockets_per_link": 9}, "sockets_per_link=9 is not an integer from 1 to 8"),
+    ],
+)
+def test_a_choice_of_links_that_cannot_be_is_named(argument, words):
+    with pytest.raises(ArgumentError, match=words):
+        ddp_dist.init_process_group("gloo", rank=0, world_size=1, **argument)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""What `inter=` of init_process_group and new_group means: who moves bytes between hosts.
+"""How bytes move between hosts: `inter=`, `wire_dtype=` and `sockets_per_link=` of
+init_process_group and new_group.
+
+The last two are about libddp's own TCP links; None = what the environment says. The C++ side checks
+their values, so that ranks which wait for this one are told.
 
 | inter | means |
 |---|---|
@@ -12,6 +16,8 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +26,18 @@ from torch._C._distributed_c10d import Backend as _TorchBackend
 
 from libddp.errors import ArgumentError
 
+
+@dataclass(frozen=True)
+class Links:
+    """What _C.create_backend takes by these names."""
+
+    inter: Any = None
+    wire_dtype: torch.dtype | None = None
+    sockets_per_link: int | None = None
+
+
 #: The default group's, which groups made later have too.
-_default = None
+_default = Links()
 
 
 def checked(inter):
@@ -51,25 +67,44 @@ def checked(inter):
     )
 
 
-def default():
-    """The engine of groups that are made without naming one."""
+def default() -> Links:
+    """For groups that are made without naming anything."""
     return _default
 
 
-def set_default(inter) -> None:
-    """From now on, for groups that are made without naming one."""
+def set_default(inter, wire_dtype, sockets_per_link) -> None:
+    """From now on, for groups that are made without naming anything."""
     global _default
-    _default = checked(inter)
+    _default = _understood(inter, wire_dtype, sockets_per_link)
+
+
+def forget_default() -> None:
+    """The default group has ended."""
+    set_default(None, None, None)
 
 
 @contextmanager
-def making(inter):
-    """The group made inside has this engine; None = the default."""
+def making(inter, wire_dtype, sockets_per_link):
+    """The group made inside has these; None = the default group's."""
     global _default
     before = _default
-    if inter is not None:
-        _default = checked(inter)
+    given = _understood(inter, wire_dtype, sockets_per_link)
+    chosen = {name: value for name, value in vars(given).items() if value is not None}
+    _default = replace(before, **chosen)
     try:
         yield
     finally:
         _default = before
+
+
+def _understood(inter, wire_dtype, sockets_per_link) -> Links:
+    if wire_dtype is not None and not isinstance(wire_dtype, torch.dtype):
+        raise ArgumentError(
+            f"libddp: wire_dtype={wire_dtype!r} is a {type(wire_dtype).__name__}. "
+            "Hint: pass torch.bfloat16 or torch.float32."
+        )
+    if sockets_per_link is not None and type(sockets_per_link) is not int:
+        raise ArgumentError(
+            f"libddp: sockets_per_link={sockets_per_link!r} is not an int. Hint: pass 1 to 8."
+        )
+    return Links(checked(inter), wire_dtype, sockets_per_link)
