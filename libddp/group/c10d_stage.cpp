@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -23,6 +24,9 @@ constexpr std::chrono::milliseconds kLook{20};
 /// The control connections mostly know better who has failed.
 constexpr std::chrono::seconds kCausePatience{1};
 constexpr std::chrono::hours kNoLimit{24};
+/// What has not ended so long after its deadline is given up here: some engines know no deadlines.
+/// Less than the patience of the ranks that wait for this one (HostsMesh).
+constexpr std::chrono::milliseconds kEnginePatience{500};
 
 at::ScalarType scalar_type(Dtype dtype) {
   switch (dtype) {
@@ -103,6 +107,41 @@ void C10dStage::all_reduce(std::byte* data, std::size_t count, const Reduction& 
   std::memcpy(data, own.const_data_ptr(), bytes);
 }
 
+// Blocks of the largest size, as in all_gather.
+void C10dStage::reduce_scatter(const std::vector<Region>& regions, int host, std::byte* output,
+                               const Reduction& reduction, int num_averaged) {
+  std::size_t largest = 0;
+  for (const Region& region : regions) largest = std::max(largest, region.bytes);
+  if (largest <= kSmallBytes || !has_reduce_scatter_) {
+    return InterStage::reduce_scatter(regions, host, output, reduction, num_averaged);
+  }
+  links_->meet();
+  at::Tensor all = scratch(largest * regions.size());
+  auto* to = static_cast<std::byte*>(all.data_ptr());
+  for (const Region& region : regions) {
+    if (region.bytes > 0) std::memcpy(to, region.data, region.bytes);
+    std::memset(to + region.bytes, 0, largest - region.bytes);
+    to += largest;
+  }
+  const at::ScalarType dtype = scalar_type(reduction.dtype);
+  const C10dReduction wire(all.view(dtype), reduction.op, reduction.scale, num_averaged);
+  at::Tensor input = wire.wire();
+  const auto num_blocks = static_cast<std::int64_t>(regions.size());
+  at::Tensor block = at::empty({input.numel() / num_blocks}, input.options());
+  has_reduce_scatter_ = try_run([&](std::chrono::milliseconds timeout) {
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = wire.op();
+    options.timeout = timeout;
+    return engine_->_reduce_scatter_base(block, input, options);
+  });
+  if (!has_reduce_scatter_) {
+    return InterStage::reduce_scatter(regions, host, output, reduction, num_averaged);
+  }
+  at::Tensor own = scratch(largest).view(dtype);
+  wire.finish(own, block);
+  std::memcpy(output, own.const_data_ptr(), regions[static_cast<std::size_t>(host)].bytes);
+}
+
 // Blocks of the largest size: the hosts have mostly equally many ranks.
 void C10dStage::all_gather(const std::vector<Region>& regions) {
   std::size_t largest = 0;
@@ -140,7 +179,7 @@ void C10dStage::broadcast(std::byte* data, std::size_t bytes, int root_host) {
   if (!is_root) std::memcpy(data, tensors[0].const_data_ptr(), bytes);
 }
 
-void C10dStage::run(const std::function<WorkHandle(std::chrono::milliseconds)>& issue) {
+void C10dStage::run(const Issue& issue) {
   WorkHandle work;
   try {
     work = issue(time_left());
@@ -148,6 +187,20 @@ void C10dStage::run(const std::function<WorkHandle(std::chrono::milliseconds)>& 
     give_up(std::current_exception());
   }
   wait_for(work);
+}
+
+bool C10dStage::try_run(const Issue& issue) {
+  WorkHandle work;
+  try {
+    work = issue(time_left());
+  } catch (const c10::Error& error) {
+    if (is_unsupported(error)) return false;
+    give_up(std::current_exception());
+  } catch (...) {
+    give_up(std::current_exception());
+  }
+  wait_for(work);
+  return true;
 }
 
 void C10dStage::wait_for(const WorkHandle& work) {
@@ -159,11 +212,17 @@ void C10dStage::wait_for(const WorkHandle& work) {
                    ending->error = std::move(error);
                    ending->changed.notify_all();
                  });
+  const std::chrono::milliseconds limit = time_left() + kEnginePatience;
+  const Deadline patience = deadline_.is_never() ? Deadline::never() : Deadline::after(limit);
   std::unique_lock lock(ending->mutex);
   while (!ending->changed.wait_for(lock, kLook, [&] { return ending->has_come; })) {
     lock.unlock();
     local_.throw_if_failed();
     check_interrupt();
+    if (patience.expired()) {
+      fail(std::make_exception_ptr(
+          std::runtime_error("timed out, by libddp's clock: the engine has not ended it")));
+    }
     lock.lock();
   }
   if (ending->error) give_up(ending->error);
@@ -175,6 +234,10 @@ void C10dStage::give_up(const std::exception_ptr& error) {
     local_.throw_if_failed();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
+  fail(error);
+}
+
+void C10dStage::fail(const std::exception_ptr& error) {
   MeshFailure failure;
   try {
     std::rethrow_exception(error_of_c10d(error, call_->description.to_string(call_->sequence),

@@ -36,6 +36,9 @@ class C10dStage : public InterStage {
   void meet() override { links_->meet(); }
   void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
                   int num_averaged) override;
+  /// The engine's own where it has one.
+  void reduce_scatter(const std::vector<Region>& regions, int host, std::byte* output,
+                      const Reduction& reduction, int num_averaged) override;
   void all_gather(const std::vector<Region>& regions) override;
   void broadcast(std::byte* data, std::size_t bytes, int root_host) override;
   std::optional<std::string> last_call_of(int rank) const override {
@@ -45,11 +48,17 @@ class C10dStage : public InterStage {
  private:
   using WorkHandle = c10::intrusive_ptr<c10d::Work>;
 
+  using Issue = std::function<WorkHandle(std::chrono::milliseconds timeout)>;
+
   at::Tensor scratch(std::size_t bytes) const;
   /// Issues and waits; throws what the group fails with.
-  void run(const std::function<WorkHandle(std::chrono::milliseconds timeout)>& issue);
+  void run(const Issue& issue);
+  /// False, with nothing sent, where the engine lacks the operation: the same on all hosts.
+  bool try_run(const Issue& issue);
   void wait_for(const WorkHandle& work);
+  /// Fails, unless somebody who knows the cause does it first.
   [[noreturn]] void give_up(const std::exception_ptr& error);
+  [[noreturn]] void fail(const std::exception_ptr& error);
   std::chrono::milliseconds time_left() const;
 
   HostMesh& local_;
@@ -60,6 +69,7 @@ class C10dStage : public InterStage {
   C10dWaiters waiters_;
   const MeshCall* call_ = nullptr;
   Deadline deadline_ = Deadline::never();
+  bool has_reduce_scatter_ = true;
 };
 
 }  // namespace libddp

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "tests/interop/gloo_ranks.h"
+#include "tests/interop/stub_backend.h"
 #include "tests/support/catch.h"
 #include "tests/support/require_parts.h"
 #include "tests/support/torch_group_fixture.h"
@@ -119,6 +120,52 @@ TEST_CASE("parts of a group have its engine, and it may be made again", "[inter]
     });
     REQUIRE(num_made == (time + 1) * 5);
   }
+}
+
+TEST_CASE("an engine's own reduce-scatter is used where it has one", "[inter]") {
+  const bool has_one = GENERATE(true, false);
+  const std::vector<int> hosts = GENERATE(std::vector<int>{0, 1}, std::vector<int>{0, 0, 1});
+  std::atomic<int> num_all_reduces{0};
+  std::atomic<int> num_reduce_scatters{0};
+  const auto engine = [&](const InterMeeting& meeting) -> c10::intrusive_ptr<c10d::Backend> {
+    return c10::make_intrusive<CountingBackend>(gloo_engine()(meeting), has_one, num_all_reduces,
+                                                num_reduce_scatters);
+  };
+  run_with_engine(hosts, engine, [](ProcessGroup& group) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kShort, at::kHalf}) {
+      for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Avg}) {
+        if (op == ReduceOp::Avg && dtype == at::kShort) continue;
+        const std::int64_t numel = 40003;
+        at::Tensor whole = input_of(group.rank(), {numel * group.size()}, dtype);
+        at::Tensor block = at::zeros({numel}, dtype);
+        group.reduce_scatter_into(block, whole, {.op = op});
+        group.all_reduce(whole, {.op = op});
+        expect_equal(block, whole.narrow(0, group.rank() * numel, numel), "as an all-reduce");
+      }
+    }
+  });
+  constexpr int kCalls = 8;
+  const int num_carriers = 2;  // one per host
+  REQUIRE(num_reduce_scatters == (has_one ? kCalls * num_carriers : 0));
+  // Without one, the block of each of the two hosts is all-reduced.
+  REQUIRE(num_all_reduces == kCalls * num_carriers * (has_one ? 1 : 3));
+}
+
+TEST_CASE("an engine without deadlines is given up", "[inter]") {
+  std::vector<std::string> messages(2);
+  run_with_engine(
+      {0, 1},
+      [](const InterMeeting& meeting) -> c10::intrusive_ptr<c10d::Backend> {
+        return c10::make_intrusive<StuckBackend>(meeting.rank, meeting.world_size);
+      },
+      [&](ProcessGroup& group) {
+        at::Tensor tensor = at::full({40000}, 1.0);
+        messages[static_cast<std::size_t>(group.rank())] = message_of<Error>(
+            [&] { group.all_reduce(tensor, {}, {.timeout = std::chrono::milliseconds(500)}); });
+      });
+  for (const std::string& message : messages) require_parts(message, {"all_reduce #1"});
+  REQUIRE((contains(messages[0], "stuck: timed out, by libddp's clock") ||
+           contains(messages[1], "stuck: timed out, by libddp's clock")));
 }
 
 TEST_CASE("a mismatch between hosts is named although Gloo moves the bytes", "[inter]") {

@@ -18,6 +18,11 @@ def everything_with_gloo_between():
     rank, world = dist.get_rank(), dist.get_world_size()
     check_collectives(dist, rank, world)
     check_messages(dist, rank, world)
+    many = torch.arange(20_000.0 * world) * (rank + 1)
+    block = torch.empty(20_000)
+    dist.reduce_scatter_tensor(block, many)
+    dist.all_reduce(many)
+    assert block.equal(many[20_000 * rank : 20_000 * (rank + 1)])
     half = dist.new_group([0, world - 1])
     if rank in (0, world - 1):
         many = torch.ones(50_000)
