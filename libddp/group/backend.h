@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "libddp/collectives/op_description.h"
+#include "libddp/group/group_identity.h"
 #include "libddp/group/work.h"
 
 namespace libddp {
@@ -86,6 +87,13 @@ class Backend {
   virtual at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) = 0;
   /// Whether all bytes of a contiguous tensor lie in memory of that kind.
   virtual bool is_in_arena(const at::Tensor& tensor) const = 0;
+
+  /// A backend of the ranks in `ranks` alone, of which this one is; `part` is its place there.
+  /// Called by all of them, and only by them. Null where the backend has no way to do it.
+  virtual std::unique_ptr<Backend> split([[maybe_unused]] const std::vector<int>& ranks,
+                                         [[maybe_unused]] const GroupIdentity& part) {
+    return nullptr;
+  }
 
   /// Ends every operation in flight, here and soon on the peers, with `reason`.
   virtual void abort(const std::string& reason) noexcept = 0;

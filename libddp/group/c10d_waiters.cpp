@@ -74,7 +74,7 @@ bool C10dWaiters::is_idle() const {
   return state_->num_unfinished == 0;
 }
 
-void C10dWaiters::drain() {
+void C10dWaiters::drain(const std::function<bool()>& gives_up) {
   State& state = *state_;
   std::unique_lock lock(state.mutex);
   if (state.is_own_thread()) return;
@@ -82,7 +82,9 @@ void C10dWaiters::drain() {
     state.drained.wait_for(lock, kInterruptPeriod);
     lock.unlock();
     check_interrupt();
+    const bool is_enough = gives_up();
     lock.lock();
+    if (is_enough) return;
   }
 }
 

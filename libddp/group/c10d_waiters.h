@@ -8,7 +8,7 @@
 // Thread rule: any thread.
 //
 //   waiters.watch([work] { work->wait(); }, [](std::exception_ptr error) { ... });
-//   waiters.drain();
+//   waiters.drain([&] { return deadline.expired(); });
 
 #include <exception>
 #include <functional>
@@ -28,8 +28,9 @@ class C10dWaiters {
   void watch(std::function<void()> wait, std::function<void(std::exception_ptr)> done);
 
   bool is_idle() const;
-  /// Until all are done; interruptible. Returns at once in a thread of this object.
-  void drain();
+  /// Until all are done, or `gives_up` says so; interruptible. Returns at once in a thread of this
+  /// object.
+  void drain(const std::function<bool()>& gives_up);
 
  private:
   struct State;

@@ -161,12 +161,6 @@ Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name
     site.refuse(fmt::format("ranks [{}] holds a rank twice", fmt::join(ranks, ", ")),
                 "pass each rank once");
   }
-  if (!state_->store) {
-    throw StateError(fmt::format(
-        "{} split: a group over {} has no store of its own to meet over. Hint: make the smaller "
-        "group with torch.distributed.new_group and wrap that (from_c10d).",
-        state_->identity.where(), backend_name()));
-  }
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   if (own == ranks.end()) return nullptr;
   Options options;
@@ -180,7 +174,16 @@ Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name
   for (const int rank : ranks) {
     options.global_ranks.push_back(state_->global_ranks[static_cast<std::size_t>(rank)]);
   }
-  return create(state_->store, std::move(options));
+  if (state_->store) return create(state_->store, std::move(options));
+  std::unique_ptr<Backend> part =
+      state_->backend->split(ranks, {options.name, options.rank, options.world_size});
+  if (!part) {
+    throw StateError(fmt::format(
+        "{} split: a group over {} has no store, or no way, to make a part of it. Hint: make the "
+        "smaller group with torch.distributed.new_group and wrap that (from_c10d).",
+        state_->identity.where(), backend_name()));
+  }
+  return over(std::move(part), std::move(options));
 }
 
 void ProcessGroup::abort(const std::string& reason) {

@@ -3,8 +3,10 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include <optional>
 #include <utility>
 
+#include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
 #include "libddp/group/c10d_failure.h"
@@ -13,8 +15,9 @@
 
 namespace libddp {
 
-ForeignBackend::ForeignBackend(c10::intrusive_ptr<c10d::Backend> inner, GroupIdentity identity)
-    : state_(std::make_shared<State>(std::move(inner), std::move(identity))) {}
+ForeignBackend::ForeignBackend(c10::intrusive_ptr<c10d::Backend> inner, GroupIdentity identity,
+                               c10::intrusive_ptr<c10d::Store> store)
+    : state_(std::make_shared<State>(std::move(inner), std::move(identity), std::move(store))) {}
 
 ForeignBackend::~ForeignBackend() {
   if (waiters_.is_idle()) return;
@@ -51,7 +54,15 @@ void ForeignBackend::abort(const std::string& reason) noexcept {
   }
 }
 
-void ForeignBackend::shutdown() { waiters_.drain(); }
+// What hangs in a failed group is left behind.
+void ForeignBackend::shutdown() {
+  constexpr std::chrono::seconds kPatience{1};
+  std::optional<Deadline> patience;
+  waiters_.drain([&] {
+    if (!patience && failure()) patience = Deadline::after(kPatience);
+    return patience && patience->expired();
+  });
+}
 
 WorkPtr ForeignBackend::start(BackendCall call, bool is_numbered,
                               const std::function<Flight()>& issue, std::function<void()> finish) {
@@ -79,9 +90,15 @@ WorkPtr ForeignBackend::start(BackendCall call, bool is_numbered,
     work = std::make_shared<Work>(call.description, ++number, std::move(call.results));
     state_->add(work);
     const auto shared = std::make_shared<const Flight>(std::move(flight));
+    const auto kind = is_numbered ? ForeignClock::Kind::Collective : ForeignClock::Kind::Message;
+    const std::uint64_t ticket = state_->clock.start(
+        call.timeout, kind, [weak = std::weak_ptr<State>(state_), work, timeout = call.timeout] {
+          if (const auto state = weak.lock()) state->give_up(work, timeout);
+        });
     waiters_.watch([shared, timeout = call.timeout] { shared->wait(timeout); },
-                   [state = state_, work, shared, finish = std::move(finish),
+                   [state = state_, work, shared, ticket, finish = std::move(finish),
                     on_success = std::move(call.on_success)](const std::exception_ptr& error) {
+                     state->clock.end(ticket);
                      const std::exception_ptr ours =
                          error_of_c10d(error, state->where(work->description()), state->inner_name);
                      state->end(work, ours, ours ? -1 : shared->source(), [&] {

@@ -11,6 +11,12 @@
 // What it throws once an operation runs is the group's failure, as everywhere in libddp: the other
 // ranks may be half way through. What it refuses at the call, before anything is sent, is not.
 // An abort ends the Works here at once; whether the peers notice is the other library's.
+//
+// NOTE [Deadlines of another library]
+// Each call is given its timeout, and mostly ends by it. Some libraries (MPI) have none: what has
+// not ended a second after its time is given up here, as a TimeoutError of the group. Collectives
+// run one after another, so the time of one counts from the end of the one before; messages wait
+// for nobody. A thread of the other library may hang for good: it is left behind.
 // Thread rule: any thread.
 //
 //   ForeignBackend backend(gloo, {"dp", 0, 2});
@@ -20,6 +26,7 @@
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "libddp/group/backend.h"
@@ -30,7 +37,9 @@ namespace libddp {
 
 class ForeignBackend final : public Backend {
  public:
-  ForeignBackend(c10::intrusive_ptr<c10d::Backend> inner, GroupIdentity identity);
+  /// Parts meet over `store`; null = there are none.
+  ForeignBackend(c10::intrusive_ptr<c10d::Backend> inner, GroupIdentity identity,
+                 c10::intrusive_ptr<c10d::Store> store = nullptr);
   /// Lets go of what is in flight.
   ~ForeignBackend() override;
 
@@ -47,6 +56,7 @@ class ForeignBackend final : public Backend {
   /// Ordinary memory: the other library has none of its own.
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
   bool is_in_arena(const at::Tensor&) const override { return false; }
+  std::unique_ptr<Backend> split(const std::vector<int>& ranks, const GroupIdentity& part) override;
   void abort(const std::string& reason) noexcept override;
   std::exception_ptr failure() const override;
   void shutdown() override;
@@ -65,5 +75,8 @@ class ForeignBackend final : public Backend {
   const std::shared_ptr<State> state_;
   C10dWaiters waiters_;
 };
+
+/// Null where the backend does not tell.
+c10::intrusive_ptr<c10d::Backend::Options> backend_options(c10d::Backend& backend);
 
 }  // namespace libddp

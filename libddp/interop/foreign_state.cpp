@@ -1,11 +1,19 @@
 #include "libddp/interop/foreign_state.h"
 
+#include <fmt/format.h>
+
 #include <utility>
+
+#include "libddp/base/error.h"
 
 namespace libddp {
 
-ForeignBackend::State::State(c10::intrusive_ptr<c10d::Backend> backend, GroupIdentity group)
-    : inner(std::move(backend)), inner_name(inner->getBackendName()), identity(std::move(group)) {}
+ForeignBackend::State::State(c10::intrusive_ptr<c10d::Backend> backend, GroupIdentity group,
+                             c10::intrusive_ptr<c10d::Store> meeting)
+    : inner(std::move(backend)),
+      inner_name(inner->getBackendName()),
+      identity(std::move(group)),
+      store(std::move(meeting)) {}
 
 std::string ForeignBackend::State::where(const std::string& operation) const {
   return identity.where() + " " + operation;
@@ -16,15 +24,24 @@ void ForeignBackend::State::throw_if_failed() const {
   if (failure) std::rethrow_exception(failure);
 }
 
-void ForeignBackend::State::fail(const std::exception_ptr& error) noexcept {
+void ForeignBackend::State::fail(const std::exception_ptr& error, const WorkPtr& culprit) noexcept {
   std::set<WorkPtr> works;
   {
     std::lock_guard lock(mutex);
-    if (failure) return;
+    if (failure || (culprit && in_flight.count(culprit) == 0)) return;
     failure = error;
     works.swap(in_flight);
   }
   for (const WorkPtr& work : works) work->finish(error);
+}
+
+void ForeignBackend::State::give_up(const WorkPtr& work,
+                                    std::chrono::milliseconds timeout) noexcept {
+  const std::string message = fmt::format(
+      "{}: timed out after {:.1f} s, by libddp's clock: {} has not ended it. Hint: look at what "
+      "the other ranks do; if they are only slow, raise the timeout.",
+      where(work->description()), std::chrono::duration<double>(timeout).count(), inner_name);
+  fail(std::make_exception_ptr(TimeoutError(message)), work);
 }
 
 void ForeignBackend::State::add(const WorkPtr& work) {

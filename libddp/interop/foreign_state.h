@@ -8,23 +8,28 @@
 //   flight.wait(call.timeout);
 
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "libddp/interop/foreign_backend.h"
+#include "libddp/interop/foreign_clock.h"
 
 namespace libddp {
 
 struct ForeignBackend::State {
-  State(c10::intrusive_ptr<c10d::Backend> inner, GroupIdentity identity);
+  State(c10::intrusive_ptr<c10d::Backend> inner, GroupIdentity identity,
+        c10::intrusive_ptr<c10d::Store> store);
 
   /// What a message about one operation begins with.
   std::string where(const std::string& operation) const;
   void throw_if_failed() const;
-  /// Keeps the first error, and ends all Works with it.
-  void fail(const std::exception_ptr& error) noexcept;
+  /// Keeps the first error, and ends all Works with it; nothing if `culprit` has ended meanwhile.
+  void fail(const std::exception_ptr& error, const WorkPtr& culprit = nullptr) noexcept;
+  /// `work` has not ended in time.
+  void give_up(const WorkPtr& work, std::chrono::milliseconds timeout) noexcept;
   void add(const WorkPtr& work);
   /// Ends `work`: `finish` and on_success if there is no error.
   void end(const WorkPtr& work, const std::exception_ptr& error, int source_rank,
@@ -33,6 +38,7 @@ struct ForeignBackend::State {
   const c10::intrusive_ptr<c10d::Backend> inner;
   const std::string inner_name;
   const GroupIdentity identity;
+  const c10::intrusive_ptr<c10d::Store> store;
   std::mutex issue_mutex;
   std::uint64_t sequence = 0;
   std::uint64_t num_messages = 0;
@@ -40,6 +46,9 @@ struct ForeignBackend::State {
   mutable std::mutex mutex;
   std::exception_ptr failure;
   std::set<WorkPtr> in_flight;
+  /// How often parts of these ranks and this name have been made.
+  std::map<std::string, int> num_parts;
+  ForeignClock clock;
 };
 
 /// The works that one operation has become.

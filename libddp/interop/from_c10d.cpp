@@ -16,15 +16,6 @@ namespace {
   throw ArgumentError(fmt::format("libddp from_c10d: {}. Hint: {}.", problem, hint));
 }
 
-/// Null where the backend does not tell.
-c10::intrusive_ptr<c10d::Backend::Options> options_of(c10d::Backend& backend) {
-  try {
-    return backend.getBackendOptions();
-  } catch (const c10::Error&) {
-    return nullptr;
-  }
-}
-
 }  // namespace
 
 Group from_c10d(c10::intrusive_ptr<c10d::Backend> backend, FromC10dOptions options) {
@@ -35,7 +26,7 @@ Group from_c10d(c10::intrusive_ptr<c10d::Backend> backend, FromC10dOptions optio
   made.world_size = backend->getSize();
   made.name = options.name;
   made.global_ranks = std::move(options.global_ranks);
-  if (const auto own = options_of(*backend)) {
+  if (const auto own = backend_options(*backend)) {
     made.timeout = own->timeout;
     if (made.name.empty()) made.name = own->group_name;
     if (made.global_ranks.empty()) {
@@ -46,8 +37,9 @@ Group from_c10d(c10::intrusive_ptr<c10d::Backend> backend, FromC10dOptions optio
   if (made.name.empty()) made.name = "c10d";
   if (options.timeout) made.timeout = *options.timeout;
   GroupIdentity identity{made.name, made.rank, made.world_size};
-  return ProcessGroup::over(
-      std::make_unique<ForeignBackend>(std::move(backend), std::move(identity)), std::move(made));
+  return ProcessGroup::over(std::make_unique<ForeignBackend>(
+                                std::move(backend), std::move(identity), std::move(options.store)),
+                            std::move(made));
 }
 
 Group from_c10d(const c10::intrusive_ptr<c10d::ProcessGroup>& group, FromC10dOptions options) {
@@ -61,6 +53,7 @@ Group from_c10d(const c10::intrusive_ptr<c10d::ProcessGroup>& group, FromC10dOpt
                   "make it with one, as in backend=\"cpu:gloo,cuda:nccl\"");
   }
   if (options.name.empty()) options.name = group->getGroupName();
+  if (!options.store) options.store = group->getStore();
   return from_c10d(std::move(backend), std::move(options));
 }
 

@@ -3,11 +3,11 @@
 // Any c10d group (Gloo, MPI, UCC, ...) as a libddp group: DistributedDataParallel and all
 // operations of ProcessGroup run over it.
 //
-// The other library moves the bytes, keeps its own deadlines and finds, or does not find, what the
-// ranks call differently; its errors come as libddp's with its text. Averages and factors are right
-// where it has none. Calls that reach it past the wrapper must not be made at the same time from
-// another thread.
-// Thread rule: free functions; any thread. No communication.
+// The other library moves the bytes, keeps its own deadlines (one that keeps none is given up a
+// second later) and finds, or does not find, what the ranks call differently; its errors come as
+// libddp's with its text. Averages and factors are right where it has none. Backends that can be
+// split (Gloo) give groups that can. Calls that reach it past the wrapper must not be made at the
+// same time from another thread. Thread rule: free functions; any thread. No communication.
 //
 //   libddp::Group group = libddp::from_c10d(gloo);
 //   libddp::DistributedDataParallel model(net, group);
@@ -17,6 +17,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "libddp/group/process_group.h"
@@ -31,6 +32,9 @@ struct FromC10dOptions {
   std::optional<std::chrono::milliseconds> timeout{};
   /// Rank in the first group of each member; empty = what the backend says, or 0 .. size - 1.
   std::vector<int> global_ranks{};
+  /// Where parts of the group meet (ProcessGroup::split): one that its ranks share; null = the
+  /// group's own if it has one, else the group cannot be split.
+  c10::intrusive_ptr<c10d::Store> store{};
 };
 
 /// A backend of libddp itself gives the group that it stands for.

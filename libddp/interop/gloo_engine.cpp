@@ -14,6 +14,14 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store
   return c10::make_intrusive<Gloo>(store, rank, world_size, std::move(options));
 }
 
+c10::intrusive_ptr<c10d::Backend::Options> copy_of_gloo_options(
+    c10::intrusive_ptr<c10d::Backend::Options> options) {
+  using Options = c10d::ProcessGroupGloo::Options;
+  const auto* gloos = dynamic_cast<const Options*>(options.get());
+  if (gloos == nullptr) return options;
+  return c10::make_intrusive<Options>(*gloos);
+}
+
 InterEngine gloo_engine() {
   return [](const InterMeeting& meeting) {
     return make_gloo(meeting.store, meeting.rank, meeting.world_size, meeting.address,

@@ -20,6 +20,10 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store
                                             int world_size, const std::string& address,
                                             std::chrono::milliseconds timeout);
 
+/// A copy of options that are Gloo's, else the same.
+c10::intrusive_ptr<c10d::Backend::Options> copy_of_gloo_options(
+    c10::intrusive_ptr<c10d::Backend::Options> options);
+
 /// Lets Gloo move collectives between hosts, on the addresses that libddp chose.
 InterEngine gloo_engine();
 

@@ -4,10 +4,13 @@
 #include <ATen/ops/zeros.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <thread>
 
 #include "libddp/group/c10d_failure.h"
+#include "libddp/interop/foreign_clock.h"
 #include "tests/interop/gloo_ranks.h"
+#include "tests/interop/stub_backend.h"
 #include "tests/support/catch.h"
 #include "tests/support/require_parts.h"
 
@@ -85,6 +88,51 @@ TEST_CASE("a message that does not come is a TimeoutError", "[from_c10d]") {
         while (!is_over) std::this_thread::sleep_for(5ms);
       });
   require_parts(message, {"recv #1", "imed out"});
+}
+
+TEST_CASE("what a backend without deadlines does not end is given up", "[from_c10d]") {
+  const auto stuck = c10::make_intrusive<StuckBackend>(0, 2);
+  const auto started = std::chrono::steady_clock::now();
+  const bool is_message = GENERATE(false, true);
+  Group group = from_c10d(c10::intrusive_ptr<c10d::Backend>(stuck), {.name = "wrapped"});
+  at::Tensor tensor = at::full({1000}, 1.0);
+  const WorkPtr other = group->all_reduce(tensor, {}, {.async = true, .timeout = 600s});
+  const std::string message = message_of<TimeoutError>([&] {
+    if (is_message) {
+      group->recv(tensor, 1, 0, {.timeout = 200ms});
+    } else {
+      group->all_reduce(tensor, {}, {.timeout = 200ms});
+    }
+  });
+  require_parts(message,
+                {"libddp[group wrapped, rank 0/2] ",
+                 is_message ? "recv #1 " : "all_reduce #2 float32 [1000] SUM",
+                 "timed out after 0.2 s, by libddp's clock: stuck has not ended it. Hint: "});
+  // The group has failed: what was in flight ends too, and nothing begins.
+  require_parts(message_of<TimeoutError>([&] { other->wait(); }), {message});
+  require_parts(message_of<TimeoutError>([&] { group->barrier(); }), {message});
+  group->shutdown();
+  group.reset();
+  REQUIRE(std::chrono::steady_clock::now() - started < 60s);
+  stuck->release();
+}
+
+TEST_CASE("a collective's time counts from the end of the one before, a message's does not",
+          "[from_c10d]") {
+  ForeignClock clock;
+  std::atomic<bool> second_is_late{false};
+  std::atomic<bool> message_is_late{false};
+  const auto never = [] { std::abort(); };
+  const auto first = clock.start(1s, ForeignClock::Kind::Collective, never);
+  const auto second =
+      clock.start(1s, ForeignClock::Kind::Collective, [&] { second_is_late = true; });
+  clock.start(1s, ForeignClock::Kind::Message, [&] { message_is_late = true; });
+  std::this_thread::sleep_for(900ms);
+  clock.end(first);
+  while (!message_is_late) std::this_thread::sleep_for(1ms);
+  REQUIRE_FALSE(second_is_late);
+  while (!second_is_late) std::this_thread::sleep_for(1ms);
+  clock.end(second);  // of one that was late: nothing
 }
 
 TEST_CASE("abort ends what is in flight over Gloo at once", "[from_c10d]") {

@@ -185,8 +185,34 @@ TEST_CASE("a group over Gloo says what it is", "[from_c10d]") {
     group.barrier();
     expect(group.sequence_number() == before + 2, "sequence number");
     const std::string split = message_of<StateError>([&] { group.split({0, 1}, "part"); });
-    expect(contains(split, "c10d:gloo has no store of its own") && contains(split, "new_group"),
-           split);
+    expect(contains(split, "over c10d:gloo has no store") && contains(split, "new_group"), split);
+  });
+}
+
+TEST_CASE("a group over Gloo is split into groups over Gloo", "[from_c10d]") {
+  GlooStore store = c10::make_intrusive<c10d::HashStore>();
+  run_ranks(4, [&](int rank) {
+    Group group = from_c10d(local_gloo(store, rank, 4, 60s),
+                            {.name = "wrapped", .global_ranks = {10, 11, 12, 13}, .store = store});
+    for (int time = 0; time < 2; ++time) {
+      // Two parts of one name at the same time, in another order than the ranks'.
+      const Group half = group->split(rank < 2 ? std::vector{1, 0} : std::vector{3, 2}, "half");
+      expect(half->backend_name() == "c10d:gloo" && half->name() == "half", "names");
+      expect(half->rank() == 1 - rank % 2 && half->size() == 2, "places");
+      expect(
+          half->global_ranks() == (rank < 2 ? std::vector<int>{11, 10} : std::vector<int>{13, 12}),
+          "global ranks");
+      at::Tensor tensor = at::full({1000}, rank);
+      half->all_reduce(tensor);
+      expect(tensor.eq(rank < 2 ? 1 : 5).all().item<bool>(), "the sum of the half");
+      const Group alone = half->split({half->rank()}, "alone");
+      alone->barrier();
+      alone->shutdown();
+      half->shutdown();
+    }
+    expect((group->split({3, 1}, "odd") == nullptr) == (rank % 2 == 0), "only members");
+    group->barrier();
+    group->shutdown();
   });
 }
 

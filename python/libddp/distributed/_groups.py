@@ -84,6 +84,12 @@ def remember(torch_group: c10d.ProcessGroup, group: _C.ProcessGroup) -> None:
     _sources[group] = ref(torch_group)
 
 
+def is_wrapped(torch_group) -> bool:
+    """Whether another backend moves the bytes of a torch group that libddp has wrapped."""
+    found = find(torch_group)
+    return found is not None and found in _sources
+
+
 def torch_side(group):
     """What torch's functions take for `group`: the torch group below it, or itself."""
     if isinstance(group, _C.ProcessGroup):

@@ -18,6 +18,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from libddp._load import load
 from libddp.distributed import _backend, _exit, _groups, _links
+from libddp.distributed._from_c10d import from_c10d
 from libddp.errors import ArgumentError
 
 _C = load()
@@ -156,7 +157,7 @@ def new_group(
     """A group of some of the default group's ranks. All ranks must call it, members or not.
 
     Arguments as in torch.distributed.new_group; `backend` as in init_process_group, None = as the
-    default group;
+    default group, also where from_c10d() has wrapped that: the new group is wrapped then too;
     `inter`, `wire_dtype` and `sockets_per_link` too. sort_ranks=False (group ranks in the order of
     `ranks`) needs a torch that has it.
     """
@@ -182,6 +183,8 @@ def new_group(
     if isinstance(group, dist.ProcessGroup):
         if choice:
             _reported[group] = choice.reported
+        elif _groups.is_wrapped(c10d.GroupMember.WORLD):
+            from_c10d(group)
     return group
 
 
@@ -223,6 +226,9 @@ def split_group(
             f"libddp: split_group: split_ranks={split_ranks} names a rank that the parent group "
             f"of {len(global_ranks)} does not have. Hint: they are ranks of the parent group."
         )
+    if _groups.is_wrapped(parent):
+        parts = [[global_ranks[rank] for rank in sorted(part)] for part in split_ranks]
+        return _split_wrapped(parent, parts, timeout, pg_options, group_desc)
     own = next((part for part in split_ranks if dist.get_rank(parent) in part), None)
     if own is None:
         # torch 2.15 counts groups made by their members alone: a rank in no part counts along, else
@@ -237,6 +243,28 @@ def split_group(
         use_local_synchronization=True,
         group_desc=group_desc,
     )
+
+
+def _split_wrapped(parent, parts: list[list[int]], timeout, pg_options, group_desc):
+    """The part of a group of another backend: torch makes it, libddp wraps it."""
+    # All ranks of the default group make all parts, which every backend can (MPI: no other way).
+    is_whole = parent is c10d.GroupMember.WORLD
+    mine = None
+    for part in parts:
+        if not is_whole and dist.get_rank() not in part:
+            continue
+        group = _torch_new_group(
+            part,
+            timeout=None if timeout is None else _checked_timeout(timeout),
+            backend=_torch_get_backend(parent),
+            pg_options=pg_options,
+            use_local_synchronization=not is_whole,
+            group_desc=group_desc,
+        )
+        mine = group if dist.get_rank() in part else mine
+    if mine is not None:
+        from_c10d(mine)
+    return mine
 
 
 def get_backend(group: dist.ProcessGroup | None = None) -> str:

@@ -196,8 +196,44 @@ def check_sub_groups():
         assert tensor.eq(4).all()
         api().broadcast(tensor, src=2, group=handle)
         api().barrier(group=handle)
-    with pytest.raises(RuntimeError, match="no store of its own"):
-        group.split([0], "part")
+    turned = group.split([1, 0], "turned")
+    assert turned.global_ranks() == [2, 0]
+    assert turned.backend_name() == "c10d:gloo"
+    tensor = torch.full((2000,), dist.get_rank() + 1.0)
+    turned.all_reduce(tensor)
+    assert tensor.eq(4).all()
+
+
+def check_new_group_of_a_wrapped_group():
+    rank = dist.get_rank()
+    part = api().new_group([0, 1])
+    if rank == 2:
+        assert part == dist.GroupMember.NON_GROUP_MEMBER
+    else:
+        assert api().native(part).backend_name() == "c10d:gloo"
+        assert api().native(part).global_ranks() == [0, 1]
+        tensor = torch.full((2000,), rank + 1.0)
+        api().all_reduce(tensor, group=part)
+        dist.all_reduce(tensor, group=part)
+        assert tensor.eq(6).all()
+
+
+def check_split_group_of_a_wrapped_group():
+    rank = dist.get_rank()
+    for _ in range(2):
+        part = api().split_group(split_ranks=[[2, 0], [1]])
+        native = api().native(part)
+        assert native.backend_name() == "c10d:gloo"
+        assert native.global_ranks() == ([1] if rank == 1 else [0, 2])
+        tensor = torch.full((2000,), rank + 1.0)
+        api().all_reduce(tensor, group=part)
+        assert tensor.eq(2 if rank == 1 else 4).all()
+    if rank != 1:
+        alone = api().split_group(part, split_ranks=[[1]])
+        assert (alone is None) == (rank == 0)
+        if alone is not None:
+            assert api().native(alone).global_ranks() == [2]
+    dist.barrier()
 
 
 def check_bad_arguments():
