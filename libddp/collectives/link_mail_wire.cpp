@@ -153,7 +153,7 @@ bool LinkMail::read_head(Channel& channel) {
   channel.body_bytes = 0;
   channel.body.clear();
   if (head.magic != kFrameMagic || head.kind > FrameKind::Data ||
-      (head.kind == FrameKind::Data && head.bytes > kMailPieceBytes)) {
+      (head.kind == FrameKind::Data && (head.bytes == 0 || head.bytes > kMailPieceBytes))) {
     fail_and_throw(channel.peer, "it sent bytes that are no message of this library");
   }
   if (head.kind == FrameKind::Envelope && head.bytes <= kInlineBytes) {
@@ -213,10 +213,17 @@ void LinkMail::take_notice(Channel& channel) {
            candidate->message == head.message;
   });
   if (part == parts_->end()) return;  // its owner has given it up
-  if (head.kind == FrameKind::Done) {
+  const bool is_inline = (*part)->bytes <= kInlineBytes;
+  const bool is_sent = is_inline || (*part)->moved_bytes == (*part)->bytes;
+  const bool can_grant =
+      !is_inline && (*part)->moved_bytes == 0 &&
+      std::find(channel.granted.begin(), channel.granted.end(), *part) == channel.granted.end();
+  if (head.kind == FrameKind::Done && is_sent) {
     (*part)->is_done = true;
-  } else if ((*part)->moved_bytes == 0) {
+  } else if (head.kind == FrameKind::Grant && can_grant) {
     channel.granted.push_back(*part);
+  } else {
+    fail_and_throw(channel.peer, "it answered a message that it cannot have had, or asked twice");
   }
 }
 

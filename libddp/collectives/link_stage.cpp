@@ -15,21 +15,12 @@
 namespace libddp {
 namespace {
 
-constexpr std::uint32_t kHeaderMagic = 0x6c646831;
 /// Ranks of one host find out first who is missing there, and tell the others.
 constexpr std::chrono::milliseconds kHostFirst{500};
 /// A lost connection mostly means that a process ended; the control connections say which.
 constexpr std::chrono::seconds kCausePatience{1};
 
 }  // namespace
-
-struct LinkStage::Header {
-  std::uint32_t magic = kHeaderMagic;
-  std::uint32_t num_bytes = 0;
-  std::uint64_t fingerprint = 0;
-  std::uint64_t sequence = 0;
-  OpDescription description{};
-};
 
 LinkStage::LinkStage(HostMesh& local, int host, std::vector<LinkPeer> peers, bool narrows_floats)
     : local_(local),
@@ -48,21 +39,17 @@ void LinkStage::begin(const MeshCall& call) {
 void LinkStage::meet() { exchange({}, std::vector<std::size_t>(peers_.size(), 0)); }
 
 void LinkStage::exchange(const Region& out, const std::vector<std::size_t>& in_bytes) {
-  Header header;
-  header.num_bytes = static_cast<std::uint32_t>(out.bytes);
-  header.fingerprint = call_->description.fingerprint(call_->sequence);
-  header.sequence = call_->sequence;
-  header.description = call_->description;
-  outgoing_.resize(sizeof(Header) + out.bytes);
-  std::memcpy(outgoing_.data(), &header, sizeof(Header));
-  if (out.bytes > 0) std::memcpy(outgoing_.data() + sizeof(Header), out.data, out.bytes);
+  const LinkHeader header = LinkHeader::of(*call_, out.bytes);
+  outgoing_.resize(sizeof(LinkHeader) + out.bytes);
+  std::memcpy(outgoing_.data(), &header, sizeof(LinkHeader));
+  if (out.bytes > 0) std::memcpy(outgoing_.data() + sizeof(LinkHeader), out.data, out.bytes);
 
   LinkPump pump(*this);
   std::vector<const LinkFlow*> receives;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const int socket = peers_[i].give.front().get();
     const int peer = static_cast<int>(i);
-    const std::size_t expected = sizeof(Header) + in_bytes[i];
+    const std::size_t expected = sizeof(LinkHeader) + in_bytes[i];
     incoming_[i].bytes.resize(expected);
     incoming_[i].is_checked = false;
     pump.add(socket, {true, peer, outgoing_.data(), outgoing_.size(), outgoing_.size()});
@@ -72,7 +59,7 @@ void LinkStage::exchange(const Region& out, const std::vector<std::size_t>& in_b
   while (true) {
     const bool moved = pump.move();
     for (std::size_t i = 0; i < peers_.size(); ++i) {
-      if (!incoming_[i].is_checked && receives[i]->done >= sizeof(Header)) check_header(i);
+      if (!incoming_[i].is_checked && receives[i]->done >= sizeof(LinkHeader)) check_header(i);
     }
     if (pump.is_done()) return;
     if (!moved) pump.wait();
@@ -80,25 +67,35 @@ void LinkStage::exchange(const Region& out, const std::vector<std::size_t>& in_b
 }
 
 void LinkStage::check_header(std::size_t peer) {
-  incoming_[peer].is_checked = true;
-  Header theirs;
-  std::memcpy(static_cast<void*>(&theirs), incoming_[peer].bytes.data(), sizeof(Header));
-  if (theirs.magic != kHeaderMagic) {
-    local_.fail({MeshFailure::Kind::Peer,
-                 fmt::format("{} sent bytes that begin no collective", name_of(peers_[peer])),
-                 peers_[peer].rank, peers_[peer].pid});
-    local_.throw_if_failed();
-  }
+  Incoming& incoming = incoming_[peer];
+  incoming.is_checked = true;
+  const std::optional<LinkHeader> theirs = LinkHeader::read(incoming.bytes.data());
+  if (!theirs) report_garbage(peer, "bytes that begin no collective");
   {
     const std::lock_guard lock(last_calls_mutex_);
-    last_calls_[peers_[peer].rank] = theirs.description.to_string(theirs.sequence);
+    last_calls_[peers_[peer].rank] = theirs->call_text();
   }
-  if (theirs.fingerprint != call_->description.fingerprint(call_->sequence)) {
-    report_mismatch(peer, theirs);
+  if (theirs->fingerprint != call_->description.fingerprint(call_->sequence)) {
+    report_mismatch(peer, *theirs);
+  }
+  const std::size_t expected = incoming.bytes.size() - sizeof(LinkHeader);
+  if (theirs->num_bytes != expected) {
+    report_garbage(peer, fmt::format("{} bytes for {}, where {} are due", theirs->num_bytes,
+                                     theirs->call_text(), expected));
   }
 }
 
-void LinkStage::report_mismatch(std::size_t peer, const Header& theirs) {
+void LinkStage::report_garbage(std::size_t peer, const std::string& what) {
+  local_.fail({MeshFailure::Kind::Peer,
+               fmt::format("{} sent {}. Hint: all ranks must run one build of libddp with the same "
+                           "settings",
+                           name_of(peers_[peer]), what),
+               peers_[peer].rank, peers_[peer].pid});
+  local_.throw_if_failed();
+  throw StateError("libddp: a failure was not kept");
+}
+
+void LinkStage::report_mismatch(std::size_t peer, const LinkHeader& theirs) {
   const LinkPeer& other = peers_[peer];
   local_.fail(
       {MeshFailure::Kind::Peer,
@@ -107,14 +104,14 @@ void LinkStage::report_mismatch(std::size_t peer, const Header& theirs) {
            "{}. Hint: every rank must make the same calls in the same order, with equal "
            "shapes and dtypes",
            local_.rank(), call_->description.to_string(call_->sequence), other.rank,
-           other.host_name, theirs.description.to_string(theirs.sequence)),
+           other.host_name, theirs.call_text()),
        other.rank, other.pid});
   local_.throw_if_failed();
   throw StateError("libddp: a mismatch was not kept");
 }
 
 std::byte* LinkStage::payload_of(std::size_t peer) {
-  return incoming_[peer].bytes.data() + sizeof(Header);
+  return incoming_[peer].bytes.data() + sizeof(LinkHeader);
 }
 
 std::size_t LinkStage::peer_on(int host) const {

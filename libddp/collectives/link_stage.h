@@ -36,6 +36,7 @@
 #include "libddp/collectives/host_collectives.h"
 #include "libddp/collectives/host_mesh.h"
 #include "libddp/collectives/inter_stage.h"
+#include "libddp/collectives/link_header.h"
 #include "libddp/collectives/link_pump.h"
 
 namespace libddp {
@@ -83,7 +84,6 @@ class LinkStage : public InterStage, private LinkWatch {
   std::optional<std::string> last_call_of(int rank) const override;
 
  private:
-  struct Header;
   struct Incoming {
     std::vector<std::byte> bytes;
     bool is_checked = false;
@@ -91,7 +91,8 @@ class LinkStage : public InterStage, private LinkWatch {
 
   void exchange(const Region& out, const std::vector<std::size_t>& in_bytes);
   void check_header(std::size_t peer);
-  [[noreturn]] void report_mismatch(std::size_t peer, const Header& theirs);
+  [[noreturn]] void report_garbage(std::size_t peer, const std::string& what);
+  [[noreturn]] void report_mismatch(std::size_t peer, const LinkHeader& theirs);
   void reduce_small(std::byte* data, std::size_t count, const Reduction& reduction, int divisor);
   void reduce_large(std::vector<Region> segments, std::byte* output, bool spreads,
                     const Reduction& reduction, int divisor);
