@@ -1,6 +1,7 @@
 #include "libddp/group/store_opening.h"
 
 #include <fmt/format.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,10 +18,12 @@
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/base/log.h"
 #include "libddp/base/system_error.h"
 #include "libddp/group/reachability.h"
 #include "libddp/group/rendezvous_file.h"
 #include "libddp/group/torch_store.h"
+#include "libddp/transport/own_address.h"
 
 namespace libddp {
 namespace {
@@ -57,6 +60,32 @@ std::optional<StorePtr> make_in_time(std::function<StorePtr()> make, Deadline de
       host, port, text));
 }
 
+/// A socket at the address of `host` only, for the server to listen on; -1 = torch's own, on all
+/// interfaces.
+int listen_socket(const std::string& host, std::uint16_t port) {
+  OwnAddress own = bind_own_address(host, port);
+  if (!own.reason.empty()) {
+    log(LogLevel::Info, "store_on_all_interfaces", {{"host", host}, {"reason", own.reason}});
+  }
+  // Without a reason the port is taken: by this process's own store, which torch finds and shares,
+  // or by another, which torch tells.
+  return own.socket.release();
+}
+
+/// ENSURES: `socket` is closed, or the store's.
+StorePtr make_tcp_store(const std::string& host, c10d::TCPStoreOptions options, int socket) {
+  if (socket >= 0) options.masterListenFd = socket;
+  auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
+  int is_listening = 0;
+  socklen_t size = sizeof(is_listening);
+  // It is not where torch shares a server that this process has at the same port.
+  if (socket >= 0 && ::getsockopt(socket, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &size) == 0 &&
+      !is_listening) {
+    ::close(socket);
+  }
+  return store;
+}
+
 }  // namespace
 
 StorePtr open_tcp_store(const std::string& host, std::uint16_t port, StoreRole role, int rank,
@@ -73,8 +102,9 @@ StorePtr open_tcp_store(const std::string& host, std::uint16_t port, StoreRole r
   std::optional<StorePtr> store;
   try {
     store = make_in_time(
-        [host, options]() -> StorePtr {
-          return c10::make_intrusive<c10d::TCPStore>(host, options);
+        [host, options] {
+          const int socket = options.isServer ? listen_socket(host, options.port) : -1;
+          return make_tcp_store(host, options, socket);
         },
         deadline);
   } catch (const c10::Error& error) {

@@ -18,6 +18,8 @@ namespace libddp {
 
 enum class StoreRole { Server, Client };
 
+/// A server listens at the address of `host` only; on all interfaces, as torch's own, where that is
+/// no single address of this host (the log says so).
 /// Errors: NetworkError (the port is in use), TimeoutError (nobody listens or answers).
 c10::intrusive_ptr<c10d::Store> open_tcp_store(const std::string& host, std::uint16_t port,
                                                StoreRole role, int rank,

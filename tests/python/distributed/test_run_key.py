@@ -1,6 +1,7 @@
 """The run key of `libddp run`: where it comes from, who gets it, and that nothing shows it."""
 
 import os
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -140,3 +141,49 @@ def join_where_a_key_is_required():
 
 def test_require_key_asks_nothing_of_one_host():
     ranks.run(join_where_a_key_is_required, 2)
+
+
+def listen_for(init_method):
+    """Joins over a store of rank 0; the addresses that this process listens on."""
+    import libddp.distributed as dist
+    import torch
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=2)
+    own = set()
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            own.add(os.readlink(f"/proc/self/fd/{entry}"))
+        except OSError:  # the one that listed them
+            continue
+    rows = []
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/self/net/{table}") as lines:
+            rows += [line.split() for line in list(lines)[1:]]
+    listening = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
+    dist.barrier()
+    dist.destroy_process_group()
+    return listening
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_the_store_of_rank_0_listens_where_the_others_look_for_it(host):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    outcomes = ranks.launch(listen_for, 2, f"tcp://{host}:{port}", env={"LIBDDP_LOG_LEVEL": "INFO"})
+    assert not any(outcome.failed for outcome in outcomes), outcomes
+    at_loopback = [f"0100007F:{port:04X}"]
+    everywhere = [f"{'0' * 32}:{port:04X}"]
+    is_told = "event=store_on_all_interfaces" in outcomes[0].output
+    if host == "0.0.0.0":
+        assert outcomes[0].value in (everywhere, [f"00000000:{port:04X}"])
+        assert is_told
+        assert "it means all of them" in outcomes[0].output
+    else:
+        assert outcomes[0].value == at_loopback
+        assert not is_told
+    assert outcomes[1].value == []
