@@ -45,6 +45,13 @@ def listening_ports(net, host: int) -> list[int]:
     return sorted({int(row[1].split(":")[1], 16) for row in rows if row[3:4] == [LISTENS]})
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Whoever reads at the same time gets the one or the other."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.rename(path)
+
+
 class Crowd:
     """`idle` connections per port that say nothing, `garbage` new ones a second that do."""
 
@@ -70,9 +77,7 @@ class Crowd:
                 for host in self.visited
                 for port in listening_ports(self.net, host)
             ]
-            new = self.targets.with_suffix(".new")
-            new.write_text(json.dumps(found))
-            new.rename(self.targets)
+            replace_text(self.targets, json.dumps(found))
 
     def __exit__(self, *_) -> None:
         self.is_over.set()
@@ -144,7 +149,7 @@ class Visitor:
             while targets and next_talk < time.monotonic():
                 self.talk(random.choice(targets))
                 next_talk = max(next_talk + self.garbage_period, time.monotonic() - 1)
-            self.report.write_text(json.dumps(self.made))
+            replace_text(self.report, json.dumps(self.made))
             time.sleep(0.005)
 
     @staticmethod

@@ -3,14 +3,16 @@
 import contextlib
 import os
 import secrets
+import socket
 import statistics
+import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from host_ranks import launch, run
+from host_ranks import PORT, launch, run
 from network import Network
 from strangers import Crowd, listening_ports
 
@@ -32,19 +34,27 @@ def with_key(path):
     return lambda rank: {"LIBDDP_RUN_KEY_FILE": str(path)}
 
 
-def own_listeners() -> list[int]:
-    """Ports that this process listens on."""
+def own_listeners() -> list[str]:
+    """Addresses and ports that this process listens on, as the kernel writes them."""
     own = set()
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one that listed them
             own.add(os.readlink(f"/proc/self/fd/{entry}"))
-    ports = []
+    places = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
             row = line.split()
             if row[3] == "0A" and f"socket:[{row[9]}]" in own:
-                ports.append(int(row[1].split(":")[1], 16))
-    return ports
+                places.append(row[1])
+    return places
+
+
+def kernel_text(address: str, port: int) -> str:
+    """How /proc/net/tcp and tcp6 write an address: words of four bytes in the machine's order."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    packed = socket.inet_pton(family, address)
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
 
 
 def resident_mib() -> float:
@@ -54,6 +64,37 @@ def resident_mib() -> float:
 
 def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def store_seconds() -> float:
+    """CPU time of torch's store, where this process holds it."""
+    total = 0
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            if (task / "comm").read_text().startswith("pt_tcpstore"):
+                total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+class Meter:
+    """CPU time of this process by phase, without and in the store's thread."""
+
+    def __init__(self):
+        self.training, self.store = {}, {}
+        self.phase = None
+
+    def enter(self, phase: str | None) -> None:
+        """From now on it counts for `phase`."""
+        if phase == self.phase:
+            return
+        store = store_seconds()
+        training = time.process_time() - store
+        if self.phase is not None:
+            for total, now, then in zip(
+                (self.training, self.store), (training, store), self.begin, strict=True
+            ):
+                total[self.phase] = total.get(self.phase, 0) + now - then
+        self.phase, self.begin = phase, (training, store)
 
 
 def count_ranks():
@@ -70,9 +111,10 @@ def count_ranks():
     return int(total.item()), listeners, shown
 
 
-def test_ranks_with_a_key_meet_and_nothing_shows_it(key_file):
+@pytest.mark.parametrize("ipv6", [False, True], ids=["ipv4", "ipv6"])
+def test_ranks_with_a_key_meet_and_nothing_shows_it(key_file, ipv6):
     key = key_file.read_text().strip()
-    with Network(2) as net:
+    with Network(2, ipv6=ipv6) as net:
         outcomes = launch(net, [0, 0, 1], count_ranks, env=with_key(key_file))
     for outcome in outcomes:
         assert not outcome.failed, outcome.output
@@ -81,8 +123,9 @@ def test_ranks_with_a_key_meet_and_nothing_shows_it(key_file):
         assert key.encode() not in shown
         assert key not in outcome.output
         assert "no_run_key" not in outcome.output
-        # The store of rank 0 is torch's.
-        assert listeners == ([29500] if outcome.rank == 0 else [])
+        # The store of rank 0, at the address that the others know.
+        store = kernel_text(net.addresses[0], PORT)
+        assert listeners == ([store] if outcome.rank == 0 else [])
 
 
 def test_without_a_key_there_is_one_warning_and_require_key_makes_it_an_error():
@@ -150,15 +193,18 @@ def train_in_a_crowd():
     before = num_descriptors(), resident_mib()
     times = {"crowd": [], "quiet": []}
     new_groups = []
+    meter = Meter()
     while True:
         # Rank 0 looks, all agree.
         seen = [os.path.exists(os.path.join(folder, name)) for name in ("stop", "crowd", "join")]
         flags = torch.tensor([float(flag) for flag in seen])
         dist.broadcast(flags, src=0)
         is_over, is_crowded, may_join = (bool(flag) for flag in flags)
+        phase = "crowd" if is_crowded else "quiet"
+        meter.enter(None if is_over else phase)
         if is_over:
             break
-        times["crowd" if is_crowded else "quiet"].append(step())
+        times[phase].append(step())
         if may_join and len(new_groups) < 3:
             begin = time.monotonic()
             group = dist.new_group(list(range(dist.get_world_size())))
@@ -175,6 +221,8 @@ def train_in_a_crowd():
         "new_groups_s": new_groups,
         "steps": {phase: len(taken) for phase, taken in times.items()},
         "step_ms": {p: 1000 * statistics.median(taken) for p, taken in times.items() if taken},
+        "cpu_ms_per_step": {p: 1000 * t / len(times[p]) for p, t in meter.training.items()},
+        "store_cpu_s": meter.store,
         "descriptors": (before[0], num_descriptors()),
         "resident_mib": (before[1], resident_mib()),
     }
@@ -207,6 +255,9 @@ def test_a_crowd_of_strangers_disturbs_neither_start_nor_training(key_file, tmp_
         assert result["total"] == 2
         assert result["steps"]["crowd"] > 0
         assert len(result["new_groups_s"]) == 3
+        # The time that a step takes grows with what the crowd takes of the cores; its work hardly.
+        cpu = result["cpu_ms_per_step"]
+        assert cpu["crowd"] < 2 * cpu["quiet"]
         # The first number of rank 0 holds the crowd, which came to the store before the ranks.
         assert result["descriptors"][1] < 40
         before, after = result["resident_mib"]
