@@ -1,5 +1,9 @@
 // Chooses the kernels by what the CPU can do, and turns a ReduceJob into a kernel's job.
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -17,7 +21,10 @@ constexpr std::size_t kLine = 64;
 
 bool cpu_has_avx2() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  // clang 14 does not take "f16c" in __builtin_cpu_supports.
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const bool has_f16c = ::__get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  return has_f16c && __builtin_cpu_supports("avx2");
 #else
   return false;
 #endif

@@ -17,10 +17,26 @@ LinkDoor make_door(LinkProver prover) {
   return LinkDoor(TcpListener::open("127.0.0.1"), 0, std::move(prover), is_expected);
 }
 
+/// More than may stand there at once, and say nothing.
+void crowd(LinkDoor& door, std::vector<LinkGuest>& guests) {
+  std::vector<UniqueFd> silent;
+  for (std::size_t i = 0; i <= LinkDoor::kMaxStrangers; ++i) {
+    fuzz::Pair pair = fuzz::Pair::make();
+    silent.push_back(std::move(pair.theirs));
+    door.take_in(std::move(pair.ours), guests);
+  }
+  fuzz::require(door.num_strangers() <= LinkDoor::kMaxStrangers);
+  std::vector<pollfd> entries;
+  door.add_polls(entries);
+  fuzz::require(entries.size() <= LinkDoor::kMaxStrangers + 1);
+}
+
 /// Who got in.
 std::vector<LinkGuest> visit(LinkDoor& door, fuzz::Bytes input) {
   fuzz::Pair pair = fuzz::Pair::make();
   std::vector<LinkGuest> guests;
+  // The one input that every run begins with.
+  if (input.is_empty()) crowd(door, guests);
   pair.send(input.piece());
   door.take_in(std::move(pair.ours), guests);
   while (!input.is_empty()) {

@@ -67,9 +67,10 @@ struct Pair {
     pair.theirs = UniqueFd(ends[1]);
     return pair;
   }
-  /// The other side says `text`.
-  void send(const std::string& text) const {
-    static_cast<void>(::send(theirs.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
+  /// The other side says `text`; false if that does not fit.
+  bool send(const std::string& text) const {
+    return ::send(theirs.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+           static_cast<ssize_t>(text.size());
   }
   void end() const { ::shutdown(theirs.get(), SHUT_WR); }
 };

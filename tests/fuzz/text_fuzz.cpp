@@ -24,11 +24,26 @@ void check(const std::string& text) {
   }
 }
 
+// Two cards are compared, with each other and with this rank's.
+void compare(const std::string& text) {
+  try {
+    const MeetingCard theirs = MeetingCard::decode(text);
+    MeetingCard own = theirs;
+    fuzz::require(!find_disagreement(own, theirs));
+    own.agreement += "!";
+    fuzz::require(find_disagreement(own, theirs).has_value());
+    own.world_size = 3;
+    find_disagreement(theirs, own);
+  } catch (const StoreError&) {
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string text = fuzz::Bytes(data, size).rest();
   check<MeetingCard>(text);
+  compare(text);
   check<LinkCard>(text);
   check<Hail>(text);
   check<MeetingFailure>(text);

@@ -1,0 +1,76 @@
+// The store of a run with a key (sealed_store.h, meeting_session.h): what strangers write is as if
+// it were not there; what somebody with the key writes may be wrong, but is read as text only.
+
+#include <string>
+
+#include "libddp/base/error.h"
+#include "libddp/transport/meeting_failure.h"
+#include "libddp/transport/meeting_session.h"
+#include "libddp/transport/sealed_store.h"
+#include "tests/fuzz/fuzz.h"
+
+using namespace libddp;
+
+namespace {
+
+// What rank 1 publishes, and what both may.
+constexpr const char* kKeys[] = {"hail/1", "hail/0", "error", "error_turn"};
+
+void look(MeetingSession& session) {
+  const bool all_came = session.try_all_hails();
+  if (!all_came) return;
+  fuzz::require(session.has_hail(0) && session.has_hail(1));
+  fuzz::require(session.try_hail(1)->rank == 1);
+  if (!session.is_open()) session.open();
+  session.entries().set("card/0", "own");
+  fuzz::require(session.entries().try_get("card/0") == "own");
+  fuzz::require(!session.entries().try_get("card/1"));
+}
+
+template <typename Call>
+void tolerate(Call call) {
+  try {
+    call();
+  } catch (const Error&) {
+  }
+}
+
+// As a rank that has seen one, and as one that has failed itself.
+void fail_with(MeetingSession& session, bool has_turn) {
+  if (const auto failure = find_failure(session.failures())) throw_failure("fuzz", *failure);
+  if (!has_turn) return;
+  const MeetingFailure own{MeetingFailure::Kind::Network, 0, 1, "it failed"};
+  fuzz::require(publish_failure(session.failures(), own).cause == own.cause);
+  fuzz::require(find_failure(session.failures()).has_value());
+  session.failures().remove("error_turn");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const MeetingOptions options{.rank = 0,
+                                      .world_size = 2,
+                                      .group_name = "fuzz",
+                                      .key = RunKey::from_bytes(std::string(32, 'k'))};
+  fuzz::Bytes input(data, size);
+  InMemoryStore store;
+  SealedStore insider(store, options.key, "run fuzz");
+  MeetingSession session(store, options);
+  session.publish();
+  bool has_turn = true;
+  while (!input.is_empty()) {
+    const std::string place = input.piece();
+    const unsigned choice = place.empty() ? 0 : static_cast<unsigned char>(place[0]);
+    const std::string key = kKeys[choice % 4];
+    const bool is_sealed = (choice / 4) % 2 == 1;
+    std::string value = input.piece();
+    // "@": with the nonce that the own hail shows, as a failure of this meeting has it.
+    if (!value.empty() && value[0] == '@') value = "0 " + session.own().nonce + value.substr(1);
+    (is_sealed ? static_cast<KeyValueStore&>(insider) : store).set(key, value);
+    tolerate([&] { look(session); });
+    has_turn = has_turn && key != "error_turn";
+    tolerate([&] { fail_with(session, has_turn); });
+    tolerate([&] { session.find_other_claimant(Deadline::after(std::chrono::seconds(0))); });
+  }
+  return 0;
+}
