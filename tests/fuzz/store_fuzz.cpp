@@ -40,8 +40,11 @@ void fail_with(MeetingSession& session, bool has_turn) {
   if (const auto failure = find_failure(session.failures())) throw_failure("fuzz", *failure);
   if (!has_turn) return;
   const MeetingFailure own{MeetingFailure::Kind::Network, 0, 1, "it failed"};
-  fuzz::require(publish_failure(session.failures(), own).cause == own.cause);
-  fuzz::require(find_failure(session.failures()).has_value());
+  for (int turn = 1; turn <= 2; ++turn) {
+    fuzz::require(publish_failure(session.failures(), own).cause == own.cause);
+  }
+  const Deadline now = Deadline::after(std::chrono::seconds(0));
+  fuzz::require(session.failures().wait_get("error", now).has_value());
   session.failures().remove("error_turn");
 }
 
