@@ -226,10 +226,10 @@ def split_group(
             f"libddp: split_group: split_ranks={split_ranks} names a rank that the parent group "
             f"of {len(global_ranks)} does not have. Hint: they are ranks of the parent group."
         )
-    if _groups.is_wrapped(parent):
+    own = next((part for part in split_ranks if dist.get_rank(parent) in part), None)
+    if _groups.is_wrapped(parent) and (own or parent is c10d.GroupMember.WORLD):
         parts = [[global_ranks[rank] for rank in sorted(part)] for part in split_ranks]
         return _split_wrapped(parent, parts, timeout, pg_options, group_desc)
-    own = next((part for part in split_ranks if dist.get_rank(parent) in part), None)
     if own is None:
         # torch 2.15 counts groups made by their members alone: a rank in no part counts along, else
         # the groups that all ranks make later have other names here.
