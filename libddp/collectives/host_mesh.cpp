@@ -10,6 +10,7 @@
 #include "libddp/collectives/mailbox.h"
 #include "libddp/collectives/mesh_core.h"
 #include "libddp/collectives/reduce_kernels.h"
+#include "libddp/collectives/slice_reduction.h"
 
 namespace libddp {
 
@@ -126,6 +127,17 @@ void HostMesh::reduce_here(const MeshCall& call, Dtype dtype, ReduceOp op, void*
   core.begin(call);
   if (core.world_size() == 1) return;
   libddp::all_reduce(core, {dtype, op, 1.0}, static_cast<std::byte*>(data), count);
+}
+
+std::unique_ptr<Preparation> HostMesh::reduce_slices_here(const MeshCall& call, Dtype dtype,
+                                                          ReduceOp op, void* data,
+                                                          std::vector<std::uint64_t> edges,
+                                                          std::vector<std::uint64_t> starts) {
+  MeshCore& core = state_->core;
+  core.begin(call);
+  return std::make_unique<SliceReduction>(core, Reduction{dtype, op, 1.0},
+                                          static_cast<std::byte*>(data), std::move(edges),
+                                          std::move(starts));
 }
 
 void HostMesh::reduce_scatter_here(const MeshCall& call, Dtype dtype, ReduceOp op,

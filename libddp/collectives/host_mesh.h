@@ -38,6 +38,8 @@
 
 namespace libddp {
 
+class Preparation;
+
 /// One rank as the mesh sees it. The mesh keeps the segments mapped.
 struct MeshMember {
   /// Its number in the group, where the group spans several hosts; -1 = its place in the list.
@@ -95,6 +97,10 @@ class HostMesh : public Mesh {
   // Stages of a collective over several hosts; in place, `call` is the whole collective's.
   /// The sum (or other op) over the ranks of this host, the same on all of them.
   void reduce_here(const MeshCall& call, Dtype dtype, ReduceOp op, void* data, std::uint64_t count);
+  /// The same in pieces, of the own slice only; see SliceReduction for the arguments.
+  std::unique_ptr<Preparation> reduce_slices_here(const MeshCall& call, Dtype dtype, ReduceOp op,
+                                                  void* data, std::vector<std::uint64_t> edges,
+                                                  std::vector<std::uint64_t> starts);
   /// `input` holds a block of `output_count` elements per rank of this host; the own one's sum (or
   /// other op) goes to `output`, which may be the own block.
   void reduce_scatter_here(const MeshCall& call, Dtype dtype, ReduceOp op, const void* input,

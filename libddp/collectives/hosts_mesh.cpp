@@ -12,6 +12,8 @@ namespace {
 
 /// The last stage waits a little longer than the one between hosts, which knows who is missing.
 constexpr std::chrono::milliseconds kNetworkFirst{1000};
+/// From here on the pieces of a reduction are many enough to overlap.
+constexpr std::uint64_t kManyPiecesBytes = 1u << 20;
 
 }  // namespace
 
@@ -83,9 +85,10 @@ void HostsMesh::reduce_all(const MeshCall& call, std::byte* data, std::uint64_t 
   const Dtype dtype = call.description.dtype;
   const ReduceOp op = call.description.reduce_op;
   const std::size_t element = element_bytes(dtype);
+  const std::uint64_t bytes = count * element;
+  if (pays_in_pieces(bytes)) return reduce_in_pieces(call, data, count, scale);
   stage_->begin(call);
   local_->reduce_here(call, dtype, first_op(op), data, count);
-  const std::uint64_t bytes = count * element;
   if (carries(bytes)) {
     std::uint64_t begin = 0;
     std::uint64_t end = bytes;
@@ -96,6 +99,37 @@ void HostsMesh::reduce_all(const MeshCall& call, std::byte* data, std::uint64_t 
     }
     stage_->all_reduce(data + begin, (end - begin) / element, {dtype, op, scale}, world_size());
   }
+  share(call, data, count, element);
+}
+
+// Every rank of this host is a carrier, so that its own slice is all that it needs. Each host
+// decides for itself.
+bool HostsMesh::pays_in_pieces(std::uint64_t bytes) const {
+  const int num_here = static_cast<int>(layout_.ranks_of(host_).size());
+  return bytes >= kManyPiecesBytes && num_here > 1 && num_here == layout_.num_carriers();
+}
+
+// What the ranks of this host have reduced leaves while they reduce the next piece: the segments of
+// the other hosts first, which this host gives away.
+void HostsMesh::reduce_in_pieces(const MeshCall& call, std::byte* data, std::uint64_t count,
+                                 double scale) {
+  const Dtype dtype = call.description.dtype;
+  const ReduceOp op = call.description.reduce_op;
+  const std::size_t element = element_bytes(dtype);
+  const std::vector<std::uint64_t> edges = slice_edges(count, element);
+  std::vector<std::uint64_t> starts;
+  for (std::size_t i = 0; i + 1 < edges.size(); ++i) {
+    const std::uint64_t slice_count = (edges[i + 1] - edges[i]) / element;
+    const Slice own = InterStage::segment_of(slice_count, element, host_, layout_.num_hosts());
+    starts.push_back(own.end * element);
+  }
+  stage_->begin(call);
+  const std::unique_ptr<Preparation> pieces =
+      local_->reduce_slices_here(call, dtype, first_op(op), data, edges, std::move(starts));
+  const std::uint64_t begin = edges[static_cast<std::size_t>(index_)];
+  const std::uint64_t end = edges[static_cast<std::size_t>(index_) + 1];
+  stage_->all_reduce_prepared(data + begin, (end - begin) / element, {dtype, op, scale},
+                              world_size(), *pieces);
   share(call, data, count, element);
 }
 

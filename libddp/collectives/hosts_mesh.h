@@ -6,9 +6,9 @@
 // A collective goes through three stages: the ranks of each host reduce or gather among themselves;
 // carrier c of each host (host_layout.h) exchanges slice c with carrier c of the others, so that
 // all ranks' cores and connections work; the ranks of each host share what has come. Small payloads
-// skip the slices. A reduce-scatter sends each host the sums of that host's blocks only.
-// bf16 and fp16: the sum of a host and the sum over hosts each accumulate in fp32 and are rounded
-// once.
+// skip the slices; a large all-reduce sends pieces of a slice while the host's ranks reduce the
+// next. A reduce-scatter sends each host the sums of that host's blocks only. bf16 and fp16: the
+// sum of a host and the sum over hosts each accumulate in fp32 and are rounded once.
 //
 // Thread rule: as Mesh.
 //
@@ -109,6 +109,8 @@ class HostsMesh : public Mesh {
   static ReduceOp first_op(ReduceOp op) { return op == ReduceOp::Avg ? ReduceOp::Sum : op; }
 
   void reduce_all(const MeshCall& call, std::byte* data, std::uint64_t count, double scale);
+  void reduce_in_pieces(const MeshCall& call, std::byte* data, std::uint64_t count, double scale);
+  bool pays_in_pieces(std::uint64_t bytes) const;
   /// A reduce-scatter: its blocks, and what each is to become.
   struct Scatter {
     const std::byte* input;

@@ -6,6 +6,13 @@
 
 namespace libddp {
 
+void InterStage::all_reduce_prepared(std::byte* data, std::size_t count, const Reduction& reduction,
+                                     int num_averaged, Preparation& preparation) {
+  while (preparation.step()) {
+  }
+  all_reduce(data, count, reduction, num_averaged);
+}
+
 void InterStage::reduce_scatter(const std::vector<Region>& regions, int host, std::byte* output,
                                 const Reduction& reduction, int num_averaged) {
   std::vector<std::byte> sums;

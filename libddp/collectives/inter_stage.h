@@ -21,6 +21,16 @@
 
 namespace libddp {
 
+/// Makes data ready piece by piece while what is ready is on its way already.
+class Preparation {
+ public:
+  virtual ~Preparation() = default;
+  /// Makes the next piece ready; false when that was the last one.
+  virtual bool step() = 0;
+  /// Bytes ready so far.
+  virtual std::size_t ready() const = 0;
+};
+
 class InterStage {
  public:
   /// Up to this size a payload goes whole, through one carrier; the same on all ranks.
@@ -43,6 +53,14 @@ class InterStage {
   /// In place; AVG divides by `num_averaged`.
   virtual void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
                           int num_averaged) = 0;
+  /// The same, of data that becomes ready in the order in which it is needed: from the end of this
+  /// host's segment (`segment_of`) to the end, then from the beginning. Here: all of it first.
+  virtual void all_reduce_prepared(std::byte* data, std::size_t count, const Reduction& reduction,
+                                   int num_averaged, Preparation& preparation);
+  /// The part of the data that `host` reduces.
+  static Slice segment_of(std::size_t count, std::size_t element_bytes, int host, int num_hosts) {
+    return slice_of(count, element_bytes, host, num_hosts);
+  }
   /// `regions[h]`: what this host gives to the sum of host h. The sum of the own region (that of
   /// `host`) goes to `output`, which may be that region; the others stay as they are.
   /// Here: an all-reduce of each, for stages that know no better.

@@ -12,13 +12,30 @@ void LinkStage::all_reduce(std::byte* data, std::size_t count, const Reduction& 
                            int num_averaged) {
   const std::size_t element = element_bytes(reduction.dtype);
   if (count * element <= kSmallBytes) return reduce_small(data, count, reduction, num_averaged);
-  std::vector<Region> segments;
-  for (int host = 0; host < num_hosts(); ++host) {
-    const Slice slice = slice_of(count, element, host, num_hosts());
-    segments.push_back({data + slice.begin * element, slice.count() * element});
-  }
+  std::vector<Region> segments = segments_of(data, count, element);
   std::byte* own = segments[static_cast<std::size_t>(host_)].data;
   reduce_large(std::move(segments), own, true, reduction, num_averaged);
+}
+
+void LinkStage::all_reduce_prepared(std::byte* data, std::size_t count, const Reduction& reduction,
+                                    int num_averaged, Preparation& preparation) {
+  const std::size_t element = element_bytes(reduction.dtype);
+  if (count * element <= kSmallBytes) {
+    return InterStage::all_reduce_prepared(data, count, reduction, num_averaged, preparation);
+  }
+  std::vector<Region> segments = segments_of(data, count, element);
+  std::byte* own = segments[static_cast<std::size_t>(host_)].data;
+  reduce_large(std::move(segments), own, true, reduction, num_averaged, &preparation);
+}
+
+std::vector<InterStage::Region> LinkStage::segments_of(std::byte* data, std::size_t count,
+                                                       std::size_t element) const {
+  std::vector<Region> segments;
+  for (int host = 0; host < num_hosts(); ++host) {
+    const Slice slice = segment_of(count, element, host, num_hosts());
+    segments.push_back({data + slice.begin * element, slice.count() * element});
+  }
+  return segments;
 }
 
 void LinkStage::reduce_scatter(const std::vector<Region>& regions, int /*host*/, std::byte* output,
@@ -40,7 +57,9 @@ void LinkStage::reduce_small(std::byte* data, std::size_t count, const Reduction
 }
 
 void LinkStage::reduce_large(std::vector<Region> segments, std::byte* output, bool spreads,
-                             const Reduction& reduction, int divisor) {
+                             const Reduction& reduction, int divisor, Preparation* preparation) {
+  // The ranks of this host have come together before any byte leaves it.
+  bool is_preparing = preparation != nullptr && preparation->step();
   meet();
   const bool is_sum = reduction.op == ReduceOp::Sum || reduction.op == ReduceOp::Avg;
   const LinkSum::Job job{
@@ -53,9 +72,17 @@ void LinkStage::reduce_large(std::vector<Region> segments, std::byte* output, bo
   };
   LinkPump pump(*this);
   LinkSum sum(pump, peers_, buffers_, host_, job);
-  while (!pump.is_done()) {
+  if (is_preparing) sum.hold(preparation->ready());
+  while (is_preparing || !pump.is_done()) {
     const bool moved = pump.move();
-    if (!sum.compute() && !moved) pump.wait();
+    const bool computed = sum.compute();
+    if (is_preparing) {
+      // Nobody waits for the network here: the other ranks of the host wait in the next piece.
+      is_preparing = preparation->step();
+      sum.hold(preparation->ready());
+    } else if (!computed && !moved) {
+      pump.wait();
+    }
   }
 }
 

@@ -76,6 +76,8 @@ class LinkStage : public InterStage, private LinkWatch {
   void meet() override;
   void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
                   int num_averaged) override;
+  void all_reduce_prepared(std::byte* data, std::size_t count, const Reduction& reduction,
+                           int num_averaged, Preparation& preparation) override;
   void reduce_scatter(const std::vector<Region>& regions, int host, std::byte* output,
                       const Reduction& reduction, int num_averaged) override;
   void all_gather(const std::vector<Region>& regions) override;
@@ -94,8 +96,9 @@ class LinkStage : public InterStage, private LinkWatch {
   [[noreturn]] void report_garbage(std::size_t peer, const std::string& what);
   [[noreturn]] void report_mismatch(std::size_t peer, const LinkHeader& theirs);
   void reduce_small(std::byte* data, std::size_t count, const Reduction& reduction, int divisor);
+  std::vector<Region> segments_of(std::byte* data, std::size_t count, std::size_t element) const;
   void reduce_large(std::vector<Region> segments, std::byte* output, bool spreads,
-                    const Reduction& reduction, int divisor);
+                    const Reduction& reduction, int divisor, Preparation* preparation = nullptr);
   std::byte* payload_of(std::size_t peer);
   std::string name_of(const LinkPeer& peer) const;
   /// Index of the peer on `host`.

@@ -35,11 +35,13 @@ void reduce_hosts(const Reduction& reduction, int num_averaged,
 LinkSum::LinkSum(LinkPump& pump, const std::vector<LinkPeer>& peers,
                  std::vector<LinkBuffers>& buffers, int host, const Job& job)
     : job_(job),
+      host_(host),
       peers_(peers),
       buffers_(buffers),
       element_(element_bytes(job.reduction.dtype)),
       own_(job.segments[static_cast<std::size_t>(host)]),
-      sources_(peers.size() + 1, own_.data) {
+      sources_(peers.size() + 1, own_.data),
+      own_ready_(own_.bytes) {
   const std::size_t bytes = on_wire(own_.bytes);
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     inputs_.push_back(&pump.add(peers_[i].give, {.peer = static_cast<int>(i),
@@ -59,6 +61,7 @@ void LinkSum::add_give(LinkPump& pump, std::size_t peer, const InterStage::Regio
   flow.open = job_.narrows ? 0 : flow.bytes;
   flow.ring = job_.narrows ? kRingBytes : 0;
   LinkFlow& added = pump.add(peers_[peer].give, std::move(flow));
+  gives_.push_back(&added);
   if (!job_.narrows) return;
   narrow_gives_.emplace_back(added, theirs.data);
   narrow_give_counts_.push_back(theirs.bytes / element_);
@@ -86,6 +89,30 @@ void LinkSum::add_results(LinkPump& pump, std::size_t peer, const InterStage::Re
   wide_results_.emplace_back(pump.add(peers_[peer].result, std::move(in)), theirs.data);
 }
 
+void LinkSum::hold(std::size_t ready) {
+  const auto num_hosts = static_cast<int>(job_.segments.size());
+  for (int step = 1; step <= num_hosts; ++step) {
+    const int host = (host_ + step) % num_hosts;
+    const std::size_t bytes = std::min(ready, job_.segments[static_cast<std::size_t>(host)].bytes);
+    ready -= bytes;
+    if (host == host_) {
+      own_ready_ = bytes;
+    } else {
+      hold_give(static_cast<std::size_t>(host < host_ ? host : host - 1), bytes);
+    }
+  }
+}
+
+void LinkSum::hold_give(std::size_t peer, std::size_t bytes) {
+  if (!job_.narrows) {
+    gives_[peer]->open = bytes;
+    return;
+  }
+  const std::size_t count = bytes / element_;
+  const bool is_all = gives_[peer]->bytes == on_wire(bytes);
+  narrow_give_counts_[peer] = is_all ? count : count / kBFloat16PieceCount * kBFloat16PieceCount;
+}
+
 bool LinkSum::compute() {
   bool did = false;
   while (reduce_piece()) did = true;
@@ -106,7 +133,7 @@ bool LinkSum::reduce_piece() {
   const bool is_there = std::all_of(inputs_.begin(), inputs_.end(), [&](const LinkFlow* input) {
     return input->done >= on_wire(reduced_ + bytes);
   });
-  if (bytes == 0 || !is_there) return false;
+  if (bytes == 0 || !is_there || own_ready_ < reduced_ + bytes) return false;
   const std::size_t count = bytes / element_;
   std::fill(sources_.begin(), sources_.end(), own_.data + reduced_);
   for (std::size_t i = 0; i < peers_.size(); ++i) {

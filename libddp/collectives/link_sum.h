@@ -44,6 +44,9 @@ class LinkSum {
   LinkSum(LinkPump& pump, const std::vector<LinkPeer>& peers, std::vector<LinkBuffers>& buffers,
           int host, const Job& job);
 
+  /// Only so many bytes of the segments may be used by now: those of the hosts behind this one
+  /// first, then from host 0 on, the own one last. Without it: all.
+  void hold(std::size_t ready);
   /// Does what can be done with the bytes that have come; false if there was nothing.
   bool compute();
 
@@ -56,18 +59,23 @@ class LinkSum {
   /// How many bytes so many bytes of payload are on the wire.
   std::size_t on_wire(std::size_t bytes) const { return job_.narrows ? bytes / 2 : bytes; }
 
+  void hold_give(std::size_t peer, std::size_t bytes);
+
   const Job& job_;
+  const int host_;
   const std::vector<LinkPeer>& peers_;
   std::vector<LinkBuffers>& buffers_;
   const std::size_t element_;
   const InterStage::Region own_;
   std::vector<LinkFlow*> inputs_;
   std::vector<LinkFlow*> results_;
+  std::vector<LinkFlow*> gives_;
   std::vector<BFloat16Send> narrow_gives_;
   std::vector<std::size_t> narrow_give_counts_;
   std::vector<BFloat16Send> narrow_results_;
   std::vector<BFloat16Receive> wide_results_;
   std::vector<const std::byte*> sources_;
+  std::size_t own_ready_ = 0;
   std::size_t reduced_ = 0;
 };
 

@@ -21,7 +21,7 @@ namespace libddp {
 namespace {
 
 /// What a rank brings to the meeting itself.
-struct Preparation {
+struct OwnParts {
   LinkSettings link;
   SharedSegment page;
   std::shared_ptr<Arena> arena;
@@ -53,12 +53,12 @@ MeetingOptions meeting_options(const GroupIdentity& identity, const MeetingHints
 }
 
 /// Reads whatever the user has set, so that what cannot be read is known before the meeting.
-Preparation prepare(const GroupIdentity& identity, const MeetingHints& hints,
-                    MeetingOptions& options) {
+OwnParts prepare(const GroupIdentity& identity, const MeetingHints& hints,
+                 MeetingOptions& options) {
   options.key = given_run_key();
   options.require_key = RequireKey::is_set();
   heartbeat_timeout();
-  Preparation own;
+  OwnParts own;
   own.link = link_settings(hints.links);
   options.sockets_per_link = own.link.sockets_per_link;
   options.agreement = fmt::format("libddp {}, {}, {} inter={}", version(), HostMesh::layout(),
@@ -69,7 +69,7 @@ Preparation prepare(const GroupIdentity& identity, const MeetingHints& hints,
 }
 
 std::vector<GroupPeer> meet_all(KeyValueStore& store, const MeetingOptions& options,
-                                const Preparation& own, Deadline deadline) {
+                                const OwnParts& own, Deadline deadline) {
   std::vector<GroupPeer> peers =
       meet(store, options, descriptors_of(own.page, *own.arena), deadline);
   // All peers have read them; a later group of the same name on this store starts clean.
@@ -86,7 +86,7 @@ std::unique_ptr<Backend> meet_ranks(KeyValueStore& store, const GroupIdentity& i
                                     const MeetingHints& hints, std::chrono::milliseconds timeout) {
   const Deadline deadline = Deadline::after(timeout);
   MeetingOptions options = meeting_options(identity, hints);
-  Preparation own;
+  OwnParts own;
   try {
     own = prepare(identity, hints, options);
   } catch (const Error& error) {

@@ -154,6 +154,20 @@ TEST_CASE("Collectives over several hosts") {
   }
 }
 
+TEST_CASE("A large all-reduce in pieces, of memory of either kind on one host") {
+  for (const std::vector<int>& layout : {std::vector<int>{0, 0, 1, 1}, {0, 0, 0, 1, 1, 1}}) {
+    run_hosts(layout, [](HostsRank& me) {
+      std::uint64_t sequence = 0;
+      // Just in pieces, and many of them; the slices of the ranks differ by a line.
+      for (const std::size_t count : {262145u, 1500007u}) {
+        check_all_reduce(me, ++sequence, count, me.rank % 2 == 0);
+        check_all_reduce(me, ++sequence, count, me.rank != 0);
+        check_all_reduce(me, ++sequence, 1000, true);
+      }
+    });
+  }
+}
+
 // Values of which no two sums round alike in another order.
 template <typename Value>
 void check_scattered_bits(HostsRank& me, Dtype dtype, std::size_t count) {
