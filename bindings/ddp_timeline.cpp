@@ -60,7 +60,7 @@ void bind_ddp_timeline(ReplicaClass& replica) {
       .def("layout", &layout, "What lies in which bucket.")
       .def(
           "wait_shares", [](Replica& self) { return self.reducer().wait_shares(); },
-          "Parts of the time of the last 50 passes in which this rank waited, by rank.")
+          "Parts of the time of the last 25 passes in which this rank waited, by rank.")
       .def("timings", &timings, "When what happened in the last passes that synchronised.");
 }
 

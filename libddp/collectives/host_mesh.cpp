@@ -154,9 +154,19 @@ void HostMesh::reduce_scatter_here(const MeshCall& call, Dtype dtype, ReduceOp o
 void HostMesh::share_slices(const MeshCall& call, void* data,
                             const std::vector<std::uint64_t>& edges) {
   MeshCore& core = state_->core;
-  core.begin(call);
+  core.begin(call, MeshCore::Stage::Last);
   if (core.world_size() > 1) libddp::share_slices(core, static_cast<std::byte*>(data), edges);
 }
+
+void HostMesh::meet_again(const MeshCall& call) {
+  MeshCore& core = state_->core;
+  core.begin(call, MeshCore::Stage::Last);
+  if (core.world_size() > 1) core.meet();
+}
+
+WaitLedger& HostMesh::waits() { return state_->core.waits(); }
+
+void HostMesh::show_delay(Delay delay) { state_->core.show_delay(delay); }
 
 void HostMesh::barrier(const MeshCall& call) {
   MeshCore& core = state_->core;
@@ -217,9 +227,9 @@ std::optional<std::uint64_t> HostMesh::last_sequence_of(int rank) const {
 }
 
 void HostMesh::add_waits(std::vector<std::int64_t>& by_rank) const {
-  const MeshCore& core = state_->core;
-  for (int index = 0; index < core.world_size(); ++index) {
-    by_rank.at(static_cast<std::size_t>(core.group_rank(index))) += core.waited_ns(index);
+  const WaitLedger& waits = std::as_const(state_->core).waits();
+  for (int rank = 0; rank < static_cast<int>(by_rank.size()); ++rank) {
+    by_rank[static_cast<std::size_t>(rank)] += waits.total_ns(rank);
   }
 }
 

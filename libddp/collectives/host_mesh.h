@@ -33,6 +33,7 @@
 
 #include "libddp/base/dtype.h"
 #include "libddp/collectives/mesh.h"
+#include "libddp/collectives/wait_ledger.h"
 #include "libddp/memory/arena.h"
 #include "libddp/memory/shared_segment.h"
 
@@ -108,6 +109,12 @@ class HostMesh : public Mesh {
   /// `edges` cuts `data` into slices of bytes, [edges[i], edges[i + 1]); rank i brings slice i, and
   /// all get all. There may be fewer slices than ranks.
   void share_slices(const MeshCall& call, void* data, const std::vector<std::uint64_t>& edges);
+  /// The last stage of a collective without bytes.
+  void meet_again(const MeshCall& call);
+  /// For the stage between hosts: what this rank has waited for, and what its host is to know of
+  /// it.
+  WaitLedger& waits();
+  void show_delay(Delay delay);
 
   /// Point to point, through mail slots: blocks until the receiver has taken the bytes (send) or
   /// they have come (recv). Messages between two ranks with one tag arrive in order.

@@ -5,7 +5,7 @@
 namespace libddp {
 namespace {
 
-constexpr int kLayoutVersion = 2;
+constexpr int kLayoutVersion = 3;
 constexpr std::size_t kBlock = 4096;
 
 constexpr std::size_t blocks(std::size_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; }
@@ -17,6 +17,7 @@ struct Head {
   Bell mail_bell;
   alignas(128) std::atomic<std::uint64_t> num_calls;
   alignas(128) std::atomic<std::uint64_t> beats;
+  alignas(128) DelayRecord carried_delay;
   CallRecord calls[2];
   Slot slots[2];
 };
@@ -58,6 +59,8 @@ Bell& HostPage::mail_bell() const { return head(base_).mail_bell; }
 std::atomic<std::uint64_t>& HostPage::num_calls() const { return head(base_).num_calls; }
 
 std::atomic<std::uint64_t>& HostPage::beats() const { return head(base_).beats; }
+
+DelayRecord& HostPage::carried_delay() const { return head(base_).carried_delay; }
 
 CallRecord& HostPage::call(std::uint64_t parity) const { return head(base_).calls[parity & 1]; }
 

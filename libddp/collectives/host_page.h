@@ -2,8 +2,8 @@
 
 // The control page of a rank: what it tells its peers, in memory that all of them map.
 //
-//   failure | bell, mail bell | beats | call records | slots | inline payload | staging in, out |
-//   per peer: mail (mailbox.h)
+//   failure | bell, mail bell | beats | delay | call records | slots | inline payload | staging in,
+//   out | per peer: mail (mailbox.h)
 //
 // Every word has one writer, its rank (bells excepted); stamps and counters only grow. The segment
 // is sparse: parts that a group never uses cost no memory.
@@ -48,6 +48,13 @@ struct alignas(128) CallRecord {
   static constexpr std::size_t kWords = (sizeof(OpDescription) + 7) / 8;
   std::atomic<std::uint64_t> sequence;
   std::atomic<std::uint64_t> words[kWords];
+};
+
+/// Whom a rank waited for between the hosts in the collective that runs, for those of its host that
+/// wait for it in the last stage; stored before the meeting of that stage.
+struct DelayRecord {
+  std::atomic<std::int64_t> rank;
+  std::atomic<std::int64_t> ns;
 };
 
 /// What a rank shows at one meeting. Two alternate by the parity of the meeting: a rank that
@@ -130,6 +137,7 @@ class HostPage {
   std::atomic<std::uint64_t>& num_calls() const;
   /// Grows while the process runs: its heartbeat.
   std::atomic<std::uint64_t>& beats() const;
+  DelayRecord& carried_delay() const;
   CallRecord& call(std::uint64_t parity) const;
   Slot& slot(std::uint64_t parity) const;
   std::byte* inline_payload(std::uint64_t parity) const;

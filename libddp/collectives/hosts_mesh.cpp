@@ -33,7 +33,7 @@ HostsMesh::HostsMesh(HostsMeshOptions options)
 
 std::string HostsMesh::last_call_of(int rank) const {
   if (layout_.is_local(rank, rank_)) return local_->last_call_of(rank);
-  return stage_->last_call_of(rank).value_or("not known on this host");
+  return stage_->last_call_of(rank).value_or("one that this host has not seen");
 }
 
 MeshCall HostsMesh::last_stage(const MeshCall& call) {
@@ -231,7 +231,7 @@ void HostsMesh::barrier(const MeshCall& call) {
   stage_->begin(call);
   local_->barrier(call);
   if (stage_->is_carrier() && (index_ == 0 || layout_.is_even())) stage_->meet();
-  if (!layout_.is_even()) local_->barrier(last_stage(call));
+  if (!layout_.is_even()) local_->meet_again(last_stage(call));
 }
 
 bool HostsMesh::progress(const std::vector<Transfer*>& transfers) {

@@ -22,13 +22,16 @@
 namespace libddp {
 
 struct LinkHeader {
-  static constexpr std::uint32_t kMagic = 0x6c646832;
+  static constexpr std::uint32_t kMagic = 0x6c646833;
 
   std::uint32_t magic = kMagic;
   /// Payload that follows.
   std::uint32_t num_bytes = 0;
   std::uint64_t fingerprint = 0;
   std::uint64_t sequence = 0;
+  /// Whom the sender has waited for on its host since the carriers met last; may be any number.
+  std::int64_t late_rank = -1;
+  std::int64_t late_ns = 0;
   OpDescription description{};
 
   static LinkHeader of(const MeshCall& call, std::size_t num_bytes);

@@ -11,6 +11,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/base/monotonic_clock.h"
 
 namespace libddp {
 namespace {
@@ -34,12 +35,15 @@ void LinkStage::begin(const MeshCall& call) {
   call_ = &call;
   start_ = Deadline::Clock::now();
   deadline_ = call.timeout ? Deadline::after(*call.timeout + kHostFirst) : call.deadline;
+  local_.show_delay({});
 }
 
 void LinkStage::meet() { exchange({}, std::vector<std::size_t>(peers_.size(), 0)); }
 
 void LinkStage::exchange(const Region& out, const std::vector<std::size_t>& in_bytes) {
-  const LinkHeader header = LinkHeader::of(*call_, out.bytes);
+  LinkHeader header = LinkHeader::of(*call_, out.bytes);
+  header.late_rank = local_.waits().longest().rank;
+  header.late_ns = local_.waits().longest().ns;
   outgoing_.resize(sizeof(LinkHeader) + out.bytes);
   std::memcpy(outgoing_.data(), &header, sizeof(LinkHeader));
   if (out.bytes > 0) std::memcpy(outgoing_.data() + sizeof(LinkHeader), out.data, out.bytes);
@@ -56,14 +60,37 @@ void LinkStage::exchange(const Region& out, const std::vector<std::size_t>& in_b
     receives.push_back(
         &pump.add(socket, {false, peer, incoming_[i].bytes.data(), expected, expected}));
   }
+  last_peer_ = -1;
+  exchange_begin_ns_ = monotonic_ns();
+  bool has_waited = false;
   while (true) {
     const bool moved = pump.move();
-    for (std::size_t i = 0; i < peers_.size(); ++i) {
-      if (!incoming_[i].is_checked && receives[i]->done >= sizeof(LinkHeader)) check_header(i);
-    }
-    if (pump.is_done()) return;
-    if (!moved) pump.wait();
+    check_headers(receives, has_waited);
+    if (pump.is_done()) return count_wait();
+    if (moved) continue;
+    has_waited = true;
+    pump.wait();
   }
+}
+
+void LinkStage::check_headers(const std::vector<const LinkFlow*>& receives, bool has_waited) {
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    if (incoming_[i].is_checked || receives[i]->done < sizeof(LinkHeader)) continue;
+    check_header(i);
+    if (!has_waited) continue;
+    last_peer_ = static_cast<int>(i);
+    waited_ns_ = monotonic_ns() - exchange_begin_ns_;
+  }
+}
+
+void LinkStage::count_wait() {
+  WaitLedger& waits = local_.waits();
+  waits.forget();
+  if (last_peer_ < 0) return;
+  const auto peer = static_cast<std::size_t>(last_peer_);
+  waits.add(peers_[peer].rank, waited_ns_, incoming_[peer].late);
+  local_.show_delay(waits.longest());
+  waits.forget();  // the carriers of all hosts are level again
 }
 
 void LinkStage::check_header(std::size_t peer) {
@@ -71,6 +98,7 @@ void LinkStage::check_header(std::size_t peer) {
   incoming.is_checked = true;
   const std::optional<LinkHeader> theirs = LinkHeader::read(incoming.bytes.data());
   if (!theirs) report_garbage(peer, "bytes that begin no collective");
+  incoming.late = {static_cast<int>(theirs->late_rank), theirs->late_ns};
   {
     const std::lock_guard lock(last_calls_mutex_);
     last_calls_[peers_[peer].rank] = theirs->call_text();

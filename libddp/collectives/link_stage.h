@@ -13,7 +13,9 @@
 // The bits are the same on every rank and from run to run. Each host's own sum is rounded to the
 // dtype once, the sum of the hosts' sums (fp32 for bf16 and fp16) a second time.
 //
-// Thread rule: one thread at a time; `last_call_of` from any thread.
+// Headers also say whom their sender waited for on its own host, so that the time until the last
+// one has come is charged to the rank that is late, wherever it is. Thread rule: one thread at a
+// time; `last_call_of` from any thread.
 //
 //   LinkStage stage(local, {.index = 0, .host = 1, .num_hosts = 2}, std::move(peers));
 //   stage.begin(call);
@@ -89,10 +91,14 @@ class LinkStage : public InterStage, private LinkWatch {
   struct Incoming {
     std::vector<std::byte> bytes;
     bool is_checked = false;
+    /// Whom the peer says that it has waited for.
+    Delay late;
   };
 
   void exchange(const Region& out, const std::vector<std::size_t>& in_bytes);
+  void check_headers(const std::vector<const LinkFlow*>& receives, bool has_waited);
   void check_header(std::size_t peer);
+  void count_wait();
   [[noreturn]] void report_garbage(std::size_t peer, const std::string& what);
   [[noreturn]] void report_mismatch(std::size_t peer, const LinkHeader& theirs);
   void reduce_small(std::byte* data, std::size_t count, const Reduction& reduction, int divisor);
@@ -114,6 +120,12 @@ class LinkStage : public InterStage, private LinkWatch {
   std::vector<std::byte> outgoing_;
   std::vector<LinkBuffers> buffers_;
   const bool narrows_floats_;
+
+  /// Of the exchange of headers that runs: which peer's came last, how long after it began; -1 if
+  /// nobody had to be waited for.
+  int last_peer_ = -1;
+  std::int64_t waited_ns_ = 0;
+  std::int64_t exchange_begin_ns_ = 0;
 
   const MeshCall* call_ = nullptr;
   Deadline::Clock::time_point start_{};

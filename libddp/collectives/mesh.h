@@ -138,7 +138,7 @@ class Mesh {
   }
 
   /// Adds the time that this rank has spent in long waits of collectives to `by_rank` (of the
-  /// group), under the rank of this host that came last.
+  /// group), under the rank that came last.
   virtual void add_waits([[maybe_unused]] std::vector<std::int64_t>& by_rank) const {}
 
   /// Shows the ranks of this host that the process runs; one thread.

@@ -52,7 +52,7 @@ MeshCore::MeshCore(HostMeshOptions options)
       group_size_(options.group_size > 0 ? options.group_size : options.world_size),
       group_name_(std::move(options.group_name)),
       arena_(std::move(options.arena)),
-      waited_ns_(static_cast<std::size_t>(std::max(options.world_size, 0))) {
+      waits_(group_size_) {
   validate(options);
   members_ = std::move(options.members);
   std::vector<std::string> masks;
@@ -97,9 +97,12 @@ int MeshCore::index_of(int group_rank) const {
   return -1;
 }
 
-void MeshCore::begin(const MeshCall& call) {
+void MeshCore::begin(const MeshCall& call, Stage stage) {
   if (latch_.is_set()) throw_kept(&call, true);
   call_ = &call;
+  stage_ = stage;
+  // The hosts have met, by this rank or another one: earlier waits do not delay anybody any more.
+  if (stage == Stage::Last) waits_.forget();
   fingerprint_ = call.description.fingerprint(call.sequence);
   record(call);
 }

@@ -36,6 +36,7 @@
 #include "libddp/collectives/failure_latch.h"
 #include "libddp/collectives/host_mesh.h"
 #include "libddp/collectives/host_page.h"
+#include "libddp/collectives/wait_ledger.h"
 #include "libddp/collectives/wait_policy.h"
 
 namespace libddp {
@@ -64,8 +65,10 @@ class MeshCore {
   int index_of(int group_rank) const;
   const WaitPolicy& policy() const { return policy_; }
 
+  /// Of a collective over several hosts: the one before the network, or the one after it.
+  enum class Stage : std::uint8_t { First, Last };
   /// Starts a collective: throws the kept failure, records the call for the peers' messages.
-  void begin(const MeshCall& call);
+  void begin(const MeshCall& call, Stage stage = Stage::First);
   /// Posts the slot and waits for everyone's; throws if somebody called something else.
   void meet(std::uint64_t input_place = Slot::kStaged, std::uint64_t output_place = Slot::kStaged);
 
@@ -122,10 +125,11 @@ class MeshCore {
 
   pid_t pid_of(int rank) const { return members_[rank].pid; }
   std::string last_call_of(int rank) const;
-  /// Time in long waits so far, by the rank that came last.
-  std::int64_t waited_ns(int rank) const {
-    return waited_ns_[rank].load(std::memory_order_relaxed);
-  }
+  /// The long waits of this rank, by ranks of the group. Of the thread of the collectives.
+  WaitLedger& waits() { return waits_; }
+  const WaitLedger& waits() const { return waits_; }
+  /// Tells the ranks that wait for this one in the last stage whom it waited for itself.
+  void show_delay(Delay delay);
   /// 0 before the first.
   std::uint64_t last_sequence_of(int rank) const;
 
@@ -144,6 +148,8 @@ class MeshCore {
   void adopt_failure_of_peer();
   void show_failure(const MeshFailure& failure) noexcept;
   void settle(const MeshCall& call, Bell& bell, WaitCondition& condition);
+  void count_wait(int blocker, std::int64_t ns);
+  Delay delay_shown_by(int rank) const;
   [[noreturn]] void give_up(const MeshCall& call, const WaitCondition& condition, double seconds);
   [[noreturn]] void report_mismatch();
   [[noreturn]] void throw_kept(const MeshCall* call, bool is_earlier) const;
@@ -159,10 +165,11 @@ class MeshCore {
   std::array<std::vector<Slot*>, 2> slots_;
   std::array<std::vector<std::byte*>, 2> payloads_;
   FailureLatch latch_;
-  std::vector<std::atomic<std::int64_t>> waited_ns_;
+  WaitLedger waits_;
 
   // The collective that runs.
   const MeshCall* call_ = nullptr;
+  Stage stage_ = Stage::First;
   std::uint64_t fingerprint_ = 0;
   std::uint64_t meeting_ = 0;
   std::uint64_t chunk_ = 0;

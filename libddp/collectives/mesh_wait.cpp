@@ -55,14 +55,13 @@ void MeshCore::settle(const MeshCall& call, Bell& bell, WaitCondition& condition
   InterruptPoll interrupt;
   std::chrono::milliseconds piece = kFirstSleep;
   int blocker = -1;
-  const auto count_wait = [&] {
-    if (blocker < 0) return;
+  const auto count = [&] {
     const std::chrono::nanoseconds waited = Clock::now() - start;
-    waited_ns_[blocker].fetch_add(waited.count(), std::memory_order_relaxed);
+    if (blocker >= 0) count_wait(blocker, waited.count());
   };
   while (true) {
     Sleeper sleeper(bell);
-    if (spin(condition, policy_.oversubscribed ? 0 : kLooksBeforeSleep)) return count_wait();
+    if (spin(condition, policy_.oversubscribed ? 0 : kLooksBeforeSleep)) return count();
     blocker = condition.blocker();
     // Not at once: with all ranks there, the message about a mismatch can name them all.
     if (piece == kInterruptPeriod) condition.check();
@@ -79,9 +78,33 @@ void MeshCore::settle(const MeshCall& call, Bell& bell, WaitCondition& condition
       throw;
     }
     sleeper.sleep(deadline.remaining(piece));
-    if (condition.ready()) return count_wait();
+    if (condition.ready()) return count();
     piece = std::min(piece * 2, kInterruptPeriod);
   }
+}
+
+// Who is waited for after the network may have waited there itself: longer than this rank has,
+// which counts that.
+void MeshCore::count_wait(int blocker, std::int64_t ns) {
+  Delay told;
+  if (stage_ == Stage::Last) {
+    told = delay_shown_by(blocker);
+    const Delay own = delay_shown_by(rank_);
+    if (own.rank == told.rank) told.ns -= own.ns;
+  }
+  waits_.add(group_rank(blocker), ns, told);
+}
+
+void MeshCore::show_delay(Delay delay) {
+  DelayRecord& shown = pages_[rank_].carried_delay();
+  shown.rank.store(delay.rank, std::memory_order_relaxed);
+  shown.ns.store(delay.ns, std::memory_order_relaxed);
+}
+
+Delay MeshCore::delay_shown_by(int rank) const {
+  const DelayRecord& shown = pages_[rank].carried_delay();
+  return {static_cast<int>(shown.rank.load(std::memory_order_relaxed)),
+          shown.ns.load(std::memory_order_relaxed)};
 }
 
 void MeshCore::give_up(const MeshCall& call, const WaitCondition& condition, double seconds) {

@@ -116,6 +116,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const PassTimeline& timeline() const { return timeline_; }
   /// For whom this rank has waited, in parts of the time; see slow_rank.h.
   const std::vector<double>& wait_shares() const { return slow_ranks_.shares(); }
+  /// The next pass begins with a collective that nothing overlapped with: this long.
+  void add_exposed(std::int64_t ns) { exposed_before_ns_ += ns; }
   /// Before a forward that may be armed: only for the timeline.
   void begin_forward() { timeline_.begin_forward(); }
 
@@ -192,6 +194,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   PassTimeline timeline_;
   SlowRankWatch slow_ranks_;
   std::vector<std::int64_t> waited_ns_;
+  std::int64_t exposed_before_ns_ = 0;
   std::optional<BucketHook> hook_;
 
   Phase phase_ = Phase::Idle;

@@ -85,8 +85,8 @@ void Reducer::take_averages() {
 // The lowest of the ranks that wait speaks for all: what they wait for is the same.
 void Reducer::watch_slow_ranks() {
   group_->waits(waited_ns_);
-  const auto slow =
-      slow_ranks_.end_pass(timeline_.last_end_ns(), timeline_.last_exposed_ns(), waited_ns_);
+  const std::int64_t exposed = timeline_.last_exposed_ns() + std::exchange(exposed_before_ns_, 0);
+  const auto slow = slow_ranks_.end_pass(timeline_.last_end_ns(), exposed, waited_ns_);
   if (!slow || group_->rank() != (slow->rank == 0 ? 1 : 0)) return;
   log(LogLevel::Warn, "slow_rank",
       {{"group", group_->name()},

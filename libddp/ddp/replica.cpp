@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/base/monotonic_clock.h"
 #include "libddp/ddp/after_backward.h"
 #include "libddp/ddp/compress_hook.h"
 #include "libddp/ddp/model_check.h"
@@ -124,7 +125,9 @@ void Replica::apply(const MixedPrecision& precision, const NamedTensors& buffers
 }
 
 void Replica::broadcast(const std::vector<at::Tensor>& tensors, int root) {
+  const std::int64_t begin = monotonic_ns();
   broadcaster_.broadcast(tensors, root, "buffers");
+  reducer_->add_exposed(monotonic_ns() - begin);
 }
 
 std::string first_line_of(const std::exception_ptr& error) {

@@ -4,7 +4,7 @@
 //
 // A rank's wait in collectives is counted against the rank that came last (Mesh::waited_for). What
 // overlaps with this rank's own computation costs nothing, so of each pass at most the time counts
-// in which its end waited for the last buckets.
+// in which its end waited for the last buckets, or the forward before it for buffers.
 // Thread rule: one thread.
 //
 //   SlowRankWatch watch(world_size);
@@ -18,7 +18,8 @@ namespace libddp {
 
 class SlowRankWatch {
  public:
-  static constexpr int kNumPasses = 50;
+  /// A rank that becomes slow is said within 50 passes: one whole window lies in them.
+  static constexpr int kNumPasses = 25;
   /// Of the time of kNumPasses; less is not worth a word.
   static constexpr double kWorthAWord = 0.2;
 

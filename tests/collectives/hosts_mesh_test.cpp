@@ -1,11 +1,14 @@
 #include "libddp/collectives/hosts_mesh.h"
 
+#include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "libddp/base/error.h"
@@ -132,7 +135,39 @@ bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+// Whom this rank has waited for most, and which part of all its waits that is.
+std::pair<int, double> most_waited_for(HostsRank& me) {
+  std::vector<std::int64_t> waits(static_cast<std::size_t>(me.world_size), 0);
+  me.mesh->add_waits(waits);
+  const auto most = std::max_element(waits.begin(), waits.end());
+  const auto total = std::accumulate(waits.begin(), waits.end(), std::int64_t{1});
+  return {static_cast<int>(most - waits.begin()),
+          static_cast<double>(*most) / static_cast<double>(total)};
+}
+
 }  // namespace
+
+TEST_CASE("Waits are charged to the rank that is late, on whichever host it is") {
+  for (const std::vector<int>& layout : {std::vector{0, 1}, {0, 0, 1, 1}, {0, 1, 1}, {0, 1, 2}}) {
+    for (const int late : {0, static_cast<int>(layout.size()) - 1}) {
+      run_hosts(layout, [late](HostsRank& me) {
+        std::uint64_t sequence = 0;
+        for (const std::size_t count : {3u, 30011u, 3u, 30011u}) {
+          if (me.rank == late) std::this_thread::sleep_for(100ms);
+          // Other hosts need not wait for it here, but will for those that do.
+          check_broadcast(me, ++sequence, 3, 0, true);
+          check_all_reduce(me, ++sequence, count, true);
+          check_all_reduce(me, ++sequence, count, false);
+        }
+        const auto [rank, part] = most_waited_for(me);
+        if (me.rank == late) return;
+        expect(rank == late, "rank " + std::to_string(me.rank) + " waited for rank " +
+                                 std::to_string(rank) + " most");
+        expect(part > 0.6, "not for others too: " + std::to_string(part));
+      });
+    }
+  }
+}
 
 TEST_CASE("Collectives over several hosts") {
   for (const std::vector<int>& layout : kLayouts) {

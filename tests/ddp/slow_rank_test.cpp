@@ -6,6 +6,8 @@ using namespace libddp;
 
 namespace {
 
+constexpr int kWindow = SlowRankWatch::kNumPasses;
+
 /// Passes of 10 ms, of which `exposed` are waited, all for `rank`.
 std::optional<SlowRankWatch::Slow> run_passes(SlowRankWatch& watch, int num, std::int64_t exposed,
                                               int rank, std::int64_t& now,
@@ -27,22 +29,22 @@ TEST_CASE("a rank that costs the others much is said once", "[slow_rank]") {
   std::int64_t now = 1000;
   std::vector<std::int64_t> waited(4, 0);
   REQUIRE(watch.shares().empty());
-  REQUIRE_FALSE(run_passes(watch, 50, 4, 3, now, waited));  // the first only starts the clock
+  REQUIRE_FALSE(run_passes(watch, kWindow, 4, 3, now, waited));  // the first only starts the clock
   const auto slow = run_passes(watch, 1, 4, 3, now, waited);
   REQUIRE(slow);
   REQUIRE(slow->rank == 3);
   REQUIRE(slow->share > 0.39);
   REQUIRE(slow->share < 0.41);
-  REQUIRE_FALSE(run_passes(watch, 50, 4, 3, now, waited));
+  REQUIRE_FALSE(run_passes(watch, kWindow, 4, 3, now, waited));
   REQUIRE(watch.shares()[3] > 0.39);
-  REQUIRE(run_passes(watch, 50, 3, 1, now, waited)->rank == 1);
+  REQUIRE(run_passes(watch, kWindow, 3, 1, now, waited)->rank == 1);
 }
 
 TEST_CASE("a rank that costs little is not worth a word", "[slow_rank]") {
   SlowRankWatch watch(2);
   std::int64_t now = 1000;
   std::vector<std::int64_t> waited(2, 0);
-  REQUIRE_FALSE(run_passes(watch, 101, 1, 1, now, waited));
+  REQUIRE_FALSE(run_passes(watch, 2 * kWindow + 1, 1, 1, now, waited));
   REQUIRE(watch.shares()[1] > 0.09);
   REQUIRE(watch.shares()[1] < 0.11);
   REQUIRE(watch.shares()[0] == 0.0);

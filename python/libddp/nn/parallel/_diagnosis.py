@@ -32,10 +32,10 @@ class Diagnoses:
         )
 
     def wait_shares(self) -> list[float]:
-        """For whom this rank waited: parts of the time of the last 50 steps, by rank.
+        """For whom this rank waited: parts of the time of the last 25 steps, by rank.
 
-        Only what the end of a backward pass had to wait for counts, and only ranks of this host.
-        Empty before 50 steps are over. A rank above 0.2 is also named in the log
+        Only what the end of a backward pass, or a forward that takes rank 0's buffers, had to wait
+        for counts. Empty before 25 steps are over. A rank above 0.2 is also named in the log
         (`event=slow_rank`).
 
         Example:
