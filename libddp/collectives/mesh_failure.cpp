@@ -108,6 +108,8 @@ void MeshCore::throw_kept(const MeshCall* call, bool is_earlier) const {
 }
 
 void MeshCore::report_mismatch() {
+  // What a rank called before it gave up is still there: that it gave up is the reason.
+  throw_if_failed(call_);
   const std::vector<Camp> camps = camps_of(slots_[meeting_ & 1], meeting_);
   std::vector<std::string> deeds;
   std::vector<int> deviating;
