@@ -122,6 +122,7 @@ void bind_passes(ReplicaClass& replica) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   replica.def("before_forward", &Replica::before_forward)
       .def("forward_failed", &Replica::forward_failed, py::arg("what"), py::arg("sync"), unlocked)
+      .def("backward_failed", &Replica::backward_failed, py::arg("what"), unlocked)
       .def("after_forward", &after_forward, py::arg("output"), py::arg("sync"))
       .def("set_manual_finish",
            [](Replica& self, bool manual) { self.reducer().set_manual_finish(manual); })

@@ -54,6 +54,7 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs) {
   rebuild_if_planned();
   reset_counters();
   phase_ = Phase::Armed;
+  is_explained_ = false;
   // The hooks live as long as the graph, which may outlive the reducer.
   output_leaves_ = nullptr;
   output_leaves_ = call_before_backward(
@@ -114,6 +115,7 @@ void Reducer::count_gradient(std::size_t index) {
 void Reducer::begin_pass(PassEnd end) {
   phase_ = Phase::Running;
   is_broken_ = false;
+  is_explained_ = false;
   timeline_.begin_pass(++pass_number_);
   queue_finish(end);
 }
@@ -146,6 +148,13 @@ void Reducer::queue_finish(PassEnd end) {
 
 void Reducer::pass_broke() {
   announce_trouble("in backward: an exception ended it (its own output has the text)");
+}
+
+// Also before the pass has reached the model's outputs: the others are in theirs by now.
+void Reducer::backward_failed(const std::string& what) noexcept {
+  if (phase_ == Phase::Idle || is_explained_) return;
+  is_explained_ = true;
+  group_->announce_trouble("in backward: " + what);
 }
 
 void Reducer::announce_trouble(const std::string& what) noexcept {
@@ -206,7 +215,7 @@ void Reducer::refuse_non_finite(std::size_t bucket) {
   const std::string what =
       fmt::format("the gradient of parameter '{}' ({}) on rank {} is NaN or infinite",
                   slots_[*index].name(), buckets_->label(bucket), group_->rank());
-  group_->abort(what);
+  group_->abort(what + ". Hint: look at that rank's batch and loss");
   throw StateError(fmt::format(
       "{}: {}. Hint: look at this rank's batch and loss; LIBDDP_NAN_CHECK=off averages it all the "
       "same.",
@@ -235,6 +244,7 @@ void Reducer::guarded(Function&& function) {
     function();
   } catch (const Error& error) {
     announce_trouble(std::string("in backward: ") + error.what());
+    is_explained_ = true;
     if (options_.rethrow) options_.rethrow(std::current_exception());
     throw;
   } catch (...) {

@@ -96,6 +96,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finish_backward();
   /// Whether only the end of the pass tells that all gradients are there.
   bool finishes_after_backward() const;
+  /// A backward pass raised `what`: where the others may wait for this model's gradients, they are
+  /// told. For a caller that sees what autograd does not show here.
+  void backward_failed(const std::string& what) noexcept;
+
   /// Throws StateError where a pass has been sent and not been finished.
   void check_finished() const;
 
@@ -204,6 +208,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const bool checks_gradients_ = checks_gradients();
   /// The others have been told that this pass fails.
   bool is_broken_ = false;
+  /// They know why.
+  bool is_explained_ = false;
   double gradient_scale_ = 1.0;
   /// See call_before_backward.
   std::shared_ptr<void> output_leaves_;

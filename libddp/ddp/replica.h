@@ -49,6 +49,8 @@ class Replica {
   /// would have synchronised (`sync`, and gradients are recorded), the other ranks wait for this
   /// one: they are told `what` (ProcessGroup::announce_trouble).
   void forward_failed(const std::string& what, bool sync);
+  /// After a backward pass that threw, of this model or not: see Reducer::backward_failed.
+  void backward_failed(const std::string& what) { reducer_->backward_failed(what); }
   /// After a forward that returned `outputs`. Returns whether its backward synchronises: it does
   /// if `sync` and gradients are recorded. Throws ArgumentError naming a parameter whose shape,
   /// dtype or requires_grad is not what was wrapped.

@@ -1,5 +1,5 @@
 """One training step of a small GPT on two ranks: no synchronisation, a bare meeting, libddp, torch
-over Gloo and over libddp, libddp over Gloo.
+over Gloo and over libddp, libddp over Gloo, and libddp with LIBDDP_NAN_CHECK=raise.
 
     python tests/bench/ddp_step.py [rounds] [steps per block]
 
@@ -100,10 +100,18 @@ def measure(rounds: int, steps: int) -> list[dict]:
         group = from_c10d(dist.new_group(backend="gloo"))
         return DistributedDataParallel(model, process_group=group)
 
+    def checking(model):
+        os.environ["LIBDDP_NAN_CHECK"] = "raise"  # read where a model is wrapped
+        try:
+            return DistributedDataParallel(model)
+        finally:
+            del os.environ["LIBDDP_NAN_CHECK"]
+
     candidates = {
         "no sync": block_of_steps(lambda model: model, steps),
         "meeting": block_of_steps(lambda model: model, steps, meet=barrier),
         "libddp": block_of_steps(DistributedDataParallel, steps),
+        "libddp, gradients checked": block_of_steps(checking, steps),
         "torch": block_of_steps(torch_ddp(gloo), steps),
         "torch on libddp": block_of_steps(torch_ddp(None), steps),
         "libddp over gloo": block_of_steps(libddp_over_gloo, steps),

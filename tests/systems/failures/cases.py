@@ -7,6 +7,7 @@ from failures import (  # noqa: F401
     cases_frozen,
     cases_mismatch,
     cases_network,
+    cases_numbers,
     cases_slow,
     cases_store,
     cases_versions,

@@ -59,9 +59,18 @@ def freeze_for_a_while(bench, trials):
 
 @case("6", "exception in a forward, caught by its rank", bound_s=0.5, short=3, full=50)
 def caught_exception(bench, trials):
+    yield from catch_exception(bench, trials, "forward")
+
+
+@case("6", "exception in a backward, caught by its rank", bound_s=0.5, short=3, full=50)
+def caught_in_backward(bench, trials):
+    yield from catch_exception(bench, trials, "backward")
+
+
+def catch_exception(bench, trials: int, fails_in: str):
     for _ in range(trials):
         victim = bench.random.randrange(3)
-        run = bench.start("work_aborts.train_and_catch", victim, hosts=[0] * 3)
+        run = bench.start("work_aborts.train_and_catch", victim, fails_in, hosts=[0] * 3)
         others = [rank for rank in range(3) if rank != victim]
         run.wait_for("learned", ranks=others)
         run.tell("over")
@@ -72,8 +81,7 @@ def caught_exception(bench, trials):
             require(
                 outcome.value["text"],
                 f"rank {victim} (pid {run.pids[victim]}",
-                "LookupError",
-                "no such token",
+                f"in {fails_in}: LookupError: no such token (work_aborts.py:",
                 "Hint: ",
             )
             yield outcome.value["at"] - fault

@@ -35,28 +35,35 @@ def loop_and_abort(me, victim: int, delay_s: float) -> dict:
 
 
 class Fragile(torch.nn.Module):
-    """Its forward fails in the third step of one rank."""
+    """Its forward or backward fails in the third step of one rank."""
 
-    def __init__(self, me, victim: int):
+    def __init__(self, me, victim: int, fails_in: str):
         super().__init__()
+        self.fails_in = fails_in
         self.layer = torch.nn.Linear(64, 64)
         self.raised = me.folder / "raised"
         self.steps_left = 3 if me.rank == victim else 1 << 30
 
     def forward(self, x):
         self.steps_left -= 1
+        if self.steps_left == 0 and self.fails_in == "forward":
+            self.fail()
+        output = self.layer(x)
         if self.steps_left == 0:
-            self.raised.write_text(str(time.monotonic()))
-            raise LookupError("no such token")
-        return self.layer(x)
+            output.register_hook(self.fail)
+        return output
+
+    def fail(self, _grad=None):
+        self.raised.write_text(str(time.monotonic()))
+        raise LookupError("no such token")
 
 
-def training(me, victim: int):
+def training(me, victim: int, fails_in: str = "forward"):
     """(dist, a function that trains until something fails)"""
     from libddp.nn.parallel import DistributedDataParallel
 
     dist = join(me)
-    model = DistributedDataParallel(Fragile(me, victim))
+    model = DistributedDataParallel(Fragile(me, victim, fails_in))
 
     def train():
         while True:
@@ -75,9 +82,9 @@ def train_and_raise(me, victim: int) -> dict:
     return learned
 
 
-def train_and_catch(me, victim: int) -> dict:
-    """The victim catches what its forward raised, and does something else."""
-    dist, train = training(me, victim)
+def train_and_catch(me, victim: int, fails_in: str = "forward") -> dict:
+    """The victim catches what its step raised, and does something else."""
+    dist, train = training(me, victim, fails_in)
     learned = me.learn(train)
     if me.rank == victim:
         assert learned["type"] == "LookupError", learned

@@ -18,7 +18,7 @@ from libddp._load import load
 from libddp.distributed._exit import describe
 from libddp.distributed._groups import native
 from libddp.errors import StateError
-from libddp.nn.parallel import _arguments, _dynamo, _join, _options
+from libddp.nn.parallel import _arguments, _backward_errors, _dynamo, _join, _options
 from libddp.nn.parallel._buffers import SynchronisesBuffers
 from libddp.nn.parallel._comm_hooks import builtin_dtype, check_comm_hook, checked
 from libddp.nn.parallel._diagnosis import Diagnoses
@@ -191,6 +191,7 @@ class DistributedDataParallel(
         if self._require_manual_backward_finalization:
             self._replica.set_manual_finish(True)
         self._first_plan = self._replica.bucket_plan()
+        _backward_errors.watch(self)
 
     def _rebuild_replica(self) -> None:
         """The C++ side anew, without a word to other ranks."""
