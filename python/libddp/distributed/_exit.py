@@ -1,17 +1,19 @@
 """What the other ranks learn of an error here, and when this process ends.
 
 An exception that nobody caught aborts the groups with its text and place, so that the others raise
-it at once instead of waiting. One that is on its way while `destroy_process_group()` runs (in a
-`finally`) is named by those who still wait. A normal end without `destroy_process_group()` leaves
-in order.
+it at once instead of waiting; also in a child of multiprocessing, which catches it to print it. One
+that is on its way while `destroy_process_group()` runs (in a `finally`) is named by those who still
+wait. A normal end without `destroy_process_group()` leaves in order.
 """
 
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import sys
 from functools import cache
+from multiprocessing.util import Finalize
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -23,9 +25,14 @@ _LIBRARIES = tuple(
 _MAX_TEXT = 500
 
 
-@cache
 def install() -> None:
     """Hooks into the end of the process, once."""
+    _hook_interpreter()
+    _hook_multiprocessing(os.getpid())
+
+
+@cache
+def _hook_interpreter() -> None:
     previous = sys.excepthook
 
     def abort_and_report(kind, value, trace):
@@ -36,6 +43,31 @@ def install() -> None:
 
     sys.excepthook = abort_and_report
     atexit.register(leave)
+
+
+@cache
+def _hook_multiprocessing(_pid: int) -> None:
+    """In each child anew: its exceptions never come to sys.excepthook, but its finalizers see them.
+
+    They run in a `finally` around the child's function.
+    """
+    if multiprocessing.parent_process() is not None:
+        Finalize(None, end_child, exitpriority=100)
+
+
+def end_child() -> None:
+    """As the end of an interpreter."""
+    error = _behind_exit(sys.exc_info()[1])
+    if error is not None:
+        abort(describe(error))
+    leave()
+
+
+def _behind_exit(error: BaseException | None) -> BaseException | None:
+    """What a sys.exit(1) follows, as torch.multiprocessing.spawn's, or the exception itself."""
+    while isinstance(error, SystemExit):
+        error = error.__context__ if error.code else None
+    return error
 
 
 def describe(error: BaseException) -> str:

@@ -1,8 +1,12 @@
 """What the other ranks learn when one raises in a training step, caught or not."""
 
+import json
 import os
+import subprocess
+import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import ranks
@@ -15,6 +19,18 @@ from libddp import distributed as ddp_dist
 
 #: The bound is 0.5 s on an idle machine.
 SOON = 10.0
+
+
+class FailsInBackward(torch.autograd.Function):
+    """Of a loss: its backward runs before the model's outputs are reached."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("no such loss")
 
 
 class Picky(torch.nn.Module):
@@ -39,7 +55,9 @@ class Picky(torch.nn.Module):
 
 def train(model, fails_in=None):
     model.module.fails_in = fails_in
-    model(torch.ones(2, 4)).sum().backward()
+    output = model(torch.ones(2, 4))
+    loss = FailsInBackward.apply(output) if fails_in == "loss" else output.sum()
+    loss.backward()
 
 
 def start():
@@ -72,7 +90,8 @@ def learn_of_an_error(fails_in):
     ("fails_in", "words"),
     [
         ("forward", ["in forward: ValueError: no such token (test_troubles.py:"]),
-        ("backward", ["in backward: an exception ended it"]),
+        ("backward", ["in backward: ValueError: no such gradient (test_troubles.py:"]),
+        ("loss", ["in backward: ValueError: no such loss (test_troubles.py:"]),
     ],
 )
 def test_a_caught_error_of_one_rank_is_told_to_those_who_wait(fails_in, words):
@@ -152,6 +171,39 @@ def test_an_error_on_its_way_through_destroy_is_named():
     assert outcomes[1].failed
     assert not outcomes[0].failed, ranks.describe(outcomes[0])
     assert "because of an error: KeyError: 'weights' (test_troubles.py:" in outcomes[0].value
+
+
+def test_errors_in_children_of_multiprocessing_reach_the_others(tmp_path):
+    script = Path(__file__).parents[1] / "support" / "multiprocessing_ranks.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr
+    for form in ("torch", "spawn", "fork"):
+        learned = json.loads((tmp_path / form / "learned").read_text())
+        assert "rank 1 (pid " in learned["text"], learned
+        assert "ValueError: no such shard (multiprocessing_ranks.py:" in learned["text"], learned
+        assert learned["at"] - float((tmp_path / form / "raised").read_text()) < SOON
+
+
+def test_an_exit_says_what_it_follows():
+    from libddp.distributed._exit import _behind_exit
+
+    error = ValueError("no such token")
+
+    def leave(code):
+        try:
+            raise error
+        except ValueError:
+            sys.exit(code)
+
+    assert _behind_exit(None) is None
+    assert _behind_exit(error) is error
+    for code, expected in ((1, error), (0, None), (None, None)):
+        with pytest.raises(SystemExit) as end:
+            leave(code)
+        assert _behind_exit(end.value) is expected
+    assert _behind_exit(SystemExit(3)) is None
 
 
 def test_descriptions_name_the_innermost_line_of_the_program():
