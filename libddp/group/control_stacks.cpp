@@ -6,8 +6,22 @@
 
 #include "libddp/base/stack_dump.h"
 #include "libddp/group/control_watcher.h"
+#include "libddp/group/running_calls.h"
 
 namespace libddp {
+
+namespace {
+
+constexpr std::size_t kMostCalls = 1000;
+
+// Whole lines of it: Python names the main thread last.
+std::string end_of(std::string text, std::size_t most_bytes) {
+  if (text.size() <= most_bytes) return text;
+  const std::size_t line = text.find('\n', text.size() - most_bytes);
+  return line == std::string::npos ? "" : text.substr(line + 1);
+}
+
+}  // namespace
 
 std::map<int, std::string> ControlWatcher::ask_for_stacks(const std::vector<int>& ranks,
                                                           std::chrono::milliseconds limit) {
@@ -29,13 +43,10 @@ std::map<int, std::string> ControlWatcher::ask_for_stacks(const std::vector<int>
 
 void ControlWatcher::answer_stacks(const Watched& watched, std::uint64_t number) {
   ControlMessage answer{.kind = ControlMessage::Kind::Stacks, .number = number};
-  answer.failure.message = dump_stacks();
-  // The end of it counts: Python names the main thread last.
   std::string& text = answer.failure.message;
-  if (text.size() > ControlMessage::kMaxText) {
-    const std::size_t line = text.find('\n', text.size() - ControlMessage::kMaxText);
-    text.erase(0, line == std::string::npos ? 0 : line + 1);
-  }
+  text = running_calls();
+  if (text.size() > kMostCalls) text.resize(text.rfind('\n', kMostCalls) + 1);
+  text += end_of(dump_stacks(), ControlMessage::kMaxText - text.size());
   std::lock_guard lock(send_mutex_);
   send_control(watched.peer.control.get(), answer);
 }

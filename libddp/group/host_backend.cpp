@@ -33,9 +33,11 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
       arena_(std::move(arena)),
       mesh_(std::move(mesh)),
       notes_([this](const std::vector<int>& ranks) { return where_are(ranks); }),
-      messages_(std::make_unique<MessageLane>(identity_, *mesh_, peer_names_, flight_log_,
-                                              [this] { tell_peers(); })),
-      lane_(std::make_unique<Lane>("libddp-lane")) {
+      messages_(
+          std::make_unique<MessageLane>(identity_, *mesh_, peer_names_, flight_log_,
+                                        MessageLane::Hooks{notes_, [this] { tell_peers(); }})),
+      lane_(std::make_unique<Lane>("libddp-lane")),
+      running_call_([this] { return describe_running(); }) {
   std::lock_guard lock(watcher_mutex_);
   watcher_ = std::make_shared<ControlWatcher>(
       identity_, std::move(peers), *mesh_,
@@ -122,7 +124,8 @@ WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
 
 void HostBackend::throw_if_left(const MeshCall& call) {
   mesh_->throw_if_failed();
-  mesh_->fail(left_failure(first_to_leave_.load(), call.description.to_string(call.sequence)));
+  mesh_->fail(left_failure(first_to_leave_.load(), last_common_.load(),
+                           call.description.to_string(call.sequence)));
   mesh_->throw_if_failed();
 }
 
@@ -136,25 +139,30 @@ void HostBackend::on_goodbye(int rank, std::uint64_t sequence, const std::string
     last_common_.store(sequence);
   }
   if (running_.load() > sequence) {
-    mesh_->fail(left_failure(rank, mesh_->last_call_of(identity_.rank)));
+    mesh_->fail(left_failure(rank, sequence, mesh_->last_call_of(identity_.rank)));
     tell_peers();
   }
   messages_->on_goodbye(rank);
 }
 
-MeshFailure HostBackend::left_failure(int rank, const std::string& what) const {
+MeshFailure HostBackend::left_failure(int rank, std::uint64_t last, const std::string& what) const {
   const auto index = static_cast<std::size_t>(rank);
+  std::string when = fmt::format("after its collective #{}", last);
+  if (last == 0) {
+    when = "before its first collective";
+  } else if (mesh_->last_sequence_of(rank)) {
+    when = "after " + mesh_->last_call_of(rank);  // ranks of one host see each other's calls
+  }
   std::string because;
   {
     const std::lock_guard lock(leaving_mutex_);
     if (!leaving_error_.empty()) because = " because of an error: " + leaving_error_;
   }
-  return {
-      MeshFailure::Kind::Peer,
-      fmt::format("{}: {} has left the group (destroy_process_group) after {}{}. Hint: every rank "
-                  "must issue the same collectives before it leaves",
-                  what, peer_names_[index], mesh_->last_call_of(rank), because),
-      rank, peer_pids_[index]};
+  return {MeshFailure::Kind::Peer,
+          fmt::format("{}: {} has left the group (destroy_process_group) {}{}. Hint: every rank "
+                      "must issue the same collectives before it leaves",
+                      what, peer_names_[index], when, because),
+          rank, peer_pids_[index]};
 }
 
 void HostBackend::fail_after_exception(const MeshCall& call) noexcept {

@@ -28,6 +28,7 @@
 #include "libddp/group/group_identity.h"
 #include "libddp/group/lane.h"
 #include "libddp/group/message_lane.h"
+#include "libddp/group/running_calls.h"
 #include "libddp/memory/arena.h"
 
 namespace libddp {
@@ -76,7 +77,8 @@ class HostBackend : public Backend {
                     const std::vector<Exchange>& parts);
   void throw_if_left(const MeshCall& call);
   void on_goodbye(int rank, std::uint64_t sequence, const std::string& error);
-  MeshFailure left_failure(int rank, const std::string& what) const;
+  /// `last`: the last collective that the rank took part in.
+  MeshFailure left_failure(int rank, std::uint64_t last, const std::string& what) const;
   void fail_after_exception(const MeshCall& call) noexcept;
   void tell_peers() noexcept;
   void close_watcher();
@@ -84,6 +86,7 @@ class HostBackend : public Backend {
   // host_backend_report.cpp: what is told when the group fails.
   /// ", which is in load (data.py:31) < ..." for the message of a timeout.
   std::string where_are(const std::vector<int>& ranks);
+  RunningCallText describe_running();
   /// Once: the flight log's file and the report, if this rank is the one to write it.
   void report_failure() noexcept;
   bool writes_report(const MeshFailure& failure) const;
@@ -114,6 +117,8 @@ class HostBackend : public Backend {
   std::map<int, std::string> stacks_;
   std::unique_ptr<MessageLane> messages_;
   std::unique_ptr<Lane> lane_;
+  /// Last: nobody asks any more once the rest is taken down.
+  const RunningCall running_call_;
 };
 
 }  // namespace libddp

@@ -52,17 +52,39 @@ std::string HostBackend::where_are(const std::vector<int>& ranks) {
   std::vector<int> asked = ranks;
   if (asked.size() > kMostStacks) asked.resize(kMostStacks);
   auto stacks = watcher->ask_for_stacks(asked, kAnswerTime);
+  const auto own = static_cast<std::size_t>(identity_.rank);
+  const std::string me = peer_names_[own].substr(peer_names_[own].find('('));
   std::string text;
   for (const int rank : asked) {
     const auto found = stacks.find(rank);
     if (found == stacks.end()) {
       text += fmt::format("; rank {} does not answer", rank);
-    } else if (const std::string brief = brief_stack(found->second); !brief.empty()) {
-      text += fmt::format("; rank {} is in {}", rank, brief);
+      continue;
     }
+    const std::string brief = brief_stack(found->second);
+    const std::string elsewhere = call_elsewhere(found->second, identity_.name, me);
+    if (brief.empty() && elsewhere.empty()) continue;
+    text += fmt::format("; rank {} is{}{}{}", rank, brief.empty() ? "" : " in ", brief,
+                        brief.empty() ? elsewhere.substr(1) : elsewhere);
   }
   const std::lock_guard lock(stacks_mutex_);
   stacks_ = std::move(stacks);
+  return text;
+}
+
+// Runs in the watcher's thread of some group.
+RunningCallText HostBackend::describe_running() {
+  constexpr std::size_t kMostNames = 4;
+  RunningCallText text{identity_.name, "", {}};
+  const std::uint64_t running = running_.load();
+  if (running == 0) return text;
+  text.call = mesh_->last_call_of(identity_.rank);
+  const std::lock_guard lock(watcher_mutex_);
+  for (int rank = 0; watcher_ && rank < identity_.world_size; ++rank) {
+    if (rank == identity_.rank || text.waits_for.size() == kMostNames) continue;
+    const std::uint64_t last = watcher_->last_sequence_of(rank).value_or(0);
+    if (last < running) text.waits_for.push_back(peer_names_[static_cast<std::size_t>(rank)]);
+  }
   return text;
 }
 

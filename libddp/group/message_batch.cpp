@@ -55,6 +55,18 @@ std::string MessageBatch::unfinished_peers(const std::vector<std::string>& peer_
   return text;
 }
 
+std::vector<int> MessageBatch::unfinished_ranks(int own_rank, int world_size) const {
+  std::set<int> ranks;
+  for (const Mesh::Transfer& transfer : transfers) {
+    if (transfer.is_done) continue;
+    const bool is_any = transfer.peer < 0;
+    const int end = is_any ? world_size : transfer.peer + 1;
+    for (int rank = is_any ? 0 : transfer.peer; rank < end; ++rank) ranks.insert(rank);
+  }
+  ranks.erase(own_rank);
+  return {ranks.begin(), ranks.end()};
+}
+
 std::shared_ptr<MessageBatch> make_batch(BackendCall call, const std::vector<Exchange>& parts,
                                          std::uint64_t sequence, std::optional<int> tag) {
   auto batch = std::make_shared<MessageBatch>();

@@ -41,6 +41,8 @@ struct MessageBatch {
   std::optional<int> first_missing(const std::vector<bool>& is_gone, int own_rank) const;
   /// "rank 1, rank 3": the peers of what is not done.
   std::string unfinished_peers(const std::vector<std::string>& peer_names) const;
+  /// Their ranks; all others of `world_size` where any of them would do.
+  std::vector<int> unfinished_ranks(int own_rank, int world_size) const;
 };
 
 /// `tag` overrides those of the parts.

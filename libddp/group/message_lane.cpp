@@ -25,7 +25,7 @@ struct MessageLane::State {
   Mesh& mesh;
   std::vector<std::string> peer_names;
   FlightLog& flight_log;
-  std::function<void()> on_failure;
+  Hooks hooks;
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -47,6 +47,7 @@ struct MessageLane::State {
   std::exception_ptr drive(Lock& lock);
   bool move_all(std::uint32_t ticket, const std::vector<Mesh::Transfer*>& transfers, bool may_wait);
   std::vector<Ending> retire(const std::vector<bool>& was_gone, bool moved);
+  BatchPtr first_expired() const;
   std::vector<Ending> retire_all(const std::exception_ptr& error);
   std::exception_ptr time_out(const MessageBatch& batch);
   std::exception_ptr group_error() const;
@@ -57,12 +58,12 @@ struct MessageLane::State {
 };
 
 MessageLane::MessageLane(GroupIdentity identity, Mesh& mesh, std::vector<std::string> peer_names,
-                         FlightLog& flight_log, std::function<void()> on_failure)
+                         FlightLog& flight_log, Hooks hooks)
     : state_(new State{std::move(identity),
                        mesh,
                        std::move(peer_names),
                        flight_log,
-                       std::move(on_failure),
+                       std::move(hooks),
                        {},
                        {},
                        {},
@@ -220,8 +221,16 @@ std::exception_ptr MessageLane::State::drive(Lock& lock) {
   }
 
   lock.lock();
-  is_driven = false;
   std::vector<Ending> endings = error ? retire_all(error) : retire(was_gone, moved);
+  if (const BatchPtr late = error || moved ? nullptr : first_expired()) {
+    // Without the lock: the peers are asked where they are.
+    lock.unlock();
+    error = time_out(*late);
+    lock.lock();
+    const auto rest = retire_all(error);
+    endings.insert(endings.end(), rest.begin(), rest.end());
+  }
+  is_driven = false;
   if (!endings.empty()) changed.notify_all();
   lock.unlock();
   finish(endings);
@@ -251,11 +260,6 @@ std::vector<MessageLane::State::Ending> MessageLane::State::retire(
       if (const auto rank = batch.first_missing(was_gone, identity.rank)) {
         error = gone_error(batch, *rank);
       }
-      if (!error && batch.deadline.expired()) {
-        const auto rest = retire_all(time_out(batch));
-        endings.insert(endings.end(), rest.begin(), rest.end());
-        return endings;
-      }
     }
     if (!is_done && !error) {
       ++entry;
@@ -266,6 +270,12 @@ std::vector<MessageLane::State::Ending> MessageLane::State::retire(
     entry = active.erase(entry);
   }
   return endings;
+}
+
+BatchPtr MessageLane::State::first_expired() const {
+  const auto late = std::find_if(active.begin(), active.end(),
+                                 [](const BatchPtr& batch) { return batch->deadline.expired(); });
+  return late == active.end() ? nullptr : *late;
 }
 
 std::vector<MessageLane::State::Ending> MessageLane::State::retire_all(
@@ -280,13 +290,14 @@ std::vector<MessageLane::State::Ending> MessageLane::State::retire_all(
 }
 
 std::exception_ptr MessageLane::State::time_out(const MessageBatch& batch) {
+  const std::string notes = hooks.notes(batch.unfinished_ranks(identity.rank, identity.world_size));
   mesh.fail(
       {MeshFailure::Kind::Timeout,
-       fmt::format("{}: timed out after {:.1f} s waiting for {}. Hint: look at what that rank "
+       fmt::format("{}: timed out after {:.1f} s waiting for {}{}. Hint: look at what that rank "
                    "is doing (same peer, tag and order of messages?), or pass a longer timeout",
                    batch.work->description(), std::chrono::duration<double>(batch.timeout).count(),
-                   batch.unfinished_peers(peer_names))});
-  on_failure();
+                   batch.unfinished_peers(peer_names), notes)});
+  hooks.on_failure();
   return group_error();
 }
 
@@ -314,7 +325,7 @@ std::exception_ptr MessageLane::State::poison() {
     mesh.fail({MeshFailure::Kind::Aborted,
                "a send or receive was interrupted. Hint: make a new group to go on"});
   }
-  on_failure();
+  hooks.on_failure();
   return group_error();
 }
 

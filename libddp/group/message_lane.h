@@ -24,9 +24,16 @@ namespace libddp {
 
 class MessageLane {
  public:
-  /// `on_failure` is called when the group has failed here, to tell the peers.
+  struct Hooks {
+    /// What else is known of ranks that did not come, for the message of a timeout; may take its
+    /// time.
+    std::function<std::string(const std::vector<int>& ranks)> notes;
+    /// The group has failed here: tells the peers.
+    std::function<void()> on_failure;
+  };
+
   MessageLane(GroupIdentity identity, Mesh& mesh, std::vector<std::string> peer_names,
-              FlightLog& flight_log, std::function<void()> on_failure);
+              FlightLog& flight_log, Hooks hooks);
   /// Fails what is in flight; REQUIRES that the mesh has failed if something is. May run on the
   /// worker (from a callback of a Work).
   ~MessageLane();

@@ -238,6 +238,19 @@ TEST_CASE("Groups over several hosts: a rank that leaves without a word") {
   }
 }
 
+TEST_CASE("Groups over several hosts: a rank that has left is named with its last collective") {
+  for (const int num_calls : {0, 3}) {
+    run_group_on_hosts({0, 1}, [num_calls](ProcessGroup& group) {
+      for (int call = 0; call < num_calls; ++call) group.barrier();
+      if (group.rank() == 1) return;  // shuts down in order
+      const std::string text = error_of([&] { group.barrier(); });
+      const std::string when =
+          num_calls == 0 ? " before its first collective." : " after its collective #3.";
+      expect(has(text, "rank 1 (pid ") && has(text, "has left the group") && has(text, when), text);
+    });
+  }
+}
+
 TEST_CASE("Groups over several hosts: abort reaches all") {
   run_group_on_hosts({0, 0, 1, 1}, [](ProcessGroup& group) {
     if (group.rank() == 3) {

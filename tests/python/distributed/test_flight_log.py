@@ -58,7 +58,15 @@ def pretend_to_work(folder):
         time.sleep(0.01)
 
 
-def wait_for_a_busy_rank(folder):
+WAITS = {
+    "all_reduce": lambda: ddp_dist.native().all_reduce(torch.ones(1), timeout=timedelta(seconds=1)),
+    "recv": lambda: ddp_dist.native().recv(torch.ones(1), 1, timeout=timedelta(seconds=1)),
+    "send": lambda: ddp_dist.native().send(torch.ones(1 << 20), 1, timeout=timedelta(seconds=1)),
+    "recv from any": lambda: ddp_dist.native().recv(torch.ones(1), timeout=timedelta(seconds=1)),
+}
+
+
+def wait_for_a_busy_rank(folder, call):
     ddp_dist.init_process_group("gloo", timeout=timedelta(minutes=10))
     ddp_dist.barrier()
     if ddp_dist.get_rank() == 1:
@@ -67,21 +75,27 @@ def wait_for_a_busy_rank(folder):
             ddp_dist.barrier()
     else:
         with pytest.raises(TimeoutError) as caught:
-            ddp_dist.native().all_reduce(torch.ones(1), timeout=timedelta(seconds=1))
+            WAITS[call]()
         (Path(folder) / "stop").touch()
     return str(caught.value)
 
 
-def test_a_timeout_tells_where_the_missing_rank_is(tmp_path):
+@pytest.mark.parametrize("call", WAITS)
+def test_a_timeout_tells_where_the_missing_rank_is(tmp_path, call):
     outcomes = ranks.launch(
-        wait_for_a_busy_rank, 2, str(tmp_path), env={"LIBDDP_FLIGHT_LOG_DIR": str(tmp_path)}
+        wait_for_a_busy_rank, 2, str(tmp_path), call, env={"LIBDDP_FLIGHT_LOG_DIR": str(tmp_path)}
     )
     for outcome in outcomes:
         assert not outcome.failed, ranks.describe(outcome)
         assert "timed out after" in outcome.value
         assert "rank 1 is in pretend_to_work (test_flight_log.py:" in outcome.value, outcome.value
     report = outcomes[0].output
-    for part in ("has failed: all_reduce #", "rank 1 (pid ", "last call barrier #", "threads of"):
+    for part in (
+        f"has failed: {call.split()[0]}",
+        "rank 1 (pid ",
+        "last call barrier #",
+        "threads of",
+    ):
         assert part in report, report
     assert "in pretend_to_work" in report
     assert "has failed" not in outcomes[1].output
@@ -89,3 +103,26 @@ def test_a_timeout_tells_where_the_missing_rank_is(tmp_path):
         log = json.loads((tmp_path / f"flight-world-rank{rank}.json").read_text())
         assert "timed out after" in log["failure"]
         assert log["pid"] != os.getpid()
+
+
+def call_groups_in_opposite_order():
+    ddp_dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+    world = ddp_dist.native()
+    other = ddp_dist.native(ddp_dist.new_group([0, 1]))
+    for group in (world, other):
+        group.barrier()
+    if ddp_dist.get_rank() == 1:
+        with pytest.raises(PeerError):
+            other.all_reduce(torch.ones(1))
+        return other.name()
+    with pytest.raises(TimeoutError) as caught:
+        world.all_reduce(torch.ones(1), timeout=timedelta(seconds=1))
+    ddp_dist.destroy_process_group()
+    return str(caught.value)
+
+
+def test_a_timeout_names_the_call_of_another_group_that_the_missing_rank_waits_in():
+    text, name = ranks.run(call_groups_in_opposite_order, 2)
+    assert "; rank 1 is in call_groups_in_opposite_order (test_flight_log.py:" in text, text
+    assert f" of group {name}, which waits for this rank" in text, text
+    assert "all_reduce #" in text.split("rank 1 is in")[1], text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from failures.case import case, require
 from failures.work_mismatch import SHORT_S
 
@@ -68,6 +70,8 @@ def call_once_more(bench, trials: int, hosts):
         learned = bench.finish(run)[odd_rank].value
         assert learned["type"] == "PeerError", learned
         require(learned["text"], "has left the group", "all_reduce #2 float32 [4]", "Hint: ")
+        # Across hosts the number alone is known.
+        assert re.search(r" after (its collective #1|all_reduce #1 )", learned["text"]), learned
         yield learned["at"] - learned["began"]
 
 
