@@ -10,7 +10,7 @@ function(libddp_compile_options target)
     if(LIBDDP_SANITIZE)
         # -O1, after the build type's own level: the reports stay exact and the build is twice as fast.
         set(flags "-fsanitize=${LIBDDP_SANITIZE}" -fno-omit-frame-pointer -g -O1)
-        if(LIBDDP_SANITIZE STREQUAL "undefined")
+        if(LIBDDP_SANITIZE MATCHES "undefined")
             list(APPEND flags -fno-sanitize-recover=all)
         endif()
         if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
