@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
@@ -30,6 +31,12 @@ struct MessageLane::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::list<BatchPtr> active;
+  /// No longer active, and their Works do not know yet: who is about to tell them.
+  struct Finishing {
+    std::thread::id thread;
+    BatchPtr batch;
+  };
+  std::vector<Finishing> finishing;
   std::vector<bool> is_gone;
   bool is_driven = false;
   bool is_stopping = false;
@@ -48,6 +55,7 @@ struct MessageLane::State {
   bool move_all(std::uint32_t ticket, const std::vector<Mesh::Transfer*>& transfers, bool may_wait);
   std::vector<Ending> retire(const std::vector<bool>& was_gone, bool moved);
   BatchPtr first_expired() const;
+  BatchPtr first_unfinished() const;
   std::vector<Ending> retire_all(const std::exception_ptr& error);
   std::exception_ptr time_out(const MessageBatch& batch);
   std::exception_ptr group_error() const;
@@ -64,6 +72,7 @@ MessageLane::MessageLane(GroupIdentity identity, Mesh& mesh, std::vector<std::st
                        std::move(peer_names),
                        flight_log,
                        std::move(hooks),
+                       {},
                        {},
                        {},
                        {},
@@ -152,10 +161,10 @@ void MessageLane::drain() {
     BatchPtr batch;
     {
       State::Lock lock(state.mutex);
-      if (state.active.empty()) return;
       if (state.worker.get_id() == std::this_thread::get_id()) return;
-      batch = state.active.front();
+      batch = state.first_unfinished();
     }
+    if (!batch) return;
     try {
       state.wait_for(batch);
     } catch (const Error&) {
@@ -231,10 +240,15 @@ std::exception_ptr MessageLane::State::drive(Lock& lock) {
     endings.insert(endings.end(), rest.begin(), rest.end());
   }
   is_driven = false;
+  for (const Ending& ending : endings) {
+    finishing.push_back({std::this_thread::get_id(), ending.batch});
+  }
   if (!endings.empty()) changed.notify_all();
   lock.unlock();
   finish(endings);
   lock.lock();
+  std::erase_if(finishing,
+                [](const Finishing& entry) { return entry.batch->work->is_completed(); });
   return foreign;
 }
 
@@ -276,6 +290,16 @@ BatchPtr MessageLane::State::first_expired() const {
   const auto late = std::find_if(active.begin(), active.end(),
                                  [](const BatchPtr& batch) { return batch->deadline.expired(); });
   return late == active.end() ? nullptr : *late;
+}
+
+/// What a drain has to wait for. A callback that drains does not wait for its own thread.
+BatchPtr MessageLane::State::first_unfinished() const {
+  if (!active.empty()) return active.front();
+  const auto self = std::this_thread::get_id();
+  const auto found = std::find_if(finishing.begin(), finishing.end(), [&](const auto& entry) {
+    return entry.thread != self && !entry.batch->work->is_completed();
+  });
+  return found == finishing.end() ? nullptr : found->batch;
 }
 
 std::vector<MessageLane::State::Ending> MessageLane::State::retire_all(

@@ -1,8 +1,10 @@
 // Asynchronous operations, several groups at a time, and the life of a group.
 
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -188,4 +190,20 @@ TEST_CASE("shutdown waits for what is in flight", "[async]") {
       work->wait();
     }
   });
+}
+
+TEST_CASE("shutdown waits until what a message has brought is in its place", "[async]") {
+  // It is copied into place after it has come, which takes its time: a shutdown falls into that.
+  for (const int delay_ms : {20, 50, 80, 110}) {
+    run_group(2, [&](ProcessGroup& group) {
+      at::Tensor sent = at::ones({4000, 4000});
+      at::Tensor received = at::zeros({4000, 4000}).t();
+      const WorkPtr work = group.rank() == 0 ? group.send(sent, 1, 0, {.async = true})
+                                             : group.recv(received, 0, 0, {.async = true});
+      if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+      group.shutdown();
+      expect(work->is_completed(), "done");
+      if (group.rank() == 1) expect(received.eq(1).all().item<bool>(), "all of it");
+    });
+  }
 }
