@@ -170,11 +170,16 @@ void ControlWatcher::fail(MeshFailure failure) {
 }
 
 void ControlWatcher::announce(const MeshFailure& failure) noexcept {
-  if (is_announced_.exchange(true)) return;
-  send_to_all({.kind = ControlMessage::Kind::Failure, .failure = failure});
+  // Under the lock: whatever another thread says next comes after it.
+  std::lock_guard lock(send_mutex_);
+  if (is_announced_) return;
+  is_announced_ = true;
+  send_to_all_locked({.kind = ControlMessage::Kind::Failure, .failure = failure});
 }
 
 void ControlWatcher::say_goodbye(std::uint64_t sequence) noexcept {
+  // Who leaves because of a failure is not to blame for it, also where the goodbye comes first.
+  if (const auto failure = mesh_.failure()) announce(*failure);
   send_to_all({.kind = ControlMessage::Kind::Goodbye, .sequence = sequence});
 }
 
@@ -191,6 +196,10 @@ void ControlWatcher::withdraw_trouble() noexcept {
 
 void ControlWatcher::send_to_all(const ControlMessage& message) noexcept {
   std::lock_guard lock(send_mutex_);
+  send_to_all_locked(message);
+}
+
+void ControlWatcher::send_to_all_locked(const ControlMessage& message) noexcept {
   for (const Watched& watched : watched_) send_control(watched.peer.control.get(), message);
 }
 

@@ -63,6 +63,7 @@ class ControlWatcher {
 
   /// Tells the peers what this rank's group failed of. Only the first call does something.
   void announce(const MeshFailure& failure) noexcept;
+  /// Leaves in order; where the group has failed here, tells that first.
   void say_goodbye(std::uint64_t sequence) noexcept;
   /// See ProcessGroup::announce_trouble; `sequence`: the last collective issued here.
   void announce_trouble(std::uint64_t sequence, const std::string& what) noexcept;
@@ -93,6 +94,7 @@ class ControlWatcher {
   void report_loss(Watched& watched);
   void fail(MeshFailure failure);
   void send_to_all(const ControlMessage& message) noexcept;
+  void send_to_all_locked(const ControlMessage& message) noexcept;
 
   // control_heartbeat.cpp: what time brings about.
   int pause_ms(std::int64_t now_ns) const;
@@ -116,7 +118,8 @@ class ControlWatcher {
   int host_index_ = 0;
   std::vector<Watched> watched_;
   std::mutex send_mutex_;
-  std::atomic<bool> is_announced_{false};
+  /// Under the mutex.
+  bool is_announced_ = false;
   PendingTroubles troubles_;
   /// What heartbeats from other hosts have said, by rank.
   std::vector<std::atomic<std::uint64_t>> last_sequences_;

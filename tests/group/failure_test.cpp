@@ -189,6 +189,18 @@ TEST_CASE("abort reaches everyone with its reason", "[failure]") {
   });
 }
 
+TEST_CASE("who leaves because of a failure is not taken for its cause", "[failure]") {
+  // Rank 0 may hear of rank 1's leaving before it hears of rank 2's abort.
+  for (int i = 0; i < 40; ++i) {
+    run_group(3, [](ProcessGroup& group) {
+      if (group.rank() == 2) return group.abort("loss is NaN");
+      const std::string text = message_of<PeerError>([&] { group.all_reduce(filled(1)); });
+      expect_parts(text, {"rank 2 (pid ", "loss is NaN"});
+      if (group.rank() == 1) group.shutdown();
+    });
+  }
+}
+
 TEST_CASE("abort wakes a waiting thread of the same rank", "[failure]") {
   run_group(2, [](ProcessGroup& group) {
     if (group.rank() == 1) {
