@@ -16,7 +16,8 @@ def waited_for(slow: int, rank: int, outcomes: list[dict], has_buffer: bool) -> 
     """The part of the last window's time that `rank` waited for `slow`, from the ranks' clocks.
 
     Where the ranks wait for each other, each wait is for whoever comes last. The first number is
-    until that one has come, the second until `rank` goes on, which takes longer on a busy machine.
+    from when all others have come, since before that `rank` may wait for another one, until `slow`
+    has come; the second from when `rank` has come until it goes on. On a busy machine they differ.
     """
     points = [("came", "began")] if has_buffer else []
     come, gone = 0.0, 0.0
@@ -24,7 +25,7 @@ def waited_for(slow: int, rank: int, outcomes: list[dict], has_buffer: bool) -> 
         for arrival, departure in [*points, ("ready", "left")]:
             arrivals = [outcome[arrival][step] for outcome in outcomes]
             if arrivals[slow] == max(arrivals):
-                come += arrivals[slow] - arrivals[rank]
+                come += arrivals[slow] - sorted(arrivals)[-2]
                 gone += outcomes[rank][departure][step] - arrivals[rank]
     left = outcomes[rank]["left"]
     wall = left[-1] - left[-1 - WINDOW]
