@@ -70,12 +70,6 @@ def candidates(gloo, operation: str, dtype: torch.dtype, size: int) -> dict:
     }
 
 
-def summed(seconds: list[float]) -> list[float]:
-    total = torch.tensor(seconds, dtype=torch.float64)
-    ddp_dist.all_reduce(total)
-    return total.tolist()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="three sizes, float32")
@@ -94,7 +88,7 @@ def main() -> None:
             candidates(gloo, operation, DTYPES[dtype], size),
             rounds=arguments.rounds,
             repeat=repeat,
-            over_ranks=summed,
+            over_ranks=pairing.summed,
             operation=operation,
             dtype=dtype,
             size_bytes=size,

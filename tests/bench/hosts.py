@@ -52,15 +52,6 @@ def group_with(settings: dict):
     return group
 
 
-def summed(seconds: list[float]) -> list[float]:
-    import libddp.distributed as ddp_dist
-    import torch
-
-    total = torch.tensor(seconds, dtype=torch.float64)
-    ddp_dist.all_reduce(total)
-    return total.tolist()
-
-
 def limit_seconds(size: int, args) -> float:
     sent = 2 * (args.hosts - 1) / args.hosts * size * FRAME / SEGMENT
     return sent / (args.gbit * 1e9 / 8)
@@ -88,7 +79,7 @@ def measure(args) -> None:
             own = ddp_dist.allocate((numel,), group=group).zero_()
             calls[name] = lambda t=own, g=group: ddp_dist.all_reduce(t, group=g)
         compared = pairing.compare(
-            calls, rounds=args.rounds, over_ranks=summed, case="all_reduce", bytes=size
+            calls, rounds=args.rounds, over_ranks=pairing.summed, case="all_reduce", bytes=size
         )
         for line in compared:
             line["algbw"] = size / line["median"] / 1e9

@@ -42,6 +42,16 @@ def sample(candidates: dict[str, Callable], rounds: int, repeat: int, warmup: in
     return samples
 
 
+def summed(seconds: list[float]) -> list[float]:
+    """Over the ranks of libddp's default group; what `over_ranks` takes."""
+    import libddp.distributed as ddp_dist
+    import torch
+
+    total = torch.tensor(seconds, dtype=torch.float64)
+    ddp_dist.all_reduce(total)
+    return total.tolist()
+
+
 def ratio(first: list[float], this: list[float], of: Callable) -> float:
     """Infinite where this one took less than the clock can tell."""
     return of(first) / of(this) if of(this) > 0 else math.inf
