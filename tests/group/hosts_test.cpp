@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -226,10 +227,16 @@ TEST_CASE("Groups over several hosts: a rank that leaves without a word") {
   for (const auto& hosts : kHosts) {
     const int last = static_cast<int>(hosts.size()) - 1;
     const std::string culprit = "rank " + std::to_string(last) + " (pid ";
+    std::atomic<int> num_past{0};
     auto store_error = error_of([&] {
       run_group_on_hosts(hosts, [&](ProcessGroup& group) {
         group.barrier();
-        if (group.rank() == last) throw Error("out of luck");
+        // Else the loss may reach a rank that has not come out of the first barrier yet.
+        ++num_past;
+        if (group.rank() == last) {
+          for (int i = 0; i < 20000 && num_past <= last; ++i) std::this_thread::sleep_for(1ms);
+          throw Error("out of luck");
+        }
         const std::string text = error_of([&] { group.barrier(); });
         expect(has(text, culprit), text);
       });
