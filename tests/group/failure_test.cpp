@@ -107,20 +107,26 @@ TEST_CASE("a rank killed anywhere in a collective is noticed", "[failure]") {
 }
 
 TEST_CASE("a killed peer ends asynchronous work and receives", "[failure]") {
-  const auto results = fork_group(2, [](Group group) -> std::string {
+  // Else rank 0 may hear of the death before it has posted anything.
+  int posted[2];
+  REQUIRE(::pipe(posted) == 0);
+  const auto results = fork_group(2, [&](Group group) -> std::string {
+    char byte = 0;
     if (group->rank() == 1) {
-      group->barrier();
+      static_cast<void>(!::read(posted[0], &byte, 1));
       ::raise(SIGKILL);
     }
     at::Tensor first = filled(1);
     at::Tensor second = filled(1);
-    group->barrier();
     const WorkPtr receive = group->recv(first, 1, 0, {.async = true});
     const WorkPtr reduce = group->all_reduce(second, {}, {.async = true});
+    expect(::write(posted[1], &byte, 1) == 1, "the pipe takes a byte");
     expect_parts(message_of<PeerError>([&] { receive->wait(); }), {"rank 1 (pid "});
     expect_parts(message_of<PeerError>([&] { reduce->wait(); }), {"rank 1 (pid "});
     return "";
   });
+  ::close(posted[0]);
+  ::close(posted[1]);
   REQUIRE(results[1].signal == SIGKILL);
   require_all_ok(results, 1);
 }

@@ -6,6 +6,7 @@
 #include "libddp/group/flight_log.h"
 #include "tests/support/catch.h"
 #include "tests/support/torch_group_fixture.h"
+#include "tests/support/wait_until.h"
 
 using namespace libddp;
 using namespace libddp::test;
@@ -83,7 +84,8 @@ TEST_CASE("strings of the flight log are JSON", "[flight_log]") {
 }
 
 TEST_CASE("a group logs its operations and its failure", "[flight_log]") {
-  run_group(2, [](ProcessGroup& group) {
+  std::atomic<int> num_read{0};
+  run_group(2, [&](ProcessGroup& group) {
     at::Tensor tensor = filled(1);
     group.all_reduce(tensor, {}, {.label = "bucket 0 (\"weights\")"});
     group.all_reduce(tensor, {}, {.async = true})->wait();
@@ -100,6 +102,8 @@ TEST_CASE("a group logs its operations and its failure", "[flight_log]") {
       expect(contains(log, part), part + " in: " + log);
     }
     expect(contains(log, group.rank() == 0 ? R"("kind": "send")" : R"("kind": "recv")"), log);
+    ++num_read;
+    wait_until([&] { return num_read == 2; });
     if (group.rank() == 0) group.abort("enough");
     message_of<Error>([&] { group.barrier(); });
     const std::string after = group.flight_log();

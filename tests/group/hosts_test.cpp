@@ -18,6 +18,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/require_parts.h"
 #include "tests/support/torch_group_fixture.h"
+#include "tests/support/wait_until.h"
 
 using namespace libddp;
 using namespace libddp::test;
@@ -234,7 +235,7 @@ TEST_CASE("Groups over several hosts: a rank that leaves without a word") {
         // Else the loss may reach a rank that has not come out of the first barrier yet.
         ++num_past;
         if (group.rank() == last) {
-          for (int i = 0; i < 20000 && num_past <= last; ++i) std::this_thread::sleep_for(1ms);
+          wait_until([&] { return num_past > last; });
           throw Error("out of luck");
         }
         const std::string text = error_of([&] { group.barrier(); });
