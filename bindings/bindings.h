@@ -14,5 +14,6 @@ void bind_backend(pybind11::module_& module);
 /// Ctrl-C ends waits, and callback threads end before the interpreter does.
 void bind_interpreter(pybind11::module_& module);
 void bind_ddp(pybind11::module_& module);
+void bind_activation(pybind11::module_& module);
 
 }  // namespace libddp

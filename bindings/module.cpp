@@ -13,4 +13,7 @@ PYBIND11_MODULE(_C, module) {
 #ifdef LIBDDP_WITH_DDP
   libddp::bind_ddp(module);
 #endif
+#ifdef LIBDDP_WITH_ACTIVATION
+  libddp::bind_activation(module);
+#endif
 }

@@ -1,6 +1,6 @@
 """Types of the extension module. Users go through libddp.distributed and libddp.nn.parallel."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Literal, overload
 
@@ -230,3 +230,26 @@ def rendezvous(
     *,
     timeout: timedelta,
 ) -> tuple[Store, int, int]: ...
+
+class StopReplay(BaseException):
+    """Ends the replay of a checkpointed block."""
+
+class CheckpointSettings:
+    """How a checkpointed block is recomputed."""
+
+    def __init__(
+        self,
+        preserve_random: bool = True,
+        stop_early: bool = True,
+        check_determinism: bool = True,
+    ) -> None: ...
+
+def checkpoint(
+    function: Callable,
+    replay: Callable,
+    name_of: Callable[[Callable], str],
+    settings: CheckpointSettings,
+    args: tuple,
+    kwargs: dict[str, Any],
+    on_error: Callable[[str], None] | None = None,
+) -> Any: ...

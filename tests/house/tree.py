@@ -18,6 +18,7 @@ ROOMS = {
     "group": {"collectives", "transport", "memory", "base"},
     "ddp": {"group", "memory", "base"},
     "interop": {"group", "base"},
+    "activation": {"base"},
 }
 #: Rooms that know no torch.
 CORE = {"base", "memory", "transport", "collectives"}

@@ -1,0 +1,52 @@
+"""Blocks to checkpoint, and what a training step over them gives."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """Two residual branches with dropout, as in a transformer, without attention."""
+
+    def __init__(self, width: int = 8, dropout: float = 0.3):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x, *, scale: float = 1.0):
+        return x + scale * self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Stack(nn.Module):
+    """Blocks, each called by `call(block, x)`."""
+
+    def __init__(self, depth: int = 3, call=None, width: int = 8, dropout: float = 0.3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(depth))
+        self.call = call or (lambda block, x: block(x))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = self.call(block, x)
+        return x
+
+
+def step(model, seed: int = 1, width: int = 8) -> list[torch.Tensor]:
+    """Output, the gradients of input and parameters, and the next random number."""
+    torch.manual_seed(seed)
+    x = torch.randn(4, width, requires_grad=True)
+    out = model(x)
+    out.pow(2).mean().backward()
+    gradients = [x.grad, *(p.grad for p in model.parameters())]
+    return [out.detach(), *(g.clone() for g in gradients), torch.rand(2)]
+
+
+def assert_equal(ours: list, theirs: list) -> None:
+    """To the bit."""
+    assert len(ours) == len(theirs)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
