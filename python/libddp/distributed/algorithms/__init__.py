@@ -1,0 +1,1 @@
+"""libddp's counterparts of torch.distributed.algorithms: activation checkpointing only."""

@@ -1,0 +1,1 @@
+"""libddp's counterpart of torch.distributed.algorithms._checkpoint."""
