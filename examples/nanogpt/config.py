@@ -1,10 +1,12 @@
-"""Settings from the command line: `--key=value`, typed by each key's default in a dataclass.
+"""Settings from the command line: `--key=value` or `--key value`, typed as in a dataclass.
 
     @dataclass
     class Settings:
         n_layer: int = key(4, "transformer blocks")
+        betas: tuple[float, float] = key((0.9, 0.99), "of AdamW")
+        vocab_size: int | None = key(None, "None: that of the data")
 
-    settings = parse(Settings, ["--config=small.json", "--n_layer=2"])
+    settings = parse(Settings, ["--config=small.json", "--n_layer=2", "--betas", "0.9,0.95"])
 
 Later arguments win, so a flag after `--config=FILE.json` overrides the file. An unknown key or a
 value of the wrong type raises UserError with one line that says what to write instead.
@@ -16,6 +18,8 @@ import json
 import os
 import sys
 import time
+import types
+import typing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,18 +39,24 @@ def key(default, doc: str):
 
 def parse(settings: type, arguments: list[str]):
     """Return an instance of the dataclass `settings`, filled from `arguments`."""
-    fields = {field.name: field for field in dataclasses.fields(settings)}
-    values = {}
-    for argument in arguments:
+    kinds, values = typing.get_type_hints(settings), {}
+    rest = iter(arguments)
+    for argument in rest:
         if argument in ("-h", "--help"):
             raise HelpWanted(describe(settings))
         name, equals, text = argument.removeprefix("--").partition("=")
-        if not argument.startswith("--") or not equals:
-            raise UserError(f"cannot read {argument!r}: settings are written --key=value")
+        if name != "config" and argument.startswith("--"):
+            _check_name(name, kinds, f"--{name}")
+        if not equals:
+            text = next(rest, "--")
+        if not argument.startswith("--") or (not equals and text.startswith("--")):
+            raise UserError(
+                f"cannot read {argument!r}: settings are written --key=value or --key value"
+            )
         if name == "config":
-            values.update(_read_file(Path(text), fields))
+            values.update(_read_file(Path(text), kinds))
         else:
-            values[name] = _convert(_find(name, fields, f"--{name}"), text)
+            values[name] = _convert(name, kinds[name], text)
     return settings(**values)
 
 
@@ -54,22 +64,22 @@ def describe(settings: type) -> str:
     """The text of `--help`: one line per key with its default."""
     lines = ["settings, each as --key=value (or a JSON object in --config=FILE.json):"]
     for field in dataclasses.fields(settings):
-        default = str(field.default).encode("unicode_escape").decode()
+        default = _text(field.default).encode("unicode_escape").decode()
         name = f"--{field.name}={default}"
         lines.append(f"  {name:<36} {field.metadata['doc']}")
     return "\n".join(lines)
 
 
-def _find(name: str, fields: dict, where: str):
-    if name in fields:
-        return fields[name]
-    near = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
+def _check_name(name: str, kinds: dict, where: str) -> None:
+    if name in kinds:
+        return
+    near = difflib.get_close_matches(name, kinds, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "--help lists the keys"
     raise UserError(f"{where}: there is no key {name!r}; {hint}")
 
 
-def _read_file(path: Path, fields: dict) -> dict:
-    """Values of a JSON file; each must have the type of its key's default."""
+def _read_file(path: Path, kinds: dict) -> dict:
+    """Values of a JSON file; each must have the type of its key."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -78,24 +88,50 @@ def _read_file(path: Path, fields: dict) -> dict:
         raise UserError(f"--config={path}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"--config={path}: expected a JSON object of keys and values")
-    values = {}
-    for name, value in content.items():
-        field = _find(name, fields, f"--config={path}")
-        # A JSON value is judged by its text, so "4" and 4 are the same but 4.5 is not an int.
-        values[name] = _convert(field, value if isinstance(value, str) else json.dumps(value))
-    return values
+    for name in content:
+        _check_name(name, kinds, f"--config={path}")
+    # A JSON value is judged by its text, so "4" and 4 are the same but 4.5 is not an int.
+    return {name: _convert(name, kinds[name], _text(value)) for name, value in content.items()}
 
 
-def _convert(field, text: str):
-    """`text` as the type of the key's default. bool comes first: it is also an int in Python."""
-    kind = type(field.default)
+def _text(value) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_text, value))
+    return str(value)
+
+
+def _convert(name: str, kind, text: str):
     try:
-        if kind is bool:
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        return kind(text)
+        return _value(kind, text)
     except (KeyError, ValueError) as error:
-        wanted = {bool: "True or False", int: "a whole number", float: "a number"}[kind]
-        raise UserError(f"--{field.name}={text}: expected {wanted}") from error
+        raise UserError(f"--{name}={text}: expected {_words(kind)}") from error
+
+
+def _value(kind, text: str):
+    """`text` as a value of `kind`: bool, int, float, str, one of these or None, or a tuple."""
+    if kind is bool:
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    parts = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):  # X | None
+        return None if text.lower() == "none" else _value(parts[0], text)
+    if typing.get_origin(kind) is tuple:
+        items = [item.strip() for item in text.strip("()").split(",") if item.strip()]
+        each = parts[:1] * len(items) if parts[-1] is Ellipsis else parts
+        return tuple(_value(k, item) for k, item in zip(each, items, strict=True))
+    return kind(text)
+
+
+def _words(kind) -> str:
+    """What `_value` takes for `kind`."""
+    parts = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):
+        return f"{_words(parts[0])} or None"
+    if parts and parts[-1] is Ellipsis:
+        return f"any number of values, each {_words(parts[0])}, with commas between them"
+    if parts:
+        return f"{len(parts)} values, each {_words(parts[0])}, with commas between them"
+    return {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}[kind]
 
 
 def run_script(main: Callable[[list[str]], int], name: str) -> int:
