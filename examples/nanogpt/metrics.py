@@ -4,7 +4,7 @@
     metrics.write({"iter": 100, "loss": 2.1, "lr": 1e-3})
     metrics.close()
 
-Each line is one object with at least "iter" and "loss", "iter" strictly growing. A resumed run
+Each line is one object with at least "iter", which strictly grows. A resumed run
 repeats what came after its checkpoint, so those lines are taken out first.
 """
 

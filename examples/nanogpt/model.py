@@ -21,6 +21,7 @@ class GPTConfig:
     n_embd: int
     dropout: float = 0.0
     bias: bool = False
+    gelu: str = "none"  # or "tanh", the approximation that GPT-2 was trained with
 
 
 class Attention(nn.Module):
@@ -48,12 +49,13 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.dropout = config.dropout
+        self.dropout, self.gelu = config.dropout, config.gelu
         self.up = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.out = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(self.out(F.gelu(self.up(x))), self.dropout, self.training)
+        x = F.gelu(self.up(x), approximate=self.gelu)
+        return F.dropout(self.out(x), self.dropout, self.training)
 
 
 class Block(nn.Module):
@@ -101,7 +103,7 @@ class GPT(nn.Module):
         if targets is None:
             return self.head(x[:, -1:]), None
         logits = self.head(x)
-        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def configure_optimizers(
         self, weight_decay: float, learning_rate: float, betas: tuple[float, float]

@@ -72,14 +72,14 @@ class SampleSettings:
 
 def check(settings: TrainSettings) -> TrainSettings:
     """Return `settings`. Raises: UserError for values that cannot work, before anything starts."""
-    _one_of(settings, "init_from", ("auto", "scratch", "resume"))
-    _one_of(settings, "dtype", ("float32", "bfloat16", "float16"))
+    one_of(settings, "init_from", ("auto", "scratch", "resume"))
+    one_of(settings, "dtype", ("float32", "bfloat16", "float16"))
     for name in ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "max_iters"):
-        _at_least(settings, name, 1)
+        at_least(settings, name, 1)
     for name in ("gradient_accumulation_steps", "log_interval", "eval_interval", "eval_iters"):
-        _at_least(settings, name, 1)
+        at_least(settings, name, 1)
     for name in ("seed", "sample_tokens", "warmup_iters", "lr_decay_iters", "grad_clip"):
-        _at_least(settings, name, 0)
+        at_least(settings, name, 0)
     if not 0 <= settings.dropout < 1:
         raise UserError(f"--dropout={settings.dropout}: expected 0 <= dropout < 1")
     if settings.n_embd % settings.n_head:
@@ -92,13 +92,13 @@ def check(settings: TrainSettings) -> TrainSettings:
     return settings
 
 
-def _one_of(settings, name: str, allowed: tuple) -> None:
+def one_of(settings, name: str, allowed: tuple) -> None:
     value = getattr(settings, name)
     if value not in allowed:
         raise UserError(f"--{name}={value}: expected one of {', '.join(allowed)}")
 
 
-def _at_least(settings, name: str, least: int) -> None:
+def at_least(settings, name: str, least: int) -> None:
     value = getattr(settings, name)
     if value < least:
         raise UserError(f"--{name}={value}: expected at least {least}")
