@@ -6,7 +6,8 @@ makes larger: 1e-3 is what is promised, for runs without dropout.
 
 import pytest
 import torch.distributed as dist
-from mingpt_runs import SCRIPT, TINY, finish, launch, losses, places, ranks, script, train
+from launches import finish, launch, ranks
+from mingpt_runs import SCRIPT, TINY, losses, places, script, train
 
 
 @pytest.mark.parametrize(

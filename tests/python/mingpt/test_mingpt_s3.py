@@ -2,7 +2,8 @@
 
 import boto3
 import pytest
-from mingpt_runs import LINE, UserError, losses, mingpt, places, ranks, script, train
+from launches import ranks
+from mingpt_runs import LINE, UserError, losses, mingpt, places, script, train
 
 ONE = "trainer_config.max_epochs=1"
 

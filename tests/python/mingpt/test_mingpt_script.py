@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from mingpt_runs import UserError, config, losses, mingpt, places, ranks, script, train
+from launches import ranks
+from mingpt_runs import UserError, config, losses, mingpt, places, script, train
 
 
 def test_alone_and_the_files_it_leaves(tmp_path, text_file):

@@ -1,13 +1,10 @@
 """Runs of examples/mingpt_ddp with a tiny model: in this process, or under a launcher."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
 
 from example_modules import load
 from hydra import compose, initialize_config_dir
+from launches import finish, launch
 
 mingpt = load("mingpt_ddp")
 UserError = mingpt.errors.UserError
@@ -48,48 +45,11 @@ def train(text, snapshot, *overrides):
     return mingpt.main.run(config(*places(text, snapshot), *overrides))
 
 
-def launch(command, folder, **environment) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def finish(*processes, deadline: float = 900) -> list[tuple[int, str]]:
-    """Exit status and output of each; whatever they left running is ended."""
-    try:
-        outputs = [process.communicate(timeout=deadline)[0] for process in processes]
-    finally:
-        for process in processes:
-            stop(process)
-    return [(p.returncode, o) for p, o in zip(processes, outputs, strict=True)]
-
-
-def stop(process: subprocess.Popen) -> None:
-    """A launcher that may end in peace stops its workers, which lead sessions of their own."""
-    process.terminate()
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def script(folder, launcher, *overrides, **environment) -> tuple[int, str]:
     """Run main.py as a user would; `launcher` is [] or a launcher's module and flags."""
     command = [*launcher, SCRIPT, *TINY, *overrides]
     (result,) = finish(launch(command, folder, **environment))
     return result
-
-
-def ranks(number: int, module: str = "libddp.run") -> list[str]:
-    return ["-m", module, "--standalone", f"--nproc-per-node={number}"]
 
 
 def losses(output: str) -> list[tuple[float, float]]:

@@ -1,0 +1,47 @@
+"""Scripts as a user starts them, with a deadline and nothing left behind.
+
+(status, output), = finish(launch([*ranks(2), "train.py", "--max_iters=3"], folder))
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+
+def ranks(number: int, module: str = "libddp.run") -> list[str]:
+    """A launcher and its flags; the script comes next."""
+    return ["-m", module, "--standalone", f"--nproc-per-node={number}"]
+
+
+def launch(command, folder, **environment) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(*processes, deadline: float = 900) -> list[tuple[int, str]]:
+    """Exit status and output of each; whatever they left running is ended."""
+    try:
+        outputs = [process.communicate(timeout=deadline)[0] for process in processes]
+    finally:
+        for process in processes:
+            stop(process)
+    return [(p.returncode, o) for p, o in zip(processes, outputs, strict=True)]
+
+
+def stop(process: subprocess.Popen) -> None:
+    """A launcher that may end in peace stops its workers, which lead sessions of their own."""
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
