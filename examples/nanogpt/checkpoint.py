@@ -32,7 +32,7 @@ def save(folder: Path, state: dict) -> Path:
         if path.exists():
             os.replace(path, folder / PREVIOUS)
         os.replace(fresh, path)
-        _sync_folder(folder)
+        sync_folder(folder)
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)  # a torn file is of no use and takes the space
@@ -59,7 +59,7 @@ def load(folder: Path, device="cpu") -> dict | None:
         raise UserError(f"cannot read {path}: {_reason(error)}; {hint}") from error
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the renames themselves durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -1,20 +1,10 @@
 """A small text, a small configuration, and an S3 server on this machine."""
 
 import pytest
-import torch
+from lone_process import alone
 from mingpt_runs import LINE
 
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No launcher's variables; the caller's random state and threads come back."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(1)  # the network is so small that threads would only wait
-    yield
-    torch.set_num_threads(threads)
-    torch.set_rng_state(state)
+__all__ = ["alone"]
 
 
 @pytest.fixture
