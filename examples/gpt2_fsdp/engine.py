@@ -37,6 +37,7 @@ PLACES = {
     ),
     "distributed.fsdp.wrap": ("transformer_auto_wrap_policy",),
     "distributed.fsdp.sharded_grad_scaler": ("ShardedGradScaler",),
+    "utils.checkpoint": ("checkpoint_sequential",),
     "distributed.algorithms._checkpoint.checkpoint_wrapper": (
         "CheckpointImpl",
         "apply_activation_checkpointing",

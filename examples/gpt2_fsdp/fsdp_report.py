@@ -79,15 +79,15 @@ class Report:
         self._metrics.write(record)
         self._value = None
 
-    def close(self, stop: StopSignal, path: Path) -> None:
-        """The last words. `path` is the checkpoint that the run ends with."""
-        trainer = self._trainer
+    def close(self, stop: StopSignal) -> None:
+        """The last words; the last checkpoint is written."""
+        trainer, out = self._trainer, self._trainer.options.out_dir
         if trainer.iteration < self._last:
             self.say(
                 f"stopped by {stop.name()} at iteration {trainer.iteration} of {self._last}; saved "
-                f"{path}, so the same command goes on from there"
+                f"in {out}, so the same command goes on from there"
             )
             return
         if self._value is not None:
             self._metrics.write({"iter": trainer.iteration, "val_loss": self._value})
-            self.say(f"done: val loss {self._value:.4f}, saved {path}")
+            self.say(f"done: val loss {self._value:.4f}, saved in {out}")

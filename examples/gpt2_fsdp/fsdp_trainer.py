@@ -28,6 +28,7 @@ class FsdpTrainer:
     def __init__(self, options: Options, corpus: Tokens, ranks: Ranks, engine, net: nn.Module):
         self.options, self.corpus, self.ranks, self.engine = options, corpus, ranks, engine
         self.config, self.iteration, self.rate = net.config, 0, 0.0
+        self.saved_at: int | None = None  # the iteration of the newest checkpoint
         self.local_steps, rest = divmod(options.gradient_accumulation_steps, ranks.world)
         if rest or not self.local_steps:
             raise UserError(
@@ -108,17 +109,10 @@ class FsdpTrainer:
 
     def gather(self, values: list[float]) -> torch.Tensor:
         """What every rank has passed: float64 [world, len(values)], on the host."""
-        table = torch.zeros(self.ranks.world, len(values), dtype=torch.float64)
-        table[self.ranks.rank] = torch.tensor(values, dtype=torch.float64)
-        table = table.to(self.ranks.device)
-        all_reduce(table)
-        return table.cpu()
+        return gather(values, self.ranks)
 
     def memory_mib(self) -> float:
-        """The most that this rank has used so far: on the GPU, or the process's resident pages."""
-        if self.ranks.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.ranks.device) / 2**20
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return memory_mib(self.ranks.device)
 
     def _loss(self, split: str, starts: np.ndarray) -> torch.Tensor:
         block = self.options.block_size
@@ -129,6 +123,22 @@ class FsdpTrainer:
         """Seed dropout for this rank and iteration."""
         entropy = (self.options.seed, self.ranks.rank, self.iteration)
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+
+
+def gather(values: list[float], ranks: Ranks) -> torch.Tensor:
+    """What every rank has passed: float64 [world, len(values)], on the host."""
+    table = torch.zeros(ranks.world, len(values), dtype=torch.float64)
+    table[ranks.rank] = torch.tensor(values, dtype=torch.float64)
+    table = table.to(ranks.device)
+    all_reduce(table)
+    return table.cpu()
+
+
+def memory_mib(device: torch.device) -> float:
+    """The most that this rank has used so far: on the GPU, or the process's resident pages."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def plain_name(name: str) -> str:

@@ -12,6 +12,7 @@ in parts; both kinds are read alike.
 
 import json
 import os
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +25,7 @@ from shared import UserError, sync_folder
 
 FORMAT = 1
 FOLDER, LATEST, RUN = "checkpoints", "latest", "run.json"
+NAME = re.compile(r"iter_\d{8}")
 #: A checkpoint is of the same network if these are the same; dropout may change.
 SHAPE = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "gelu")
 
@@ -40,6 +42,7 @@ def store(trainer: FsdpTrainer) -> Path:
     except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
         raise UserError(f"cannot write {fresh}: {_reason(error)}; {newest(root)}") from error
     _on_first(trainer, lambda: _publish(trainer, fresh, path))
+    trainer.saved_at = trainer.iteration
     return path
 
 
@@ -65,7 +68,7 @@ def restore(trainer: FsdpTrainer) -> None:
     trainer.order.restore(run["order"])
     if trainer.scaler.is_enabled() and run["scaler"]:
         trainer.scaler.load_state_dict(run["scaler"])
-    trainer.iteration = run["iter"]
+    trainer.iteration = trainer.saved_at = run["iter"]
 
 
 def _agree(trainer: FsdpTrainer, path: Path | None) -> None:
@@ -81,10 +84,14 @@ def _agree(trainer: FsdpTrainer, path: Path | None) -> None:
 
 
 def newest_folder(root: Path) -> Path | None:
-    """The checkpoint that `latest` names, if there is one."""
+    """The checkpoint that `latest` names, if there is one. Raises: UserError if it is not there."""
     if not (root / LATEST).exists():
         return None
-    return root / (root / LATEST).read_text(encoding="utf-8").strip()
+    name = (root / LATEST).read_text(encoding="utf-8").strip()
+    if not NAME.fullmatch(name) or not (root / name).is_dir():
+        there = ", ".join(sorted(path.name for path in root.glob("iter_????????"))) or "none"
+        raise UserError(f"{root / LATEST} names {name!r}, which is not there; there are: {there}")
+    return root / name
 
 
 def load_into(state: dict, path: Path, alone: bool = False) -> None:
@@ -153,13 +160,22 @@ def _publish(trainer: FsdpTrainer, fresh: Path, path: Path) -> None:
     run |= {"order": trainer.order.state(), "scaler": trainer.scaler.state_dict()}
     run |= {"config": asdict(trainer.config), "options": asdict(trainer.options)}
     _write_durably(fresh / RUN, json.dumps(run, indent=2))
-    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():  # of a run that --init_from=scratch has given up
+        os.replace(path, path.with_suffix(".old"))
     os.replace(fresh, path)
     _write_durably(path.parent / (LATEST + ".new"), path.name + "\n")
     os.replace(path.parent / (LATEST + ".new"), path.parent / LATEST)
     sync_folder(path.parent)
-    for old in sorted(path.parent.glob("iter_????????"))[: -trainer.options.keep_checkpoints]:
+    for old in _outdated(path, trainer.options.keep_checkpoints):
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _outdated(path: Path, keep: int) -> list[Path]:
+    """What goes when `path` is the newest: those long before it, and those of a run given up."""
+    every = sorted(path.parent.glob("iter_????????"))
+    before = [other for other in every if other.name <= path.name]
+    after = [other for other in every if other.name > path.name]
+    return before[:-keep] + after + list(path.parent.glob("iter_*.old"))
 
 
 def _empty(folder: Path) -> None:

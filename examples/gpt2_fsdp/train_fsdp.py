@@ -32,7 +32,7 @@ from shared import (
     run_script,
 )
 from tokens import Tokens
-from weights import pretrained
+from weights import HUB, pretrained
 
 
 def main(arguments: list[str]) -> int:
@@ -62,6 +62,11 @@ def run(options: Options) -> int:
 
 def network(options: Options, corpus: Tokens) -> GPT:
     """The whole network, on the host. Every rank makes the same one. Raises: UserError."""
+    if options.hf_model in HUB and corpus.meta["tokenizer"]["kind"] == "learned BPE":
+        raise UserError(
+            f"--data_dir={options.data_dir}: its tokenizer was learned from the text, and "
+            f"{options.hf_model} knows only its own; convert with --tokenizer=gpt2"
+        )
     if options.hf_model:
         net = pretrained(options.hf_model, options.block_size, options.dropout)
     else:
@@ -112,9 +117,10 @@ def train(trainer: FsdpTrainer, stop: StopSignal, last: int, report: Report | No
         if trainer.iteration % options.save_interval == 0 and trainer.iteration < last:
             with paused(report):
                 shards.store(trainer)
-    path = shards.store(trainer)
+    if trainer.saved_at != trainer.iteration:
+        shards.store(trainer)
     if report:
-        report.close(stop, path)
+        report.close(stop)
 
 
 def paused(report: Report | None):

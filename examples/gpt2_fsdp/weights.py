@@ -207,6 +207,7 @@ def save(config: GPTConfig, weights: dict[str, torch.Tensor], folder: Path) -> P
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(their_names(weights), folder / (FILE + ".new"), metadata={"format": "pt"})
+        (folder / (FILE + ".new")).chmod(0o644)  # safetensors writes for the owner only
         os.replace(folder / (FILE + ".new"), folder / FILE)
         fresh = folder / (CONFIG + ".new")
         fresh.write_text(json.dumps(description, indent=2), encoding="utf-8")

@@ -131,6 +131,10 @@ def test_old_checkpoints_go_and_the_newest_is_whole(data, tmp_path):
     assert left == ["iter_00000003", "iter_00000004", "latest"]
     run = json.loads((tmp_path / "checkpoints" / "iter_00000004" / "run.json").read_text())
     assert run["order"] == {"samples": 4 * 12, "seed": 1337}
+    # A run that starts anew gives up the later checkpoints of the one before.
+    assert train(data, tmp_path, *more[1:], "--max_iters=3", "--init_from=scratch") == 0
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["iter_00000002", "iter_00000003", "latest"]
 
 
 def test_mistakes_about_checkpoints(data, tmp_path, gpt2):
@@ -139,6 +143,12 @@ def test_mistakes_about_checkpoints(data, tmp_path, gpt2):
         train(data, tmp_path, "--init_from=resume")
     leave_group()
     assert train(data, tmp_path, "--max_iters=1") == 0
+    latest = tmp_path / "checkpoints" / "latest"
+    latest.write_text("iter_7")
+    with pytest.raises(UserError, match=r"names 'iter_7', .* not there; there are: iter_00000001"):
+        train(data, tmp_path)
+    leave_group()
+    latest.write_text("iter_00000001")
     with pytest.raises(UserError, match=r"has n_head=2, not 4; use --init_from=scratch"):
         train(data, tmp_path, "--n_head=4")
     leave_group()

@@ -166,6 +166,16 @@ def test_files_that_are_no_gpt2(tmp_path, made, config, message):
         pretrained(str(folder), 8, 0.0)
 
 
+def test_a_learned_tokenizer_does_not_fit(data, tmp_path):
+    meta = json.loads((data / "meta.json").read_text())
+    for name in ("train.bin", "val.bin"):
+        (tmp_path / name).write_bytes((data / name).read_bytes())
+    meta["tokenizer"] = {"kind": "learned BPE", "words": ""}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match="learned from the text, and gpt2 knows only its own"):
+        gpt2.train_fsdp.main(["--hf_model=gpt2", f"--data_dir={tmp_path}", f"--out_dir={tmp_path}"])
+
+
 def test_mistakes_about_the_source(tmp_path, monkeypatch):
     def unreachable(repository, file):
         raise gpt2.hub.HubError("no network")
