@@ -97,13 +97,16 @@ class GPT(nn.Module):
         time = tokens.size(1)
         x = self.token(tokens) + self.position(torch.arange(time, device=tokens.device))
         x = F.dropout(x, self.config.dropout, self.training)
-        for block in self.blocks:
-            x = block(x)
-        x = self.norm(x)
+        x = self.norm(self.through_blocks(x))
         if targets is None:
             return self.head(x[:, -1:]), None
         logits = self.head(x)
         return logits, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    def through_blocks(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
 
     def configure_optimizers(
         self, weight_decay: float, learning_rate: float, betas: tuple[float, float]
