@@ -27,6 +27,7 @@ from borrowed import (
 )
 from libddp.distributed import barrier, destroy_process_group
 from libddp.nn.parallel import DistributedDataParallel as DDP
+from libddp.utils.checkpoint import checkpoint_sequential
 from steps import LimitSettings, Step, check, find
 from torch import nn
 
@@ -46,14 +47,13 @@ class SegmentedGPT(GPT):
 
 def build(settings: LimitSettings, step: Step, ranks: Ranks) -> nn.Module:
     """The network of a step, wrapped. Raises: UserError if the engine cannot do it here."""
-    names = engine.load(settings.engine)
     torch.manual_seed(1)
     config = GPTConfig(
         settings.vocab_size, settings.block_size, settings.n_layer, settings.n_head, settings.n_embd
     )
     net = GPT(config)
     if step.recompute:
-        run = partial(names.checkpoint_sequential, segments=settings.segments, use_reentrant=False)
+        run = partial(checkpoint_sequential, segments=settings.segments, use_reentrant=False)
         torch.manual_seed(1)
         net = SegmentedGPT(config, run)
     if not step.fsdp:
@@ -65,7 +65,7 @@ def build(settings: LimitSettings, step: Step, ranks: Ranks) -> nn.Module:
         cpu_offload=step.offload,
         limit_all_gathers=True,
     )
-    return engine.wrap(names, net, options, ranks.device)
+    return engine.wrap(engine.load(settings.engine), net, options, ranks.device)
 
 
 def iterate(

@@ -1,4 +1,4 @@
-"""The only module that knows where FSDP comes from.
+"""The only module that knows where FSDP comes from, and what wraps a network.
 
     engine = load("torch")
     model = engine.FullyShardedDataParallel(net, auto_wrap_policy=...)
@@ -15,6 +15,11 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
+from libddp.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from shared import Block, UserError
 
 #: Becomes "libddp" as soon as libddp.distributed.fsdp is part of the library.
@@ -36,14 +41,9 @@ PLACES = {
         "StateDictType",
     ),
     "distributed.fsdp.wrap": ("transformer_auto_wrap_policy",),
-    "distributed.fsdp.sharded_grad_scaler": ("ShardedGradScaler",),
-    "utils.checkpoint": ("checkpoint_sequential",),
-    "distributed.algorithms._checkpoint.checkpoint_wrapper": (
-        "CheckpointImpl",
-        "apply_activation_checkpointing",
-        "checkpoint_wrapper",
-    ),
 }
+#: What only --mixed_precision=fp16 needs.
+SCALER = {"distributed.fsdp.sharded_grad_scaler": ("ShardedGradScaler",)}
 #: What torch's engine says about itself on every rank and every save; none of it is up to the user.
 TORCH_NOISE = (
     "FSDP.state_dict_type",
@@ -62,17 +62,27 @@ def load(name: str) -> SimpleNamespace:
     if name == "torch":
         for words in TORCH_NOISE:
             warnings.filterwarnings("ignore", message=re.escape(words))
-    engine = SimpleNamespace(name=name)
-    for place, names in PLACES.items():
-        path = f"{name}.{place}"
+    return SimpleNamespace(name=name, **_names(name, PLACES))
+
+
+def _names(first_word: str, places: dict) -> dict:
+    found = {}
+    for place, names in places.items():
+        path = f"{first_word}.{place}"
         try:
             module = importlib.import_module(path)
-            for each in names:
-                setattr(engine, each, getattr(module, each))
+            found |= {each: getattr(module, each) for each in names}
         except (ImportError, AttributeError) as error:
-            hint = "--engine=torch runs torch's own" if name == "libddp" else "update torch"
-            raise UserError(f"--engine={name}: no {path} here ({error}); {hint}") from error
-    return engine
+            hint = "--engine=torch runs torch's own" if first_word == "libddp" else "update torch"
+            raise UserError(f"--engine={first_word}: no {path} here ({error}); {hint}") from error
+    return found
+
+
+def scaler(engine, kind: str, enabled: bool) -> torch.amp.GradScaler:
+    """Scales losses against float16's few exponents; all ranks skip a step together."""
+    if not enabled:
+        return torch.amp.GradScaler(kind, enabled=False)
+    return _names(engine.name, SCALER)["ShardedGradScaler"](kind)
 
 
 def wrap(engine, net: torch.nn.Module, options, device: torch.device) -> torch.nn.Module:
@@ -110,10 +120,13 @@ def check(engine, options, device: torch.device) -> None:
         )
 
 
-def recompute(engine, model: torch.nn.Module, classes: tuple[type, ...]) -> None:
-    """Drop the activations of every module of these classes and compute them anew in backward."""
-    wrapper = partial(engine.checkpoint_wrapper, checkpoint_impl=engine.CheckpointImpl.NO_REENTRANT)
-    engine.apply_activation_checkpointing(
+def recompute(model: torch.nn.Module, classes: tuple[type, ...]) -> None:
+    """Drop the activations of every module of these classes and compute them anew in backward.
+
+    libddp's own checkpointing, whichever the engine.
+    """
+    wrapper = partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
+    apply_activation_checkpointing(
         model, checkpoint_wrapper_fn=wrapper, check_fn=lambda module: isinstance(module, classes)
     )
 

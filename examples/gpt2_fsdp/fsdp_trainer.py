@@ -41,12 +41,10 @@ class FsdpTrainer:
         decayed = {name for name, parameter in net.named_parameters() if parameter.dim() >= 2}
         self.model = engines.wrap(engine, net, options, ranks.device)
         if options.activation_checkpointing:
-            engines.recompute(engine, self.model, recomputed(options))
+            engines.recompute(self.model, recomputed(options))
         self.optimizer = self._optimizer(decayed)
-        # Only fp16 has so few exponents that gradients vanish without scaling.
-        self.scaler = engine.ShardedGradScaler(
-            ranks.device.type, enabled=options.mixed_precision == "fp16"
-        )
+        half = options.mixed_precision == "fp16"
+        self.scaler = engines.scaler(engine, ranks.device.type, enabled=half)
 
     def _optimizer(self, decayed: set[str]) -> torch.optim.AdamW:
         """AdamW that decays matrices and embeddings, but neither gains nor biases."""

@@ -1,4 +1,7 @@
-"""Runs of examples/gpt2_fsdp with a tiny network: alone in this process, or on several ranks."""
+"""Runs of examples/gpt2_fsdp with a tiny network: alone in this process, or on several ranks.
+
+LIBDDP_TEST_ENGINE=libddp runs them with another engine than the example's default.
+"""
 
 import json
 import os
@@ -23,6 +26,7 @@ TINY = [
     "--log_interval=1",
     "--save_interval=1000",
     "--device=cpu",
+    *(f"--engine={name}" for name in [os.environ.get("LIBDDP_TEST_ENGINE")] if name),
 ]
 VOCABULARY = 50
 
