@@ -1,6 +1,7 @@
 // libddp._C.checkpoint: what libddp.utils.checkpoint calls.
 
 #include <ATen/core/grad_mode.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
@@ -9,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/bindings.h"
+#include "bindings/activation.h"
 #include "bindings/saved_slot.h"
 #include "libddp/activation/checkpoint_error.h"
 #include "libddp/activation/frame.h"
@@ -151,11 +152,14 @@ py::object checkpoint(const py::object& function, const py::object& replay,
 
 void bind_activation(py::module_& module) {
   py::class_<Frame::Settings>(module, "CheckpointSettings", "How a block is recomputed.")
-      .def(py::init([](bool preserve_random, bool stop_early, bool check_determinism) {
-             return Frame::Settings{preserve_random, stop_early, check_determinism};
-           }),
-           py::arg("preserve_random") = true, py::arg("stop_early") = true,
+      .def(py::init(
+               [](bool preserve_random, std::optional<bool> stop_early, bool check_determinism) {
+                 return Frame::Settings{preserve_random, stop_early, check_determinism};
+               }),
+           py::arg("preserve_random") = true, py::arg("stop_early") = py::none(),
            py::arg("check_determinism") = true);
+  bind_activation_node(module);
+  bind_activation_selective(module);
   module.attr("StopReplay") = py::reinterpret_borrow<py::object>(stop_replay_type());
   module.def("checkpoint", &checkpoint, py::arg("function"), py::arg("replay"), py::arg("name_of"),
              py::arg("settings"), py::arg("args"), py::arg("kwargs"),

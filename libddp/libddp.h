@@ -9,6 +9,7 @@
 //   libddp::DistributedDataParallel model(net, group);
 //   group->shutdown();
 
+#include "libddp/activation/checkpoint.h"
 #include "libddp/base/error.h"
 #include "libddp/ddp/distributed_data_parallel.h"
 #include "libddp/group/process_group.h"

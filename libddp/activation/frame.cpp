@@ -19,6 +19,13 @@ constexpr const char* kDebugHint =
     "Hint: the block must do the same each time it runs; debug=True (or "
     "set_checkpoint_debug_enabled(True)) lists the operators of both runs.";
 
+/// Large for nested tensors and symbolic shapes, which have no plain count.
+std::int64_t plain_numel(const at::Tensor& tensor) {
+  const bool is_plain =
+      !tensor.is_nested() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+  return is_plain ? tensor.numel() : Frame::kSmallNumel + 1;
+}
+
 }  // namespace
 
 Frame::Frame(Settings settings, Name name, Replay replay)
@@ -39,6 +46,7 @@ void Frame::end_forward() {
 }
 
 std::uint32_t Frame::pack(const at::Tensor& tensor) {
+  largest_numel_ = std::max(largest_numel_, plain_numel(tensor));
   slots_.push_back({settings_.check_determinism ? TensorKind::of(tensor) : TensorKind()});
   return static_cast<std::uint32_t>(slots_.size() - 1);
 }
@@ -66,12 +74,12 @@ ReplayPass* Frame::pass_of(int task) {
 
 std::shared_ptr<ReplayPass> Frame::replay(int task) {
   std::erase_if(passes_, [](const auto& pass) { return pass->is_used_up(); });
-  auto pass =
-      std::make_shared<ReplayPass>(task,
-                                   ReplayPass::Limits{.num_slots = slots_.size(),
-                                                      .stop_early = settings_.stop_early,
-                                                      .is_complete = forward_is_done_},
-                                   [this](std::size_t slot) { return slots_[slot].is_alive; });
+  auto pass = std::make_shared<ReplayPass>(
+      task,
+      ReplayPass::Limits{.num_slots = slots_.size(),
+                         .stop_early = settings_.stop_early.value_or(largest_numel_ > kSmallNumel),
+                         .is_complete = forward_is_done_},
+      [this](std::size_t slot) { return slots_[slot].is_alive; });
   passes_.push_back(pass);
   try {
     run_replay(pass);

@@ -240,7 +240,7 @@ class CheckpointSettings:
     def __init__(
         self,
         preserve_random: bool = True,
-        stop_early: bool = True,
+        stop_early: bool | None = None,
         check_determinism: bool = True,
     ) -> None: ...
 
@@ -253,3 +253,32 @@ def checkpoint(
     kwargs: dict[str, Any],
     on_error: Callable[[str], None] | None = None,
 ) -> Any: ...
+def checkpoint_node(
+    function: Callable,
+    name_of: Callable[[Callable], str],
+    preserve_random: bool,
+    args: tuple,
+    parameters: Sequence[Tensor] = (),
+    is_reentrant: bool = True,
+) -> Any: ...
+
+class OperatorSet:
+    """Operators whose results are kept."""
+
+    def __init__(self, names: Sequence[tuple[str, str]]) -> None: ...
+
+class SavingRun:
+    """A forward pass that keeps results."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: Any) -> None: ...
+
+class ReplayRun:
+    """A replay that is handed kept results."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: Any) -> None: ...
+
+def selective_contexts(
+    operators: OperatorSet, allow_mutation: bool
+) -> tuple[SavingRun, ReplayRun]: ...

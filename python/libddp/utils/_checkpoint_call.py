@@ -16,7 +16,7 @@ _C = load()
 _settings = {
     (preserve, stop, compare): _C.CheckpointSettings(preserve, stop, compare)
     for preserve in (False, True)
-    for stop in (False, True)
+    for stop in (None, False, True)
     for compare in (False, True)
 }
 
@@ -29,7 +29,7 @@ def call(
     context_fn: Callable,
     determinism_check: str,
     debug: bool,
-    early_stop: bool,
+    early_stop: bool | None,
 ):
     """function(*args, **kwargs), to be run again in backward."""
     if determinism_check not in _CHECKS:
@@ -46,7 +46,7 @@ def call(
         context_fn, on_error = _debug_context(context_fn)
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
-    settings = _settings[bool(preserve_rng_state), bool(early_stop), _CHECKS[determinism_check]]
+    settings = _settings[bool(preserve_rng_state), early_stop, _CHECKS[determinism_check]]
     first = second = function
     if context_fn is not noop_context_fn:
         first_context, second_context = context_fn()
@@ -54,6 +54,27 @@ def call(
     if torch._C._len_torch_function_stack():
         second = _within_device(second)
     return _C.checkpoint(first, second, name_of, settings, args, kwargs, on_error)
+
+
+def call_as_node(function: Callable, args: tuple, preserve_rng_state: bool):
+    """function(*args) without a graph; backward runs it again, and a backward pass of its own."""
+    _theirs.check_backward_validity(args)
+    return _C.checkpoint_node(function, name_of, bool(preserve_rng_state), args)
+
+
+def call_module_as_node(module: torch.nn.Module, args: tuple, preserve_rng_state: bool):
+    """module(*args) without a graph; its parameters' gradients flow in the outer graph."""
+    parameters = _parameters_of(module)
+    return _C.checkpoint_node(module, name_of, bool(preserve_rng_state), args, parameters, False)
+
+
+def _parameters_of(module: torch.nn.Module) -> list:
+    """As module.parameters(), at a fraction of its time."""
+    found = [p for p in module._parameters.values() if p is not None]
+    for child in module._modules.values():
+        if child is not None:
+            found += _parameters_of(child)
+    return found
 
 
 def name_of(function: Callable) -> str:

@@ -29,7 +29,6 @@ from torch.utils.checkpoint import (
     GraphExecGroup,
     SelectiveCheckpointContext,
     check_backward_validity,
-    create_selective_checkpoint_contexts,
     detach_variable,
     get_device_states,
     noop_context_fn,
@@ -38,7 +37,8 @@ from torch.utils.checkpoint import (
     set_device_states,
 )
 
-from libddp.utils._checkpoint_call import call
+from libddp.utils import _selective
+from libddp.utils._checkpoint_call import call, call_as_node, call_module_as_node
 
 __all__ = [
     "SAC_IGNORED_OPS",
@@ -50,6 +50,7 @@ __all__ = [
     "SelectiveCheckpointContext",
     "check_backward_validity",
     "checkpoint",
+    "checkpoint_module",
     "checkpoint_sequential",
     "create_selective_checkpoint_contexts",
     "detach_variable",
@@ -61,6 +62,7 @@ __all__ = [
 ]
 
 _torch_checkpoint = _theirs.checkpoint
+_torch_selective_contexts = _theirs.create_selective_checkpoint_contexts
 _torch_checkpoint_sequential = _theirs.checkpoint_sequential
 
 _CHOOSE = (
@@ -77,12 +79,10 @@ def checkpoint(
     context_fn: Callable = noop_context_fn,
     determinism_check: str = "default",
     debug: bool = False,
-    early_stop: bool = True,
+    early_stop: bool | None = None,
     **kwargs,
 ):
     """Calls function(*args, **kwargs) and keeps only its inputs: backward runs it again.
-
-    Gradients are those without checkpointing, to the bit, dropout included.
 
     Args:
         function: a module or any callable; None gives a decorator with these settings.
@@ -95,7 +95,8 @@ def checkpoint(
         context_fn: makes two context managers, for the first and for the second run.
         determinism_check: "default" compares shapes, dtypes and devices of both runs; or "none".
         debug: an error of that check lists the operators of both runs.
-        early_stop: the second run ends with the last tensor that backward needs.
+        early_stop: the second run ends with the last tensor that backward needs. None: unless all
+            saved tensors of the block are small (4,096 elements), when it would not pay.
         **kwargs: further arguments of `function`; not with use_reentrant=True.
 
     Returns:
@@ -135,7 +136,7 @@ def checkpoint(
             *args,
             use_reentrant=use_reentrant,
             debug=debug,
-            early_stop=early_stop,
+            early_stop=early_stop is not False,
             preserve_rng_state=preserve_rng_state,
             determinism_check=determinism_check,
             **kwargs,
@@ -145,10 +146,82 @@ def checkpoint(
         use_reentrant = True
     if use_reentrant:
         _refuse_for_reentrant(kwargs, context_fn, debug)
-        return CheckpointFunction.apply(function, preserve_rng_state, *args)
+        return call_as_node(function, args, preserve_rng_state)
     return call(
         function, args, kwargs, preserve_rng_state, context_fn, determinism_check, debug, early_stop
     )
+
+
+def checkpoint_module(module: torch.nn.Module, *args, preserve_rng_state: bool = True):
+    """Calls module(*args) as one node of autograd's graph: the cheapest form, for plain modules.
+
+    As `checkpoint(..., use_reentrant=False)`, but no graph is recorded in the forward pass, so:
+    all that requires a gradient must be parameters of `module` or tensors among `args`; outputs are
+    a tensor or a tuple; there are no second derivatives.
+
+    Args:
+        module: the block.
+        *args: its arguments.
+        preserve_rng_state: as for `checkpoint`.
+
+    Returns:
+        What the module returns.
+
+    Raises:
+        RuntimeError: in backward: the block used something else that requires a gradient, or an
+            input was changed in place. The message names the block.
+
+    Note:
+        No counterpart in torch. For the wrapper: checkpoint_wrapper(m,
+        checkpoint_fn=checkpoint_module).
+
+    Example:
+        >>> import torch
+        >>> from libddp.utils.checkpoint import checkpoint_module
+        >>> layer = torch.nn.Linear(2, 2)
+        >>> checkpoint_module(layer, torch.ones(1, 2)).sum().backward()
+        >>> layer.bias.grad
+        tensor([1., 1.])
+    """
+    if torch.compiler.is_compiling():
+        return _torch_checkpoint(
+            module, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state
+        )
+    return call_module_as_node(module, args, preserve_rng_state)
+
+
+def create_selective_checkpoint_contexts(policy_fn_or_list, allow_cache_entry_mutation=False):
+    """Contexts for `checkpoint(context_fn=...)` that keep the results of chosen operators.
+
+    Args:
+        policy_fn_or_list: a list of operators (torch.ops.aten.mm.default, ...) whose results are
+            kept, all else is recomputed, in C++; or torch's policy function, called by torch's own
+            contexts for each operator.
+        allow_cache_entry_mutation: kept results may be changed in place.
+
+    Returns:
+        The context of the forward pass and that of the recomputation.
+
+    Raises:
+        ValueError: an entry of the list is no operator overload, or changes its arguments.
+
+    Note:
+        While torch.compile or another mode of torch traces, and for higher-order operators, the
+        contexts are torch's.
+
+    Example:
+        >>> import functools, torch
+        >>> from libddp.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+        >>> products = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+        >>> contexts = functools.partial(create_selective_checkpoint_contexts, products)
+        >>> layer = torch.nn.Linear(2, 2)
+        >>> y = checkpoint(layer, torch.ones(1, 2), use_reentrant=False, context_fn=contexts)
+        >>> y.sum().backward()
+    """
+    contexts = _selective.contexts(policy_fn_or_list, allow_cache_entry_mutation)
+    if contexts is not None:
+        return contexts
+    return _torch_selective_contexts(policy_fn_or_list, allow_cache_entry_mutation)
 
 
 def _refuse_for_reentrant(kwargs: dict, context_fn: Callable, debug: bool) -> None:

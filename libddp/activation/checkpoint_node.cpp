@@ -1,0 +1,274 @@
+#include "libddp/activation/checkpoint_node.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "libddp/activation/autocast_state.h"
+#include "libddp/activation/checkpoint_error.h"
+#include "libddp/activation/random_state.h"
+#include "libddp/activation/replay_graph.h"
+#include "libddp/activation/saved_input.h"
+
+namespace libddp {
+namespace {
+
+using torch::autograd::edge_list;
+using torch::autograd::Engine;
+using torch::autograd::variable_list;
+
+std::vector<c10::Device> devices_of_inputs(const std::vector<at::Tensor>& inputs) {
+  std::vector<c10::Device> devices;
+  for (const at::Tensor& input : inputs) add_random_device(devices, input.device());
+  return devices;
+}
+
+/// A cast made without grad must not serve a use with grad later, so the cache rests.
+class CastCacheRest {
+ public:
+  CastCacheRest() { at::autocast::set_autocast_cache_enabled(false); }
+  ~CastCacheRest() { at::autocast::set_autocast_cache_enabled(former_); }
+  CastCacheRest(const CastCacheRest&) = delete;
+  CastCacheRest& operator=(const CastCacheRest&) = delete;
+
+ private:
+  bool former_ = at::autocast::is_autocast_cache_enabled();
+};
+
+class CheckpointNode : public torch::autograd::Node {
+ public:
+  CheckpointNode(TensorFunction function, NodeSettings settings)
+      : function_(std::move(function)), settings_(std::move(settings)) {}
+
+  std::string name() const override { return "libddp::CheckpointNode"; }
+
+  /// The block without a graph; its outputs get this node as their history.
+  std::vector<at::Tensor> forward(const std::shared_ptr<CheckpointNode>& self,
+                                  const std::vector<at::Tensor>& inputs);
+
+  variable_list apply(variable_list&& gradients) override;
+
+  void release_variables() override {
+    is_released_ = true;
+    inputs_.clear();
+    function_ = nullptr;
+  }
+
+ private:
+  /// A replay: the block's inputs as leaves, and where its differentiable outputs came from.
+  struct Replay {
+    std::vector<at::Tensor> leaves;
+    edge_list roots;
+    variable_list gradients;
+  };
+
+  void connect(const std::vector<at::Tensor>& inputs);
+  void require_usable() const;
+  std::vector<at::Tensor> leaves() const;
+  Replay replay(const variable_list& gradients);
+  variable_list explicit_gradients(const variable_list& gradients);
+  variable_list reentrant_gradients(const variable_list& gradients);
+  static variable_list backward_into_leaves(const Replay& run);
+  std::string input_name(std::size_t i) const;
+
+  TensorFunction function_;
+  NodeSettings settings_;
+  std::vector<SavedInput> inputs_;
+  std::vector<char> input_requires_grad_;
+  /// Which of the function's outputs are outputs of this node.
+  std::vector<char> is_differentiable_;
+  std::unique_ptr<RandomState> random_;
+  AutocastState autocast_;
+  bool is_released_ = false;
+};
+
+void CheckpointNode::connect(const std::vector<at::Tensor>& inputs) {
+  edge_list edges;
+  for (const at::Tensor& input : inputs) {
+    edges.push_back(torch::autograd::impl::gradient_edge(input));
+    inputs_.emplace_back(input);
+    input_requires_grad_.push_back(input.requires_grad());
+  }
+  for (const at::Tensor& parameter : settings_.parameters) {
+    edges.push_back(torch::autograd::impl::gradient_edge(parameter));
+  }
+  set_next_edges(std::move(edges));
+}
+
+std::vector<at::Tensor> CheckpointNode::forward(const std::shared_ptr<CheckpointNode>& self,
+                                                const std::vector<at::Tensor>& inputs) {
+  const std::vector<c10::Device> devices = devices_of_inputs(inputs);
+  connect(inputs);
+  autocast_ = AutocastState::now(devices);
+  if (settings_.preserve_random) {
+    random_ = std::make_unique<RandomState>(RandomState::now(devices));
+  }
+  std::vector<at::Tensor> outputs;
+  {
+    const at::NoGradGuard no_grad;
+    const CastCacheRest no_cache;
+    outputs = function_(inputs);
+  }
+  if (random_ && random_->is_current()) random_.reset();
+  for (at::Tensor& output : outputs) {
+    const bool is_differentiable =
+        output.defined() && torch::autograd::isDifferentiableType(output.scalar_type());
+    is_differentiable_.push_back(is_differentiable);
+    if (!is_differentiable) continue;
+    // An input that is handed through, or a view of one, has a history of its own.
+    if (output.requires_grad() || output.is_view()) output = output.tensor_data();
+    torch::autograd::create_gradient_edge(output, self);
+  }
+  return outputs;
+}
+
+std::string CheckpointNode::input_name(std::size_t i) const {
+  return fmt::format("{}: input {}", settings_.name(), i);
+}
+
+void CheckpointNode::require_usable() const {
+  TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
+  if (at::GradMode::is_enabled()) {
+    throw StateError(fmt::format(
+        "libddp checkpoint of {}: gradients of gradients (create_graph) need a graph of the block, "
+        "which was not recorded. Hint: in Python use_reentrant=False records it; in C++ do not "
+        "checkpoint this block.",
+        settings_.name()));
+  }
+  if (settings_.is_reentrant && !Engine::get_default_engine().is_checkpoint_valid()) {
+    throw StateError(fmt::format(
+        "libddp checkpoint of {}: When use_reentrant=True, checkpoint is incompatible with .grad() "
+        "or passing an `inputs` parameter to .backward(). To resolve this error, you can either "
+        "set use_reentrant=False, or call .backward() without passing the `inputs` argument.",
+        settings_.name()));
+  }
+}
+
+std::vector<at::Tensor> CheckpointNode::leaves() const {
+  std::vector<at::Tensor> leaves;
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    at::Tensor leaf = inputs_[i].unpack([&] { return input_name(i); }).detach();
+    if (input_requires_grad_[i]) leaf.set_requires_grad(true);
+    leaves.push_back(std::move(leaf));
+  }
+  return leaves;
+}
+
+CheckpointNode::Replay CheckpointNode::replay(const variable_list& gradients) {
+  Replay replay;
+  replay.leaves = leaves();
+  const at::AutoGradMode grad_mode(true);
+  const RandomScope random(random_.get());
+  const AutocastScope autocast(autocast_);
+  const std::vector<at::Tensor> outputs = function_(replay.leaves);
+  if (outputs.size() != is_differentiable_.size()) {
+    throw CheckpointError(fmt::format(
+        "libddp checkpoint of {}: the block gave {} tensors in the forward pass and {} in the "
+        "recomputation. Hint: it must do the same each time it runs.",
+        settings_.name(), is_differentiable_.size(), outputs.size()));
+  }
+  std::size_t index = 0;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!is_differentiable_[i]) continue;
+    const at::Tensor& gradient = gradients[index];
+    const auto& metadata = input_metadata(index++);
+    if (!gradient.defined() || !outputs[i].defined() || !outputs[i].requires_grad()) continue;
+    if (!metadata.is_same_shape(outputs[i])) {
+      throw CheckpointError(fmt::format(
+          "libddp checkpoint of {}: output {} of the recomputation has shape [{}], other than in "
+          "the forward pass. Hint: the block must do the same each time it runs.",
+          settings_.name(), i, fmt::join(outputs[i].sizes(), ", ")));
+    }
+    replay.roots.push_back(torch::autograd::impl::gradient_edge(outputs[i]));
+    replay.gradients.push_back(gradient);
+  }
+  return replay;
+}
+
+variable_list CheckpointNode::explicit_gradients(const variable_list& gradients) {
+  const std::uint64_t start = at::sequence_number::peek();
+  const ParameterCollectors collectors(settings_.parameters);
+  const Replay run = replay(gradients);
+  edge_list ends;
+  for (const at::Tensor& leaf : run.leaves) {
+    ends.push_back(torch::autograd::impl::gradient_edge(leaf));
+  }
+  ends.insert(ends.end(), collectors.edges().begin(), collectors.edges().end());
+  require_own_graph(run.roots, ends, start, settings_.name);
+
+  variable_list results = backward_into_leaves(run);
+  for (std::size_t i = 0; i < settings_.parameters.size(); ++i) {
+    results.push_back(collectors.gradient(i));
+  }
+  return results;
+}
+
+variable_list CheckpointNode::backward_into_leaves(const Replay& run) {
+  if (!run.roots.empty()) {
+    Engine::get_default_engine().execute(run.roots, run.gradients, /*keep_graph=*/false,
+                                         /*create_graph=*/false, /*accumulate_grad=*/true);
+  }
+  variable_list results;
+  for (const at::Tensor& leaf : run.leaves) results.push_back(leaf.grad());
+  return results;
+}
+
+variable_list CheckpointNode::reentrant_gradients(const variable_list& gradients) {
+  const Replay run = replay(gradients);
+  if (run.roots.empty()) {
+    throw StateError(fmt::format(
+        "libddp checkpoint of {}: none of output has requires_grad=True, this checkpoint() is not "
+        "necessary. Hint: use_reentrant=False allows it.",
+        settings_.name()));
+  }
+  return backward_into_leaves(run);
+}
+
+variable_list CheckpointNode::apply(variable_list&& gradients) {
+  require_usable();
+  return settings_.is_reentrant ? reentrant_gradients(gradients) : explicit_gradients(gradients);
+}
+
+void require_leaves(const NodeSettings& settings) {
+  for (std::size_t i = 0; i < settings.parameters.size(); ++i) {
+    if (settings.parameters[i].is_leaf()) continue;
+    throw ArgumentError(fmt::format(
+        "libddp checkpoint of {}: parameter {} was computed from others. Hint: pass it as an input "
+        "of the block.",
+        settings.name(), i));
+  }
+}
+
+bool requires_grad(const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+}
+
+}  // namespace
+
+std::vector<at::Tensor> run_checkpointed(TensorFunction function,
+                                         const std::vector<at::Tensor>& inputs,
+                                         NodeSettings settings) {
+  const bool is_needed = requires_grad(inputs) || requires_grad(settings.parameters);
+  if (!at::GradMode::is_enabled()) return function(inputs);
+  if (!is_needed) {
+    // As torch's variant: without a graph, which nothing given here needs.
+    const at::NoGradGuard no_grad;
+    return function(inputs);
+  }
+  require_leaves(settings);
+  const std::shared_ptr<CheckpointNode> node(
+      new CheckpointNode(std::move(function), std::move(settings)), torch::autograd::deleteNode);
+  return node->forward(node, inputs);
+}
+
+}  // namespace libddp

@@ -1,0 +1,42 @@
+#pragma once
+
+// One node of autograd's graph for a whole block. The forward pass runs without a graph; in
+// backward the node runs the block again under grad and computes the gradients of that small graph.
+//
+// Two ways for the parameters' gradients:
+//   explicit   the parameters are inputs of the node, so their gradients leave it in the outer
+//   graph:
+//              hooks fire once and in the outer pass, torch.autograd.grad works;
+//   reentrant  the inner backward pass adds them to .grad itself (torch's use_reentrant=True).
+// Thread rule: one forward pass and its backward passes at a time; while backward runs, no other
+// thread may use the block's parameters.
+//
+//   std::vector<at::Tensor> outputs =
+//       run_checkpointed(function, inputs, {.parameters = parameters, .name = name});
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace libddp {
+
+/// A block: tensors in, tensors out.
+using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+
+struct NodeSettings {
+  /// Everything that requires a gradient and is used by the block, besides its inputs.
+  std::vector<at::Tensor> parameters;
+  bool preserve_random = true;
+  bool is_reentrant = false;
+  /// For messages only.
+  std::function<std::string()> name;
+};
+
+/// function(inputs), recomputed in backward.
+std::vector<at::Tensor> run_checkpointed(TensorFunction function,
+                                         const std::vector<at::Tensor>& inputs,
+                                         NodeSettings settings);
+
+}  // namespace libddp

@@ -1,0 +1,123 @@
+#include "libddp/activation/selective_store.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "libddp/activation/checkpoint_error.h"
+#include "libddp/activation/saved_input.h"
+
+namespace libddp {
+namespace {
+
+/// The same data for another graph: autograd writes the history of a result into the tensor itself.
+c10::IValue without_history(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.defined() ? tensor.tensor_data() : tensor;
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(tensor.tensor_data());
+    return list;
+  }
+  return value;
+}
+
+std::int64_t version_of_value(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() ? version_of(value.toTensor()) : 0;
+}
+
+std::string text_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
+
+bool aliases_its_arguments(const c10::FunctionSchema& schema) {
+  return schema.is_mutable() ||
+         std::any_of(schema.returns().begin(), schema.returns().end(),
+                     [](const c10::Argument& value) { return value.alias_info() != nullptr; });
+}
+
+std::vector<c10::Device> devices_of_results(const std::vector<c10::IValue>& results) {
+  std::vector<c10::Device> devices;
+  for (const c10::IValue& value : results) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      add_random_device(devices, value.toTensor().device());
+    }
+  }
+  return devices;
+}
+
+}  // namespace
+
+OperatorSet operators_named(const std::vector<std::pair<std::string, std::string>>& names) {
+  OperatorSet operators;
+  for (const auto& [name, overload] : names) {
+    const auto found = c10::Dispatcher::singleton().findSchema({name, overload});
+    if (!found) {
+      throw ArgumentError(
+          fmt::format("libddp: selective checkpointing: there is no operator {}.{}. Hint: name an "
+                      "overload, such "
+                      "as torch.ops.aten.mm.default.",
+                      name, overload));
+    }
+    if (aliases_its_arguments(found->schema())) {
+      throw ArgumentError(fmt::format(
+          "libddp: selective checkpointing: {} changes its arguments or returns a view of one, so "
+          "its result cannot be kept. Hint: leave it out, it costs little to run again.",
+          text_of(*found)));
+    }
+    operators.insert(*found);
+  }
+  return operators;
+}
+
+void SelectiveStore::save(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const std::size_t count = op.schema().returns().size();
+  Entry entry{op, {}, {}, std::nullopt};
+  for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
+    entry.results.push_back(without_history(stack[i]));
+    entry.versions.push_back(version_of_value(entry.results.back()));
+  }
+  if (op.hasTag(at::Tag::nondeterministic_seeded)) {
+    entry.random = RandomState::now(devices_of_results(entry.results));
+  }
+  entries_.push_back(std::move(entry));
+}
+
+void SelectiveStore::hand_out(std::size_t index, const c10::OperatorHandle& op,
+                              torch::jit::Stack& stack) const {
+  if (index >= entries_.size() || !(entries_[index].op == op)) {
+    throw CheckpointError(
+        fmt::format("libddp checkpoint: selective recomputation reached {} where the forward pass "
+                    "had {}. Hint: "
+                    "the block must do the same each time it runs.",
+                    text_of(op), index < entries_.size() ? text_of(entries_[index].op) : "ended"));
+  }
+  const Entry& entry = entries_[index];
+  stack.resize(stack.size() - op.schema().arguments().size());
+  for (std::size_t i = 0; i < entry.results.size(); ++i) {
+    if (!allow_mutation_ && version_of_value(entry.results[i]) != entry.versions[i]) {
+      throw CheckpointError(fmt::format(
+          "libddp checkpoint: result {} of {} was kept by selective checkpointing and has been "
+          "modified by an inplace operation since. Hint: clone it first, or pass "
+          "allow_cache_entry_mutation=True.",
+          i, text_of(op)));
+    }
+    stack.push_back(without_history(entry.results[i]));
+  }
+  if (entry.random) entry.random->restore();
+}
+
+void SavingRun::on_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  op.callBoxed(stack);
+  if (store_->keeps(op)) store_->save(op, *stack);
+}
+
+void ReplayRun::on_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (store_->keeps(op)) {
+    store_->hand_out(next_++, op, *stack);
+  } else {
+    op.callBoxed(stack);
+  }
+}
+
+}  // namespace libddp

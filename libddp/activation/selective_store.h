@@ -1,0 +1,86 @@
+#pragma once
+
+// Selective checkpointing by operator: the results of chosen operators (matrix products, say) are
+// kept in the forward pass and handed out in the replay, so that only the cheap ones run again.
+// Thread rule: as Frame.
+//
+//   auto store = std::make_shared<SelectiveStore>(operators, /*allow_mutation=*/false);
+//   SavingRun saving(store);     saving.enter();    block();  saving.leave();     // forward pass
+//   ReplayRun replay(store);     replay.enter();    block();  replay.leave();     // each replay
+
+#include <ATen/core/ivalue.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "libddp/activation/op_interceptor.h"
+#include "libddp/activation/random_state.h"
+
+namespace libddp {
+
+using OperatorSet = std::unordered_set<c10::OperatorHandle>;
+
+/// By (name, overload), such as ("aten::mm", "").
+/// Throws ArgumentError: there is no such operator, or it changes its arguments or returns a view.
+OperatorSet operators_named(const std::vector<std::pair<std::string, std::string>>& names);
+
+class SelectiveStore {
+ public:
+  SelectiveStore(std::shared_ptr<const OperatorSet> operators, bool allow_mutation)
+      : operators_(std::move(operators)), allow_mutation_(allow_mutation) {}
+
+  bool keeps(const c10::OperatorHandle& op) const { return operators_->contains(op); }
+
+  /// Keeps what `op` has put on the stack.
+  void save(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+  /// Puts what `op` gave the `index`-th time on the stack, in its arguments' stead.
+  /// Throws CheckpointError: the forward pass ran another operator there, or the result was
+  /// changed.
+  void hand_out(std::size_t index, const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
+
+ private:
+  struct Entry {
+    c10::OperatorHandle op;
+    std::vector<c10::IValue> results;
+    std::vector<std::int64_t> versions;
+    /// After an operator that draws numbers: what follows goes on from there.
+    std::optional<RandomState> random;
+  };
+
+  std::shared_ptr<const OperatorSet> operators_;
+  bool allow_mutation_;
+  std::vector<Entry> entries_;
+};
+
+class SavingRun : public OpInterceptor {
+ public:
+  explicit SavingRun(std::shared_ptr<SelectiveStore> store) : store_(std::move(store)) {}
+
+ protected:
+  void on_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) override;
+
+ private:
+  std::shared_ptr<SelectiveStore> store_;
+};
+
+class ReplayRun : public OpInterceptor {
+ public:
+  explicit ReplayRun(std::shared_ptr<SelectiveStore> store) : store_(std::move(store)) {}
+
+  /// The next replay begins.
+  void rewind() { next_ = 0; }
+
+ protected:
+  void on_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) override;
+
+ private:
+  std::shared_ptr<SelectiveStore> store_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace libddp

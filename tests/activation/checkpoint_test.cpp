@@ -1,0 +1,241 @@
+#include "libddp/activation/checkpoint.h"
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "libddp/activation/checkpoint_error.h"
+#include "tests/support/catch.h"
+#include "tests/support/expect.h"
+
+namespace libddp {
+namespace {
+
+using test::contains;
+using test::message_of;
+
+struct TestBlock : torch::nn::Module {
+  TestBlock() {
+    register_module("norm", norm);
+    register_module("up", up);
+    register_module("down", down);
+    register_module("dropout", dropout);
+  }
+
+  at::Tensor forward(at::Tensor x) {
+    ++runs;
+    return x + dropout(down(at::gelu(up(norm(x)))));
+  }
+
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({8})};
+  torch::nn::Linear up{8, 16};
+  torch::nn::Linear down{16, 8};
+  torch::nn::Dropout dropout{0.3};
+  int runs = 0;
+};
+
+using Blocks = std::vector<std::shared_ptr<TestBlock>>;
+
+Blocks make_blocks(int depth = 3) {
+  at::manual_seed(0);
+  Blocks blocks;
+  for (int i = 0; i < depth; ++i) blocks.push_back(std::make_shared<TestBlock>());
+  return blocks;
+}
+
+std::vector<at::Tensor> all_parameters(const Blocks& blocks) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& block : blocks) {
+    for (const at::Tensor& parameter : block->parameters()) parameters.push_back(parameter);
+  }
+  return parameters;
+}
+
+/// Output, the gradients of input and parameters, and the next random number.
+template <typename Run>
+std::vector<at::Tensor> step(const Blocks& blocks, const Run& run) {
+  at::manual_seed(1);
+  const at::Tensor x = at::randn({4, 8}).set_requires_grad(true);
+  const at::Tensor y = run(x);
+  y.pow(2).mean().backward();
+  std::vector<at::Tensor> results = {y.detach(), x.grad()};
+  for (const at::Tensor& parameter : all_parameters(blocks)) results.push_back(parameter.grad());
+  results.push_back(at::rand({2}));
+  return results;
+}
+
+bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  bool is_equal = a.size() == b.size();
+  for (std::size_t i = 0; is_equal && i < a.size(); ++i) is_equal = at::equal(a[i], b[i]);
+  return is_equal;
+}
+
+at::Tensor checkpointed(const Blocks& blocks, at::Tensor x) {
+  for (const auto& b : blocks) {
+    x = checkpoint([b](at::Tensor h) { return b->forward(h); }, b->parameters(), x);
+  }
+  return x;
+}
+
+std::vector<at::Tensor> plain_step() {
+  const Blocks blocks = make_blocks();
+  return step(blocks, [&](at::Tensor x) {
+    for (const auto& block : blocks) x = block->forward(x);
+    return x;
+  });
+}
+
+at::Tensor leaf(std::vector<float> values) { return at::tensor(values).set_requires_grad(true); }
+
+}  // namespace
+
+TEST_CASE("gradients are those without checkpointing, to the bit, and the block runs twice") {
+  const Blocks blocks = make_blocks();
+  CHECK(equal(step(blocks, [&](at::Tensor x) { return checkpointed(blocks, x); }), plain_step()));
+  CHECK(blocks[0]->runs == 2);
+}
+
+TEST_CASE("checkpoint_sequential") {
+  for (const std::size_t segments : {1, 2, 3}) {
+    const Blocks blocks = make_blocks();
+    const auto run = [&](at::Tensor x) { return checkpoint_sequential(blocks, segments, x); };
+    CHECK(equal(step(blocks, run), plain_step()));
+    CHECK(blocks.back()->runs == 1);
+    CHECK(blocks.front()->runs == (segments == 1 ? 1 : 2));
+  }
+  const std::string text = message_of<ArgumentError>([&] {
+    checkpoint_sequential(make_blocks(), 4, at::ones({1, 8}));
+  });
+  CHECK(contains(text, "3 modules do not make 4 segments"));
+}
+
+TEST_CASE("checkpoints nest") {
+  const Blocks blocks = make_blocks();
+  const auto run = [&](at::Tensor x) {
+    return checkpoint([&](at::Tensor h) { return checkpointed(blocks, h); }, all_parameters(blocks),
+                      x);
+  };
+  CHECK(equal(step(blocks, run), plain_step()));
+  CHECK(blocks[0]->runs == 3);
+}
+
+TEST_CASE("several tensors in and out, some of them whole numbers or handed through") {
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor weight = leaf({3, 4});
+  const at::Tensor order = at::tensor({1, 0});
+  const auto block = [weight](at::Tensor a, at::Tensor index) {
+    return std::make_tuple(a.index_select(0, index) * weight, index + 1, a);
+  };
+  const auto [product, next, same] = checkpoint(block, {weight}, x, order);
+  CHECK(at::equal(next, at::tensor({2, 1})));
+  CHECK(!same.is_same(x));
+  (product * product + same).sum().backward();
+  const at::Tensor expected_x = x.detach().clone().set_requires_grad(true);
+  const at::Tensor expected_weight = weight.detach().clone().set_requires_grad(true);
+  const at::Tensor expected = expected_x.index_select(0, order) * expected_weight;
+  (expected * expected + expected_x).sum().backward();
+  CHECK(at::equal(x.grad(), expected_x.grad()));
+  CHECK(at::equal(weight.grad(), expected_weight.grad()));
+}
+
+TEST_CASE("several backward passes, and gradients of a part") {
+  const Blocks blocks = make_blocks(1);
+  const at::Tensor x = at::ones({2, 8}).set_requires_grad(true);
+  const at::Tensor loss = checkpointed(blocks, x).sum();
+  loss.backward({}, /*retain_graph=*/true);
+  const at::Tensor once = x.grad().clone();
+  const auto only = torch::autograd::grad({loss}, {blocks[0]->up->weight}, {}, true);
+  CHECK(at::equal(only[0], blocks[0]->up->weight.grad()));
+  loss.backward();
+  CHECK(at::equal(x.grad(), once * 2));
+  CHECK(contains(message_of<c10::Error>([&] { loss.backward(); }), "a second time"));
+}
+
+TEST_CASE("hooks of parameters run once") {
+  const Blocks blocks = make_blocks(1);
+  int calls = 0;
+  blocks[0]->up->weight.register_hook([&](const at::Tensor& gradient) {
+    ++calls;
+    return gradient * 2;
+  });
+  const at::Tensor x = at::ones({2, 8}).set_requires_grad(true);
+  checkpointed(blocks, x).sum().backward();
+  CHECK(calls == 1);
+}
+
+TEST_CASE("without grad, or with nothing that needs it, the block only runs") {
+  const Blocks blocks = make_blocks(1);
+  {
+    const at::NoGradGuard no_grad;
+    CHECK(!checkpointed(blocks, at::ones({2, 8})).requires_grad());
+  }
+  for (at::Tensor& parameter : blocks[0]->parameters()) parameter.set_requires_grad(false);
+  CHECK(!checkpointed(blocks, at::ones({2, 8})).requires_grad());
+  CHECK(blocks[0]->runs == 2);
+}
+
+TEST_CASE("a gradient that would be lost is an error") {
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor weight = leaf({3, 4});
+  const auto block = [weight](at::Tensor a) { return a * weight; };
+  const at::Tensor forgotten = checkpoint(block, {}, CheckpointOptions{.name = "h.3"}, x);
+  std::string text = message_of<CheckpointError>([&] { forgotten.sum().backward(); });
+  CHECK(contains(text, "checkpoint of h.3: the block uses a leaf of shape [2]"));
+  CHECK(contains(text, "Hint: pass it"));
+
+  const at::Tensor made = weight * 2;
+  CHECK_THROWS_AS(checkpoint(block, {made}, x), ArgumentError);
+  const at::Tensor hidden = checkpoint([made](at::Tensor a) { return a * made; }, {weight}, x);
+  text = message_of<CheckpointError>([&] { hidden.sum().backward(); });
+  CHECK(contains(text, "MulBackward1 made outside the block"));
+}
+
+TEST_CASE("mistakes are named") {
+  const at::Tensor x = leaf({1, 2}) * 1;
+  int runs = 0;
+  const CheckpointOptions options{.name = "h.3"};
+  const at::Tensor changed = checkpoint([](at::Tensor a) { return a * a; }, {}, options, x);
+  x.mul_(2);
+  std::string text = message_of<CheckpointError>([&] { changed.sum().backward(); });
+  CHECK(contains(text, "h.3: input 0 has been modified by an inplace operation"));
+
+  const at::Tensor y = leaf({1, 2});
+  const at::Tensor other = checkpoint(
+      [&runs](at::Tensor a) { return ++runs == 1 ? a * a : (a * a).sum(); }, {}, options, y);
+  text = message_of<CheckpointError>([&] { other.sum().backward(); });
+  CHECK(contains(text, "h.3: output 0 of the recomputation has shape []"));
+
+  const at::Tensor square = checkpoint([](at::Tensor a) { return a * a; }, {}, options, y);
+  text = message_of<StateError>(
+      [&] { torch::autograd::grad({square.sum()}, {y}, {}, std::nullopt, /*create_graph=*/true); });
+  CHECK(contains(text, "h.3: gradients of gradients"));
+}
+
+TEST_CASE("an error in the block leaves everything usable") {
+  const Blocks blocks = make_blocks(1);
+  bool is_broken = true;
+  const auto block = [&](at::Tensor h) {
+    if (is_broken) throw ArgumentError("broken");
+    return blocks[0]->forward(h);
+  };
+  const at::Tensor x = at::ones({2, 8}).set_requires_grad(true);
+  CHECK_THROWS_AS(checkpoint(block, blocks[0]->parameters(), x), ArgumentError);
+  CHECK(at::GradMode::is_enabled());
+  is_broken = false;
+  const at::Tensor loss = checkpoint(block, blocks[0]->parameters(), x).sum();
+  is_broken = true;
+  CHECK_THROWS_AS(loss.backward({}, /*retain_graph=*/true), ArgumentError);
+  is_broken = false;
+  loss.backward();
+  CHECK(x.grad().defined());
+  CHECK(blocks[0]->up->weight.grad().defined());
+}
+
+}  // namespace libddp

@@ -1,0 +1,149 @@
+"""Blocks as one node: use_reentrant=True, and checkpoint_module."""
+
+import blocks
+import pytest
+import torch
+from libddp.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from libddp.utils.checkpoint import checkpoint, checkpoint_module, checkpoint_sequential
+from torch import nn
+
+PLAIN = blocks.step(blocks.Stack())
+
+
+def reentrant(block, *args, **settings):
+    return checkpoint(block, *args, use_reentrant=True, **settings)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        reentrant,
+        checkpoint_module,
+        lambda block, x: reentrant(lambda y: reentrant(block, y), x),
+        lambda block, x: reentrant(lambda y: checkpoint(block, y, use_reentrant=False), x),
+        lambda block, x: checkpoint(lambda y: reentrant(block, y), x, use_reentrant=False),
+        lambda block, x: checkpoint(
+            lambda y: checkpoint_module(block, y), x, use_reentrant=False
+        ),
+        lambda block, x: checkpoint_wrapper(block, checkpoint_fn=checkpoint_module)(x),
+    ],
+    ids=["reentrant", "module", "nested", "mixed", "mixed in turn", "module within", "wrapper"],
+)  # fmt: skip
+def test_gradients_are_those_without_checkpointing(call):
+    blocks.assert_equal(blocks.step(blocks.Stack(call=call)), PLAIN)
+
+
+def test_other_values_and_inputs_that_need_no_gradient():
+    def block(x, factor, mask, text):
+        return x * factor * mask, text, mask
+
+    x = torch.ones(3, requires_grad=True)
+    mask = torch.tensor([1.0, 0.0, 1.0])
+    out, text, same = reentrant(lambda *a: block(*a, "text"), x, 2.0 * torch.ones(3), mask)
+    assert text == "text"
+    assert torch.equal(same, mask)
+    out.sum().backward()
+    assert torch.equal(x.grad, 2 * mask)
+
+
+def test_autocast():
+    def run(call):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return blocks.step(blocks.Stack(call=call))
+
+    plain = run(None)
+    blocks.assert_equal(run(reentrant), plain)
+    blocks.assert_equal(run(checkpoint_module), plain)
+
+
+def test_a_cast_made_without_grad_serves_nobody_else():
+    """A weight used inside and outside the block, under autocast, gets both gradients."""
+    weight = nn.Parameter(torch.ones(8, 8))
+    x = torch.ones(2, 8, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = reentrant(lambda y: y @ weight, x)
+        (inside.float().sum() + (x.detach() @ weight).float().sum()).backward()
+    assert torch.equal(weight.grad, torch.full((8, 8), 4.0))
+
+
+def test_what_the_reentrant_variant_cannot_do():
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"incompatible with \.grad\(\) or passing an `inputs`"):
+        torch.autograd.grad(reentrant(torch.exp, x).sum(), x)
+    with pytest.raises(RuntimeError, match="none of output has requires_grad=True"):
+        reentrant(lambda y: y.detach(), x).sum().backward()
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True"):
+        out = reentrant(nn.Linear(3, 3), torch.ones(1, 3))
+    assert not out.requires_grad
+
+
+def test_checkpoint_module_flows_in_the_outer_graph():
+    fired = []
+    block = blocks.Block(dropout=0.0)
+    block.up.weight.register_hook(lambda g: fired.append("tensor"))
+    block.up.weight.register_post_accumulate_grad_hook(lambda p: fired.append("accumulated"))
+    checkpoint_module(block, torch.ones(2, 8)).sum().backward()
+    assert fired == ["tensor", "accumulated"]
+    out = checkpoint_module(block, torch.ones(2, 8)).sum()
+    (gradient,) = torch.autograd.grad(out, block.up.weight)
+    assert torch.equal(gradient, block.up.weight.grad)
+
+
+def test_a_gradient_that_would_be_lost():
+    outside = nn.Parameter(torch.ones(8))
+
+    class Sharing(blocks.Block):
+        def forward(self, x):
+            return super().forward(x) * outside
+
+    with pytest.raises(RuntimeError, match=r"checkpoint of .*Sharing: the block uses a leaf of sh"):
+        checkpoint_module(Sharing(), torch.ones(2, 8)).sum().backward()
+
+
+@pytest.mark.parametrize("call", [reentrant, checkpoint_module])
+def test_mistakes(call):
+    class Flaky(blocks.Block):
+        broken = False
+
+        def forward(self, x):
+            if self.broken:
+                raise KeyError("broken")
+            return super().forward(x)
+
+    block = Flaky()
+    x = torch.ones(2, 8, requires_grad=True) * 1
+    out = call(block, x).sum()
+    block.broken = True
+    with pytest.raises(KeyError, match="broken"):
+        out.backward(retain_graph=True)
+    with pytest.raises(KeyError, match="broken"):
+        call(block, x)
+    block.broken = False
+    out.backward(retain_graph=True)
+    assert block.up.weight.grad is not None
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(RuntimeError, match="Flaky: input 0 has been modified by an inplace"):
+        out.backward()
+
+
+def test_backward_twice():
+    x = torch.ones(3, requires_grad=True)
+    out = reentrant(torch.exp, x).sum()
+    out.backward(retain_graph=True)
+    out.backward()
+    assert torch.equal(x.grad, 2 * x.detach().exp())
+    with pytest.raises(RuntimeError, match="a second time"):
+        out.backward()
+
+
+def test_sequential():
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(blocks.Block() for _ in range(4)))
+    x = torch.ones(2, 8, requires_grad=True)
+    torch.manual_seed(3)
+    layers(x).sum().backward()
+    expected, x.grad = x.grad, None
+    torch.manual_seed(3)
+    checkpoint_sequential(layers, 2, x, use_reentrant=True).sum().backward()
+    assert torch.equal(x.grad, expected)

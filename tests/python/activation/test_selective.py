@@ -1,0 +1,143 @@
+"""Selective checkpointing: chosen operators run once, and gradients stay the same to the bit."""
+
+import contextlib
+import functools
+
+import blocks
+import pytest
+import torch
+import torch.utils.checkpoint as theirs
+from libddp.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ADDMM = torch.ops.aten.addmm.default
+DROPOUT = torch.ops.aten.native_dropout.default
+GELU = torch.ops.aten.gelu.default
+NORM = torch.ops.aten.native_layer_norm.default
+
+
+def by(ops, make=create_selective_checkpoint_contexts, **settings):
+    contexts = functools.partial(make, ops)
+    return lambda block, x: checkpoint(
+        block, x, use_reentrant=False, context_fn=contexts, **settings
+    )
+
+
+@pytest.mark.parametrize(
+    "ops", [[], [ADDMM], [ADDMM, DROPOUT], [DROPOUT], [NORM, GELU], [ADDMM, DROPOUT, NORM, GELU]]
+)
+@pytest.mark.parametrize("stop", [True, False])
+def test_gradients_are_those_without_checkpointing(ops, stop):
+    plain = blocks.step(blocks.Stack())
+    blocks.assert_equal(blocks.step(blocks.Stack(call=by(ops, early_stop=stop))), plain)
+
+
+def test_torchs_policy_functions_run_too():
+    def policy(context, op, *args, **kwargs):
+        return CheckpointPolicy.MUST_SAVE if op == ADDMM else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = create_selective_checkpoint_contexts(policy)
+    assert isinstance(contexts[0], TorchDispatchMode)
+    plain = blocks.step(blocks.Stack())
+    blocks.assert_equal(blocks.step(blocks.Stack(call=by(policy))), plain)
+
+
+def test_chosen_operators_run_once():
+    calls = []
+
+    class Seen(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            calls.append(1)
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    def block(x):
+        return Seen.apply(x * torch.ops.libddp_test.counted(x.detach())).sin()
+
+    with counted_operator() as kernel_calls:
+        x = torch.ones(2, requires_grad=True)
+        by([torch.ops.libddp_test.counted.default], early_stop=False)(block, x).sum().backward()
+    assert len(kernel_calls) == 1
+    assert len(calls) == 2
+
+
+@contextlib.contextmanager
+def counted_operator():
+    """torch.ops.libddp_test.counted(x) = x + 0, whose kernel notes its calls."""
+    calls = []
+    library = torch.library.Library("libddp_test", "FRAGMENT")
+    library.define("counted(Tensor x) -> Tensor")
+    library.impl("counted", lambda x: calls.append(1) or x.clone(), "CPU")
+    library.impl("counted", torch.library.fallthrough_kernel, "Autograd")
+    try:
+        yield calls
+    finally:
+        library._destroy()
+
+
+def test_several_backward_passes():
+    model = blocks.Stack(call=by([ADDMM, DROPOUT]))
+    torch.manual_seed(1)
+    loss = model(torch.randn(4, 8)).pow(2).mean()
+    passes = []
+    for keep in (True, False):
+        model.zero_grad()
+        loss.backward(retain_graph=keep)
+        passes.append([p.grad.clone() for p in model.parameters()])
+    blocks.assert_equal(*passes)
+
+
+def test_a_kept_result_changed_in_place():
+    def block(x):
+        y = x.exp()
+        z = y.sin()
+        with torch.no_grad():
+            y.add_(1)
+        return z
+
+    ops = [torch.ops.aten.exp.default]
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"result 0 of aten::exp was kept .* inplace operation"):
+        by(ops)(block, x).sum().backward()
+    allow = functools.partial(create_selective_checkpoint_contexts, allow_cache_entry_mutation=True)
+    by(ops, allow)(lambda x: x.exp().sin(), x).sum().backward()
+
+
+def test_another_operator_in_the_replay():
+    runs = []
+
+    def block(x):
+        runs.append(1)
+        return (x.exp() if len(runs) == 1 else x.sin()).cos()
+
+    ops = [torch.ops.aten.exp.default, torch.ops.aten.sin.default]
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="reached aten::sin where the forward pass had aten::ex"):
+        by(ops)(block, x).sum().backward()
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_lists_that_cannot_be():
+    with pytest.raises(ValueError, match="OpOverload"):
+        create_selective_checkpoint_contexts([torch.ops.aten.mm])
+    for op in (torch.ops.aten.add_.Tensor, torch.ops.aten.view.default):
+        with pytest.raises(ValueError, match="changes its arguments or returns a view"):
+            create_selective_checkpoint_contexts([op])
+
+
+def test_compiled():
+    torch._dynamo.reset()
+    plain = blocks.Stack(dropout=0.0)
+    model = blocks.Stack(call=by([ADDMM]), dropout=0.0)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    blocks.assert_equal(blocks.step(compiled), blocks.step(plain))
+    assert theirs.create_selective_checkpoint_contexts is not create_selective_checkpoint_contexts
