@@ -21,6 +21,8 @@ from importlib.metadata import entry_points
 from libddp import _after_import, _autoload
 
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
+_CHECKPOINT = "torch.utils.checkpoint"
+_WRAPPER = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 _FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_state"
 #: Modules of torch that work on the inside of torch's own DistributedDataParallel.
 _KEEP_TORCH_DDP = ("torch._dynamo.convert_frame", "torch.distributed._composable.replicate")
@@ -46,7 +48,8 @@ def install() -> None:
 
     Replaced are `init_process_group`, `new_group` and `monitored_barrier` of torch.distributed (and
     distributed_c10d), `get_backend` of torch.distributed, and DistributedDataParallel of
-    torch.nn.parallel (and its module `distributed`). Every other function of torch.distributed
+    torch.nn.parallel (and its module `distributed`), and activation checkpointing in
+    torch.utils.checkpoint and torch's checkpoint_wrapper. Every other function of torch.distributed
     stays torch's and runs on libddp's process group.
 
     Raises:
@@ -70,6 +73,8 @@ def install() -> None:
     _refuse_foreign_group()
     _replace_group()
     _replace_ddp()
+    _call_after_import(_CHECKPOINT, _replace_checkpoint)
+    _call_after_import(_WRAPPER, _replace_wrapper)
     for module, name in ((_FSDP1, "FullyShardedDataParallel"), (_FSDP2, "FSDPState")):
         _call_after_import(module, lambda found, name=name: _announce(found, name, _KEPT_FSDP))
 
@@ -160,6 +165,24 @@ def _replace_ddp() -> None:
     _announce(parallel.distributed, theirs, _KEPT_DDP)
     for module in _KEEP_TORCH_DDP:
         _call_after_import(module, lambda m: _replace(m, "DistributedDataParallel", theirs))
+
+
+def _replace_checkpoint(theirs) -> None:
+    from libddp.utils import checkpoint as ours
+
+    for name in (
+        "checkpoint",
+        "checkpoint_sequential",
+        "create_selective_checkpoint_contexts",
+    ):
+        _replace(theirs, name, getattr(ours, name))
+
+
+def _replace_wrapper(theirs) -> None:
+    from libddp.distributed.algorithms._checkpoint import checkpoint_wrapper as ours
+
+    for name in ("CheckpointWrapper", "checkpoint_wrapper", "apply_activation_checkpointing"):
+        _replace(theirs, name, getattr(ours, name))
 
 
 def _announce(module, kind, text: str) -> None:

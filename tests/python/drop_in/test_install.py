@@ -178,3 +178,34 @@ def test_what_would_keep_it_from_the_workers_is_an_error(monkeypatch):
     assert "no entry point" in refusal()
     monkeypatch.setenv("PYTHON_EXEC", "/no/such/python")
     assert "PYTHON_EXEC=/no/such/python is not the Python" in refusal()
+
+
+CHECKPOINT = """
+import torch
+import libddp; libddp.install()
+import torch.utils.checkpoint as utils
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrapper
+from libddp.utils import checkpoint as ours
+
+names = ("checkpoint", "checkpoint_sequential", "create_selective_checkpoint_contexts")
+assert all(getattr(utils, name) is getattr(ours, name) for name in names)
+layer = wrapper.checkpoint_wrapper(torch.nn.Linear(2, 2))
+assert type(layer).__module__.startswith("libddp"), type(layer)
+layer(torch.ones(1, 2)).sum().backward()
+assert layer.bias.grad.tolist() == [1, 1]
+
+@torch.compile(backend="aot_eager", fullgraph=True)
+def compiled(x):
+    return utils.checkpoint(torch.exp, x, use_reentrant=False)
+
+x = torch.ones(2, requires_grad=True)
+compiled(x).sum().backward()
+assert torch.equal(x.grad, x.detach().exp())
+libddp.uninstall()
+assert utils.checkpoint.__module__ == "torch.utils.checkpoint"
+assert type(wrapper.checkpoint_wrapper(torch.nn.Linear(2, 2))).__module__.startswith("torch")
+"""
+
+
+def test_activation_checkpointing_is_replaced(tmp_path):
+    python(CHECKPOINT, tmp_path)
