@@ -8,6 +8,8 @@ a picture in OUT_DIR/limits.png. A step that fails, for want of memory too, is a
 """
 
 import json
+import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -17,6 +19,8 @@ import measure
 from borrowed import UserError, parse, run_script
 from steps import LimitSettings, Step, arguments, check, find
 
+#: glibc keeps what is freed, and a limit counts that; so it gives pages back at once, slowly.
+FRUGAL = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20)}
 ROW = "{:<26} {:>12} {:>12} {:>10} {:>9}"
 
 
@@ -26,6 +30,7 @@ def run(settings: LimitSettings, step: Step) -> dict:
     one = arguments(replace(settings, steps=(step.name,)))
     process = subprocess.Popen(
         [sys.executable, *launcher, measure.__file__, *one],
+        env=os.environ | (FRUGAL if settings.limit_mib else {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -42,14 +47,22 @@ def run(settings: LimitSettings, step: Step) -> dict:
     return {"step": step.name, "failed": reason(output, process.returncode)}
 
 
+#: A rank's own words, what says most first.
+TELLING = (
+    r": error: (.+)",
+    r"(DefaultCPUAllocator: [^.\n]+)",
+    r"(CUDA out of memory[^\n]+)",
+    r"(\b(?!ChildFailed)\w+Error: .+)",
+)
+
+
 def reason(output: str, status: int) -> str:
-    """The line of the output that says most."""
+    """Why it failed, in a line; launchers write many that do not say it."""
+    for words in TELLING:
+        if found := re.search(words, output):
+            return found[1].strip()[:120]
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    for line in lines:
-        if ": error: " in line:
-            return line.partition(": error: ")[2]
-    told = [line for line in lines if "Error" in line or "memory" in line]
-    return (told or lines or [f"exit status {status}"])[-1][:200]
+    return (lines or [f"exit status {status}"])[-1][:120]
 
 
 def describe(row: dict) -> str:
@@ -73,7 +86,7 @@ def plot(rows: list[dict], path: Path) -> None:
         bars = axis.barh(names, [row[key] for row in rows])
         axis.bar_label(bars, fmt="{:.0f}", padding=3)
         axis.set_xlabel(label)
-        axis.margins(x=0.15)
+        axis.margins(x=0.2)
     axes[0].invert_yaxis()
     figure.savefig(path, dpi=120)
 

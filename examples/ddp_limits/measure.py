@@ -7,9 +7,11 @@ limits.py starts it once for each step: only a fresh process has a peak of its o
 
 import contextlib
 import json
+import resource
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -47,15 +49,12 @@ class SegmentedGPT(GPT):
 
 def build(settings: LimitSettings, step: Step, ranks: Ranks) -> nn.Module:
     """The network of a step, wrapped. Raises: UserError if the engine cannot do it here."""
-    torch.manual_seed(1)
     config = GPTConfig(
         settings.vocab_size, settings.block_size, settings.n_layer, settings.n_head, settings.n_embd
     )
-    net = GPT(config)
-    if step.recompute:
-        run = partial(checkpoint_sequential, segments=settings.segments, use_reentrant=False)
-        torch.manual_seed(1)
-        net = SegmentedGPT(config, run)
+    run = partial(checkpoint_sequential, segments=settings.segments, use_reentrant=False)
+    torch.manual_seed(1)
+    net = SegmentedGPT(config, run) if step.recompute else GPT(config)
     if not step.fsdp:
         index = [ranks.device.index] if ranks.device.type == "cuda" else None
         return DDP(net.to(ranks.device), device_ids=index)
@@ -91,11 +90,24 @@ def iterate(
     return total
 
 
+def limit_memory(mib: int) -> None:
+    """From here on the process gets `mib` more of private memory, and then torch's error for none.
+
+    Linux counts what is writable and not shared: libddp's arena, which all ranks share, is not.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    now = next(line for line in status.splitlines() if line.startswith("VmData:"))
+    limit = int(now.split()[1]) * 1024 + mib * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
 def measure(settings: LimitSettings, step: Step, ranks: Ranks) -> dict:
     """What a step needs. Memory is that of the rank that needs most."""
     before = memory_mib(ranks.device)
+    if settings.limit_mib:
+        limit_memory(settings.limit_mib)
     model = build(settings, step, ranks)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     once = partial(iterate, model, optimizer, settings, step, ranks)
     losses = [once()]
     barrier()

@@ -49,6 +49,7 @@ class LimitSettings:
     engine: str = key(engine.DEFAULT, "whose FSDP: torch or libddp")
     backend: str = key("auto", "backend of init_process_group: auto, gloo, nccl, ...")
     device: str = key("auto", "cpu, cuda or auto (cuda where there is one)")
+    limit_mib: int | None = key(None, "private memory that a rank may take for training; None: all")
     seconds: float = key(600.0, "a step that takes longer is ended")
     plot: bool = key(True, "draw OUT_DIR/limits.png")
 
@@ -61,6 +62,8 @@ def check(settings: LimitSettings) -> LimitSettings:
         at_least(settings, name, 1)
     for name in settings.steps:
         find(name)
+    if settings.limit_mib is not None:
+        at_least(settings, "limit_mib", 1)
     if settings.batch_size % settings.micro_steps:
         raise UserError(
             f"--batch_size={settings.batch_size} does not divide into "

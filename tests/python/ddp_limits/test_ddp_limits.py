@@ -5,6 +5,7 @@ import re
 
 import pytest
 from example_modules import load
+from launches import finish, launch
 
 limits = load("ddp_limits")
 UserError = limits.borrowed.UserError
@@ -57,13 +58,30 @@ def test_table_file_and_picture(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "limits.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_reason_of_a_failure_is_its_last_line():
-    reason = limits.limits.reason
-    assert reason("noise\nmeasure.py: error: no such device\nmore", 1) == "no such device"
-    assert reason("Traceback\nRuntimeError: DefaultCPUAllocator: no memory\nbye", 1).startswith(
-        "Runt"
-    )
-    assert reason("", -9) == "exit status -9"
+@pytest.mark.parametrize(
+    ("output", "wanted"),
+    [
+        ("noise\nmeasure.py: error: no such device\nmore", "no such device"),
+        ("a\nx.ChildFailedError: \n[rank0]: RuntimeError: why\nz", "RuntimeError: why"),
+        (
+            "RuntimeError: [] DefaultCPUAllocator: can't allocate memory: 5 bytes\nPeerError: x",
+            "DefaultCPUAllocator: can't allocate memory: 5 bytes",
+        ),
+        ("bye\n", "bye"),
+        ("", "exit status -9"),
+    ],
+)
+def test_the_reason_of_a_failure(output, wanted):
+    assert limits.limits.reason(output, -9) == wanted
+
+
+def test_a_rank_that_may_take_no_more_memory_says_so(tmp_path):
+    """In a process of its own: a limit stays."""
+    arguments = [*TINY, "--steps=baseline", "--n_embd=512", "--limit_mib=10"]
+    command = [limits.measure.__file__, *arguments]
+    ((status, output),) = finish(launch(command, tmp_path), deadline=120)
+    assert status == 1
+    assert "DefaultCPUAllocator: can't allocate memory" in output
 
 
 def test_under_the_launcher(tmp_path):
