@@ -15,6 +15,7 @@
 
 #include "libddp/activation/autocast_state.h"
 #include "libddp/activation/checkpoint_error.h"
+#include "libddp/activation/node_pointer.h"
 #include "libddp/activation/random_state.h"
 #include "libddp/activation/replay_graph.h"
 #include "libddp/activation/saved_input.h"
@@ -52,8 +53,7 @@ class CheckpointNode : public torch::autograd::Node {
   std::string name() const override { return "libddp::CheckpointNode"; }
 
   /// The block without a graph; its outputs get this node as their history.
-  std::vector<at::Tensor> forward(const std::shared_ptr<CheckpointNode>& self,
-                                  const std::vector<at::Tensor>& inputs);
+  std::vector<at::Tensor> forward(const NodePointer& self, const std::vector<at::Tensor>& inputs);
 
   variable_list apply(variable_list&& gradients) override;
 
@@ -104,7 +104,7 @@ void CheckpointNode::connect(const std::vector<at::Tensor>& inputs) {
   set_next_edges(std::move(edges));
 }
 
-std::vector<at::Tensor> CheckpointNode::forward(const std::shared_ptr<CheckpointNode>& self,
+std::vector<at::Tensor> CheckpointNode::forward(const NodePointer& self,
                                                 const std::vector<at::Tensor>& inputs) {
   const std::vector<c10::Device> devices = devices_of_inputs(inputs);
   connect(inputs);
@@ -266,8 +266,7 @@ std::vector<at::Tensor> run_checkpointed(TensorFunction function,
     return function(inputs);
   }
   require_leaves(settings);
-  const std::shared_ptr<CheckpointNode> node(
-      new CheckpointNode(std::move(function), std::move(settings)), torch::autograd::deleteNode);
+  const auto node = make_node<CheckpointNode>(std::move(function), std::move(settings));
   return node->forward(node, inputs);
 }
 

@@ -59,23 +59,24 @@ ParameterCollectors::ParameterCollectors(const std::vector<at::Tensor>& paramete
       edges_.emplace_back();
       continue;
     }
-    auto collector = std::make_shared<Collector>(parameter);
+    auto collector = make_node<Collector>(parameter);
+    collectors_.push_back(collector.get());
+    NodePointer node = std::move(collector);
     swapped_.push_back({parameter, torch::autograd::impl::grad_accumulator(parameter)});
-    torch::autograd::impl::set_grad_accumulator(parameter, collector);
-    edges_.emplace_back(collector, 0);
-    collectors_.push_back(std::move(collector));
+    torch::autograd::impl::set_grad_accumulator(parameter, weak(node));
+    edges_.emplace_back(std::move(node), 0);
   }
 }
 
 ParameterCollectors::~ParameterCollectors() {
   // Backwards: a parameter may be given twice, or be swapped by an outer block already.
   for (auto swapped = swapped_.rbegin(); swapped != swapped_.rend(); ++swapped) {
-    torch::autograd::impl::set_grad_accumulator(swapped->parameter, swapped->own);
+    torch::autograd::impl::set_grad_accumulator(swapped->parameter, weak(swapped->own));
   }
 }
 
 at::Tensor ParameterCollectors::gradient(std::size_t index) const {
-  return collectors_[index] ? collectors_[index]->gradient : at::Tensor();
+  return collectors_[index] != nullptr ? collectors_[index]->gradient : at::Tensor();
 }
 
 void require_own_graph(const edge_list& roots, const edge_list& ends, std::uint64_t start,

@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "libddp/activation/node_pointer.h"
+
 namespace libddp {
 
 /// Within its life, graphs over the parameters end in nodes of ours. The parameters' own nodes,
@@ -38,12 +40,13 @@ class ParameterCollectors {
  private:
   struct Swapped {
     at::Tensor parameter;
-    std::shared_ptr<torch::autograd::Node> own;
+    NodePointer own;
   };
   struct Collector;
 
   std::vector<Swapped> swapped_;
-  std::vector<std::shared_ptr<Collector>> collectors_;
+  std::vector<Collector*> collectors_;
+  /// Own the collectors.
   torch::autograd::edge_list edges_;
 };
 
