@@ -27,7 +27,7 @@
 #include <string>
 
 #include "libddp/ddp/gradient_buckets.h"
-#include "libddp/ddp/named_tensor.h"
+#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
 
 namespace c10d {

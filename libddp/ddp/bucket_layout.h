@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "libddp/ddp/gradient_buckets.h"
-#include "libddp/ddp/named_tensor.h"
+#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {

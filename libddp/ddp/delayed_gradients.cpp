@@ -5,8 +5,8 @@
 #include <map>
 #include <utility>
 
+#include "libddp/autograd/after_backward.h"
 #include "libddp/base/error.h"
-#include "libddp/ddp/after_backward.h"
 
 namespace libddp {
 namespace {

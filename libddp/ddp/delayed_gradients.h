@@ -21,10 +21,10 @@
 #include <memory>
 #include <vector>
 
-#include "libddp/ddp/accumulate_hooks.h"
+#include "libddp/autograd/accumulate_hooks.h"
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/gradient_slot.h"
-#include "libddp/ddp/named_tensor.h"
+#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {

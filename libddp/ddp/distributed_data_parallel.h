@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "libddp/ddp/output_tensors.h"
+#include "libddp/autograd/output_tensors.h"
 #include "libddp/ddp/replica.h"
 #include "libddp/ddp/sparse_modules.h"
 #include "libddp/group/process_group.h"

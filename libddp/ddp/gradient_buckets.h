@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "libddp/ddp/bucket_plan.h"
-#include "libddp/ddp/named_tensor.h"
+#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {

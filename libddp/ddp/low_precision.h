@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "libddp/ddp/named_tensor.h"
+#include "libddp/group/named_tensor.h"
 
 namespace libddp {
 

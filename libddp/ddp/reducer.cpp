@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "libddp/autograd/after_backward.h"
 #include "libddp/base/error.h"
-#include "libddp/ddp/after_backward.h"
 #include "libddp/group/group_identity.h"
 
 namespace libddp {

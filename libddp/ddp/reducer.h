@@ -35,16 +35,16 @@
 #include <string>
 #include <vector>
 
-#include "libddp/ddp/accumulate_hooks.h"
+#include "libddp/autograd/accumulate_hooks.h"
 #include "libddp/ddp/bucket_hook.h"
 #include "libddp/ddp/bucket_plan.h"
 #include "libddp/ddp/finite_check.h"
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/gradient_slot.h"
-#include "libddp/ddp/named_tensor.h"
 #include "libddp/ddp/pass_timeline.h"
 #include "libddp/ddp/slow_rank.h"
 #include "libddp/ddp/sparse_gradients.h"
+#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {

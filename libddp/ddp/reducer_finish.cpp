@@ -4,9 +4,9 @@
 
 #include <utility>
 
+#include "libddp/autograd/after_backward.h"
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
-#include "libddp/ddp/after_backward.h"
 #include "libddp/ddp/parameter_usage.h"
 #include "libddp/ddp/reducer.h"
 

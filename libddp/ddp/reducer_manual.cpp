@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "libddp/autograd/after_backward.h"
 #include "libddp/base/error.h"
-#include "libddp/ddp/after_backward.h"
 #include "libddp/ddp/reducer.h"
 #include "libddp/group/group_identity.h"
 

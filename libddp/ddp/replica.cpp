@@ -8,12 +8,12 @@
 #include <optional>
 #include <utility>
 
+#include "libddp/autograd/after_backward.h"
 #include "libddp/base/error.h"
 #include "libddp/base/monotonic_clock.h"
-#include "libddp/ddp/after_backward.h"
 #include "libddp/ddp/compress_hook.h"
-#include "libddp/ddp/model_check.h"
 #include "libddp/group/group_identity.h"
+#include "libddp/group/model_check.h"
 
 namespace libddp {
 namespace {
@@ -58,7 +58,7 @@ Replica::Replica(NamedTensors parameters, const NamedTensors& buffers, Group gro
   }
   // Before the checks of this rank alone: an odd rank must tell the others that it is the odd one.
   if (options.init_sync) {
-    check_model(*group_,
+    check_model(*group_, "DistributedDataParallel",
                 describe_model(all, synced, describe_options(options), options.sparse_parameters));
   }
   check_parameters(all);

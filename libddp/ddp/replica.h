@@ -17,12 +17,12 @@
 #include <string>
 #include <vector>
 
-#include "libddp/ddp/broadcast_tensors.h"
 #include "libddp/ddp/delayed_gradients.h"
 #include "libddp/ddp/low_precision.h"
-#include "libddp/ddp/named_tensor.h"
 #include "libddp/ddp/options.h"
 #include "libddp/ddp/reducer.h"
+#include "libddp/group/broadcast_tensors.h"
+#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {

@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "libddp/ddp/named_tensor.h"
+#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {

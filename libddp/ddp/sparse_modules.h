@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "libddp/ddp/named_tensor.h"
+#include "libddp/group/named_tensor.h"
 
 namespace libddp {
 

@@ -16,7 +16,10 @@ ROOMS = {
     "transport": {"base"},
     "collectives": {"transport", "memory", "base"},
     "group": {"collectives", "transport", "memory", "base"},
-    "ddp": {"group", "memory", "base"},
+    "autograd": {"base"},
+    "ddp": {"autograd", "group", "memory", "base"},
+    "optim": {"base"},
+    "fsdp": {"autograd", "group", "memory", "base"},
     "interop": {"group", "base"},
     "activation": {"base"},
 }

@@ -1,4 +1,4 @@
-#include "libddp/ddp/accumulate_hooks.h"
+#include "libddp/autograd/accumulate_hooks.h"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -30,6 +30,15 @@ class Hook final : public autograd::FunctionPostHook {
   Shared on_gradient_;
   std::size_t index_;
 };
+
+template <typename T>
+std::weak_ptr<T> weak(const std::shared_ptr<T>& node) {
+  return node;
+}
+template <typename T>
+c10::weak_intrusive_ptr<T> weak(const c10::intrusive_ptr<T>& node) {
+  return c10::weak_intrusive_ptr<T>(node);
+}
 
 }  // namespace
 
@@ -66,6 +75,12 @@ void AccumulateHooks::renew() {
     node->del_post_hook(key);
     node = std::move(current);
     key = node->add_post_hook(std::make_unique<Hook>(state_->on_gradient, index));
+  }
+}
+
+void AccumulateHooks::reinstate() {
+  for (auto& [parameter, node, key] : state_->registrations) {
+    autograd::impl::set_grad_accumulator(parameter, weak(node));
   }
 }
 

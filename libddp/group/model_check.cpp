@@ -1,4 +1,4 @@
-#include "libddp/ddp/model_check.h"
+#include "libddp/group/model_check.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -101,7 +101,8 @@ std::vector<std::string> describe_model(const NamedTensors& parameters, const Na
   return lines;
 }
 
-void check_model(ProcessGroup& group, const std::vector<std::string>& lines) {
+void check_model(ProcessGroup& group, const std::string& what,
+                 const std::vector<std::string>& lines) {
   if (group.size() == 1) return;
   const std::vector<std::int64_t> hashes = gather(group, hash_of(lines), "model hash");
   const auto differs = [&](std::int64_t hash) { return hash != hashes[0]; };
@@ -109,10 +110,10 @@ void check_model(ProcessGroup& group, const std::vector<std::string>& lines) {
   std::string text;
   for (const std::string& line : lines) text += line + '\n';
   const GroupIdentity me{group.name(), group.rank(), group.size()};
-  throw ArgumentError(fmt::format(
-      "{} DistributedDataParallel: the ranks wrap different models: {}. Hint: build the model from "
-      "the same configuration, and pass the same arguments, on every rank.",
-      me.where(), first_difference(gather(group, text))));
+  throw ArgumentError(
+      fmt::format("{} {}: the ranks wrap different models: {}. Hint: build the model from the same "
+                  "configuration, and pass the same arguments, on every rank.",
+                  me.where(), what, first_difference(gather(group, text))));
 }
 
 }  // namespace libddp

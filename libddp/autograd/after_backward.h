@@ -24,6 +24,11 @@ namespace libddp {
 [[nodiscard]] std::shared_ptr<void> call_before_backward(const std::vector<at::Tensor>& outputs,
                                                          const std::function<void()>& callback);
 
+/// The same, for all passes, those that compute the gradients of given inputs only among them:
+/// the callback is told whether the pass accumulates into the leaves.
+[[nodiscard]] std::shared_ptr<void> call_before_any_backward(
+    const std::vector<at::Tensor>& outputs, const std::function<void(bool accumulates)>& callback);
+
 /// Calls `callback` when the innermost pass that runs in this thread has done its last node. Not
 /// called where the pass fails. What it throws comes out of backward().
 void call_after_backward(std::function<void()> callback);

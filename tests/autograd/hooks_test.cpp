@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "libddp/ddp/accumulate_hooks.h"
-#include "libddp/ddp/after_backward.h"
+#include "libddp/autograd/accumulate_hooks.h"
+#include "libddp/autograd/after_backward.h"
 #include "tests/support/catch.h"
 
 namespace libddp {

@@ -1,4 +1,4 @@
-#include "libddp/ddp/after_backward.h"
+#include "libddp/autograd/after_backward.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -18,36 +18,54 @@ bool accumulates_everywhere() {
   return selection == nullptr || selection->empty();
 }
 
+template <typename Callback>
 class StartHook final : public autograd::FunctionPreHook {
  public:
-  explicit StartHook(std::function<void()> callback) : callback_(std::move(callback)) {}
+  explicit StartHook(Callback callback) : callback_(std::move(callback)) {}
 
   autograd::variable_list operator()(const autograd::variable_list& grads) override {
-    if (accumulates_everywhere()) callback_();
+    callback_(accumulates_everywhere());
     return grads;
   }
 
  private:
-  std::function<void()> callback_;
+  Callback callback_;
 };
 
-}  // namespace
-
-std::shared_ptr<void> call_before_backward(const std::vector<at::Tensor>& outputs,
-                                           const std::function<void()>& callback) {
+/// `make` gives each hook a callback of its own.
+template <typename Make>
+std::shared_ptr<void> hook_starts(const std::vector<at::Tensor>& outputs, const Make& make) {
+  using Hook = StartHook<decltype(make())>;
   using Node = decltype(autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
   std::shared_ptr<std::vector<Node>> leaves;
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.requires_grad()) continue;
     if (const auto& node = output.grad_fn()) {
-      node->add_pre_hook(std::make_unique<StartHook>(callback));
+      node->add_pre_hook(std::make_unique<Hook>(make()));
       continue;
     }
     if (!leaves) leaves = std::make_shared<std::vector<Node>>();
     leaves->push_back(autograd::impl::grad_accumulator(output));
-    leaves->back()->add_pre_hook(std::make_unique<StartHook>(callback));
+    leaves->back()->add_pre_hook(std::make_unique<Hook>(make()));
   }
   return leaves;
+}
+
+}  // namespace
+
+std::shared_ptr<void> call_before_backward(const std::vector<at::Tensor>& outputs,
+                                           const std::function<void()>& callback) {
+  return hook_starts(outputs, [&callback] {
+    // Not const, so that it is moved from here on.
+    return [callback = std::function<void()>(callback)](bool accumulates) {
+      if (accumulates) callback();
+    };
+  });
+}
+
+std::shared_ptr<void> call_before_any_backward(const std::vector<at::Tensor>& outputs,
+                                               const std::function<void(bool)>& callback) {
+  return hook_starts(outputs, [&callback] { return callback; });
 }
 
 void call_after_backward(std::function<void()> callback) {

@@ -6,12 +6,13 @@
 // and name the first difference, with the same words on every rank.
 // Thread rule: collective.
 //
-//   check_model(*group, describe_model(parameters, buffers, "cap_bytes=26214400"));
+//   check_model(*group, "DistributedDataParallel", describe_model(parameters, buffers,
+//   "cap_bytes=26214400"));
 
 #include <string>
 #include <vector>
 
-#include "libddp/ddp/named_tensor.h"
+#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {
@@ -23,6 +24,8 @@ std::vector<std::string> describe_model(const NamedTensors& parameters, const Na
                                         const std::vector<std::string>& sparse = {});
 
 /// Throws ArgumentError on every rank where the lines of any two ranks differ.
-void check_model(ProcessGroup& group, const std::vector<std::string>& lines);
+/// `what` wraps it, for the message.
+void check_model(ProcessGroup& group, const std::string& what,
+                 const std::vector<std::string>& lines);
 
 }  // namespace libddp

@@ -30,6 +30,9 @@ class AccumulateHooks {
   /// Follows the parameters whose node autograd has replaced, as it does when a parameter's dtype
   /// changes. While no backward pass runs.
   void renew();
+  /// Gives the parameters their nodes back that autograd has dropped, where graphs still refer to
+  /// them. REQUIRES: the parameters have the dtypes that they had at construction.
+  void reinstate();
 
  private:
   struct State;
