@@ -218,6 +218,10 @@ std::optional<MeshFailure> HostMesh::failure() const {
 
 void HostMesh::throw_if_failed() const { state_->core.throw_if_failed(nullptr); }
 
+std::byte* HostMesh::memory_of(int rank, std::uint64_t offset, std::uint64_t bytes) {
+  return state_->core.reach(nullptr, state_->core.index_of(rank), offset, bytes);
+}
+
 std::string HostMesh::last_call_of(int rank) const {
   return state_->core.last_call_of(state_->core.index_of(rank));
 }

@@ -128,6 +128,7 @@ class HostMesh : public Mesh {
   void wait_for_mail(std::uint32_t ticket, std::chrono::nanoseconds limit) override;
   void wake_mail() noexcept override;
 
+  std::byte* memory_of(int rank, std::uint64_t offset, std::uint64_t bytes) override;
   void fail(MeshFailure failure) noexcept override;
   std::optional<MeshFailure> failure() const override;
   void throw_if_failed() const override;

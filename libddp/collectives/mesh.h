@@ -123,6 +123,13 @@ class Mesh {
   virtual int network_fd() const { return -1; }
   virtual void on_network() noexcept {}
 
+  /// Bytes in the arena of a rank of this host, as mapped here; null where not all ranks are here.
+  /// Throws PeerError, and poisons the group, if the range is not in that arena.
+  virtual std::byte* memory_of([[maybe_unused]] int rank, [[maybe_unused]] std::uint64_t offset,
+                               [[maybe_unused]] std::uint64_t bytes) {
+    return nullptr;
+  }
+
   /// Poisons the group: wakes every waiter of this process. The first failure is kept.
   virtual void fail(MeshFailure failure) noexcept = 0;
   virtual std::optional<MeshFailure> failure() const = 0;

@@ -88,6 +88,14 @@ class Backend {
   /// Whether all bytes of a contiguous tensor lie in memory of that kind.
   virtual bool is_in_arena(const at::Tensor& tensor) const = 0;
 
+  /// One tensor, uninitialised, that all ranks of the group have in common: what one writes the
+  /// others see. A collective; undefined where the ranks have no memory in common.
+  virtual at::Tensor allocate_shared([[maybe_unused]] BackendCall call,
+                                     [[maybe_unused]] at::IntArrayRef sizes,
+                                     [[maybe_unused]] at::ScalarType dtype) {
+    return {};
+  }
+
   /// A backend of the ranks in `ranks` alone, of which this one is; `part` is its place there.
   /// Called by all of them, and only by them. Null where the backend has no way to do it.
   virtual std::unique_ptr<Backend> split([[maybe_unused]] const std::vector<int>& ranks,

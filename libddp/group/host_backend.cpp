@@ -32,6 +32,7 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
       peer_pids_(pids_of(peers)),
       arena_(std::move(arena)),
       mesh_(std::move(mesh)),
+      blocks_(std::make_shared<SharedBlocks>(arena_, mesh_)),
       notes_([this](const std::vector<int>& ranks) { return where_are(ranks); }),
       messages_(
           std::make_unique<MessageLane>(identity_, *mesh_, peer_names_, flight_log_,
@@ -259,6 +260,27 @@ WorkPtr HostBackend::barrier(BackendCall call) {
 at::Tensor HostBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
   const auto numel = static_cast<std::size_t>(c10::multiply_integers(sizes));
   std::shared_ptr<std::byte> block = arena_->allocate(numel * c10::elementSize(dtype));
+  void* data = block.get();
+  return at::from_blob(
+      data, sizes, [block = std::move(block)](void*) mutable { block.reset(); },
+      at::TensorOptions().dtype(dtype));
+}
+
+at::Tensor HostBackend::allocate_shared(BackendCall call, at::IntArrayRef sizes,
+                                        at::ScalarType dtype) {
+  if (mesh_->name() != "host") return {};
+  const std::size_t bytes =
+      static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
+  // In turns, so that no rank's arena holds everything.
+  const int owner = num_shared_.fetch_add(1) % identity_.world_size;
+  std::uint64_t offset = 0;
+  if (owner == identity_.rank) offset = blocks_->make(bytes, identity_.world_size);
+  call.async = false;
+  launch(std::move(call), [this, &offset, owner](const MeshCall& mesh_call) {
+    mesh_->broadcast(mesh_call, &offset, sizeof(offset), owner);
+  })->wait();
+  std::byte* const head = mesh_->memory_of(owner, offset, SharedBlocks::kHeadBytes + bytes);
+  std::shared_ptr<std::byte> block = blocks_->hold(head);
   void* data = block.get();
   return at::from_blob(
       data, sizes, [block = std::move(block)](void*) mutable { block.reset(); },

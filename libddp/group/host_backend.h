@@ -29,6 +29,7 @@
 #include "libddp/group/lane.h"
 #include "libddp/group/message_lane.h"
 #include "libddp/group/running_calls.h"
+#include "libddp/group/shared_blocks.h"
 #include "libddp/memory/arena.h"
 
 namespace libddp {
@@ -58,6 +59,8 @@ class HostBackend : public Backend {
   void add_waits(std::vector<std::int64_t>& by_rank) const override { mesh_->add_waits(by_rank); }
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
   bool is_in_arena(const at::Tensor& tensor) const override;
+  at::Tensor allocate_shared(BackendCall call, at::IntArrayRef sizes,
+                             at::ScalarType dtype) override;
   void abort(const std::string& reason) noexcept override;
   void announce_trouble(const std::string& what) noexcept override;
   void withdraw_trouble() noexcept override;
@@ -96,7 +99,10 @@ class HostBackend : public Backend {
   const std::vector<std::string> peer_names_;
   const std::vector<pid_t> peer_pids_;
   std::shared_ptr<Arena> arena_;
-  std::unique_ptr<Mesh> mesh_;
+  /// Shared with the tensors of allocate_shared, whose memory it maps.
+  std::shared_ptr<Mesh> mesh_;
+  std::shared_ptr<SharedBlocks> blocks_;
+  std::atomic<int> num_shared_{0};
   /// Number of the collective that runs now; 0 = none.
   std::atomic<std::uint64_t> running_{0};
   /// Last collective of the peer that left first, and who that is.

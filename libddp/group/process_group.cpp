@@ -1,5 +1,6 @@
 #include "libddp/group/process_group.h"
 
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -37,6 +38,14 @@ void check_options(const CallSite& site, const ProcessGroup::Options& options) {
                             fmt::join(options.global_ranks, ", "), world_size),
                 "pass one global rank per member, or none");
   }
+}
+
+void check_sizes(const CallSite& site, at::IntArrayRef sizes) {
+  const bool is_valid =
+      std::all_of(sizes.begin(), sizes.end(), [](auto size) { return size >= 0; });
+  if (is_valid) return;
+  site.refuse(fmt::format("size [{}] has a negative number", fmt::join(sizes, ", ")),
+              "sizes are 0 and up");
 }
 
 std::vector<int> all_ranks(int world_size) {
@@ -139,14 +148,19 @@ void ProcessGroup::set_timeout(std::chrono::milliseconds timeout) {
 std::uint64_t ProcessGroup::sequence_number() const { return state_->backend->sequence_number(); }
 
 at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
-  const CallSite site = state_->enter("allocate");
-  for (const std::int64_t size : sizes) {
-    if (size < 0) {
-      site.refuse(fmt::format("size [{}] has a negative number", fmt::join(sizes, ", ")),
-                  "sizes are 0 and up");
-    }
-  }
+  check_sizes(state_->enter("allocate"), sizes);
   return state_->backend->allocate(sizes, dtype);
+}
+
+at::Tensor ProcessGroup::allocate_shared(at::IntArrayRef sizes, at::ScalarType dtype,
+                                         CallOptions options) {
+  const CallSite site = state_->enter("allocate_shared");
+  check_sizes(site, sizes);
+  if (state_->is_alone()) return state_->backend->allocate(sizes, dtype);
+  const auto numel = static_cast<std::int64_t>(c10::multiply_integers(sizes));
+  BackendCall call = state_->call(site, OpKind::Broadcast, wire_dtype(dtype).value_or(Dtype::UInt8),
+                                  numel, options);
+  return state_->backend->allocate_shared(std::move(call), sizes, dtype);
 }
 
 bool ProcessGroup::is_in_arena(const at::Tensor& tensor) const {

@@ -160,6 +160,11 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 
   /// Uninitialised tensor in the group's arena: its collectives copy nothing.
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat);
+  /// One tensor that all ranks have in common: what one writes the others see, after a collective
+  /// that both take part in. A collective (sizes and dtype alike on all ranks); uninitialised.
+  /// Undefined where the ranks are not on one host or the backend has no such memory.
+  at::Tensor allocate_shared(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat,
+                             CallOptions options = {});
   /// Whether a contiguous tensor lies there.
   bool is_in_arena(const at::Tensor& tensor) const;
 

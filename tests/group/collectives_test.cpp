@@ -6,6 +6,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
 #include "libddp/base/dtype.h"
 #include "tests/support/catch.h"
 #include "tests/support/torch_group_fixture.h"
@@ -259,4 +261,42 @@ TEST_CASE("leaves that require gradients can be communicated", "[collectives]") 
     group.broadcast(group.rank() == 0 ? leaf : strided, 0);
     expect(strided.is_leaf() && strided.requires_grad(), "still a leaf");
   });
+}
+
+TEST_CASE("memory that all ranks have in common", "[allocate_shared]") {
+  for (const int world_size : {1, 2, 3}) {
+    run_group(world_size, [](ProcessGroup& group) {
+      const int rank = group.rank();
+      // More than one, so that each rank owns some.
+      for (int round = 0; round < 2 * group.size(); ++round) {
+        const at::Tensor shared = group.allocate_shared({group.size(), 500}, at::kInt);
+        shared[rank].fill_(100 * round + rank);
+        group.barrier();
+        for (int r = 0; r < group.size(); ++r) {
+          expect(shared[r].eq(100 * round + r).all().item<bool>(), "what the others wrote");
+        }
+        group.barrier();
+      }
+    });
+  }
+}
+
+TEST_CASE("common memory outlives the rank that owns it", "[allocate_shared]") {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<at::Tensor> kept(2);
+  run_ranks(2, [&](int rank) {
+    auto group = ProcessGroup::create(store, {.rank = rank, .world_size = 2, .name = "short"});
+    at::Tensor shared = group->allocate_shared({1 << 20});
+    if (rank == 0) shared.fill_(3);
+    group->barrier();
+    if (rank == 1) kept[1] = shared;
+    shared = at::Tensor();
+    group->barrier();
+    // Would take the same memory again if the first block had been freed.
+    if (rank == 0) group->allocate({1 << 20}).fill_(-1);
+    const at::Tensor second = group->allocate_shared({1 << 20});
+    if (rank == 0) second.fill_(-1);
+    group->shutdown();
+  });
+  CHECK(kept[1].eq(3).all().item<bool>());
 }
