@@ -15,5 +15,7 @@ void bind_backend(pybind11::module_& module);
 void bind_interpreter(pybind11::module_& module);
 void bind_ddp(pybind11::module_& module);
 void bind_activation(pybind11::module_& module);
+void bind_fsdp(pybind11::module_& module);
+void bind_optim(pybind11::module_& module);
 
 }  // namespace libddp

@@ -1,7 +1,5 @@
 // libddp._C.Replica: what libddp.nn.parallel.DistributedDataParallel calls.
 
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
 #include <memory>
@@ -13,6 +11,7 @@
 #include "bindings/bindings.h"
 #include "bindings/ddp_timeline.h"
 #include "bindings/groups.h"
+#include "bindings/tensors.h"
 #include "libddp/ddp/compress_hook.h"
 #include "libddp/ddp/replica.h"
 
@@ -20,47 +19,6 @@ namespace py = pybind11;
 
 namespace libddp {
 namespace {
-
-/// Containers nested deeper than this are not searched (a cycle must end somewhere).
-constexpr int kMaxDepth = 16;
-
-using PythonTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
-NamedTensors named(const PythonTensors& tensors) {
-  NamedTensors result;
-  for (const auto& [name, tensor] : tensors) result.push_back({name, tensor});
-  return result;
-}
-
-/// Tensors in tensors, tuples, lists, dicts and dataclasses. What is not found here is found by its
-/// gradients; see Reducer.
-void collect(py::handle value, int depth, std::vector<at::Tensor>& found) {
-  if (THPVariable_Check(value.ptr())) {
-    found.push_back(THPVariable_Unpack(value.ptr()));
-  } else if (depth >= kMaxDepth) {
-    return;
-  } else if (PyTuple_Check(value.ptr()) || PyList_Check(value.ptr())) {
-    for (const py::handle part : value) collect(part, depth + 1, found);
-  } else if (PyDict_Check(value.ptr())) {
-    for (const auto& item : py::reinterpret_borrow<py::dict>(value)) {
-      collect(item.second, depth + 1, found);
-    }
-  } else if (py::hasattr(value, "__dataclass_fields__") && py::hasattr(value, "__dict__")) {
-    collect(value.attr("__dict__"), depth + 1, found);
-  }
-}
-
-/// Autograd knows only Python errors that are already set; any other exception would come out of
-/// backward() as a plain RuntimeError.
-[[noreturn]] void rethrow_as_python_error(std::exception_ptr error) {
-  const py::gil_scoped_acquire gil;
-  const py::cpp_function thrower([&error] { std::rethrow_exception(error); });
-  PyObject* const result = PyObject_CallObject(thrower.ptr(), nullptr);
-  Py_XDECREF(result);
-  python_error python;
-  python.persist();
-  throw python;
-}
 
 std::shared_ptr<Replica> make_replica(const PythonTensors& parameters, const PythonTensors& buffers,
                                       Group group, const DistributedDataParallelOptions& options,
@@ -74,7 +32,7 @@ std::shared_ptr<Replica> make_replica(const PythonTensors& parameters, const Pyt
 
 bool after_forward(Replica& replica, py::handle output, bool sync) {
   std::vector<at::Tensor> found;
-  if (replica.wants_outputs(sync)) collect(output, 0, found);
+  if (replica.wants_outputs(sync)) collect_tensors_of(output, found);
   return replica.after_forward(found, sync);
 }
 

@@ -10,8 +10,10 @@ PYBIND11_MODULE(_C, module) {
   libddp::bind_interpreter(module);
   libddp::bind_process_group(module);
   libddp::bind_backend(module);
-#ifdef LIBDDP_WITH_DDP
+#ifdef LIBDDP_WITH_MODELS
   libddp::bind_ddp(module);
+  libddp::bind_fsdp(module);
+  libddp::bind_optim(module);
 #endif
 #ifdef LIBDDP_WITH_ACTIVATION
   libddp::bind_activation(module);

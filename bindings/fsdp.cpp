@@ -1,0 +1,89 @@
+// libddp._C.Unit and ShardedModel: what libddp.distributed.fsdp calls.
+
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/groups.h"
+#include "bindings/tensors.h"
+#include "libddp/fsdp/sharded_model.h"
+#include "libddp/fsdp/unit.h"
+
+namespace py = pybind11;
+
+namespace libddp {
+namespace {
+
+std::shared_ptr<Unit> make_unit(std::string name, const PythonTensors& parameters, Group shard,
+                                Group replicate, bool keep_unsharded,
+                                std::optional<at::ScalarType> param_dtype,
+                                std::optional<at::ScalarType> reduce_dtype) {
+  const py::gil_scoped_release release;
+  return std::make_shared<Unit>(std::move(name), named(parameters),
+                                ShardOptions{std::move(shard), std::move(replicate), keep_unsharded,
+                                             param_dtype, reduce_dtype});
+}
+
+std::shared_ptr<ShardedModel> make_model(std::vector<std::shared_ptr<Unit>> units,
+                                         bool forward_prefetch, bool backward_prefetch) {
+  return ShardedModel::create(std::move(units),
+                              {forward_prefetch, backward_prefetch, &rethrow_as_python_error});
+}
+
+void finish_forward(ShardedModel& model, Unit& unit, py::handle output) {
+  std::vector<at::Tensor> found;
+  collect_tensors_of(output, found);
+  const py::gil_scoped_release release;
+  model.after_forward(unit, found);
+}
+
+/// (name, global shape, [begin, end) of a rank in elements, shape of that part).
+py::list layout_of(const Unit& unit, int rank) {
+  py::list rows;
+  for (const auto& flat : unit.flats()) {
+    for (std::size_t i = 0; i < flat->size(); ++i) {
+      const FlatLayout::Piece piece = flat->layout().piece(i, rank);
+      rows.append(py::make_tuple(flat->parameters()[i].name, flat->layout().shape(i), piece.begin,
+                                 piece.end, flat->layout().piece_shape(i, rank)));
+    }
+  }
+  return rows;
+}
+
+/// The block of gradients of each flat array that has one.
+std::vector<at::Tensor> gradient_blocks(const Unit& unit) {
+  std::vector<at::Tensor> blocks;
+  for (const auto& flat : unit.flats()) {
+    if (flat->gradient_block().defined()) blocks.push_back(flat->gradient_block());
+  }
+  return blocks;
+}
+
+}  // namespace
+
+void bind_fsdp(py::module_& module) {
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  py::class_<Unit, std::shared_ptr<Unit>>(module, "Unit")
+      .def(py::init(&make_unit), py::kw_only(), py::arg("name"), py::arg("parameters"),
+           py::arg("shard"), py::arg("replicate"), py::arg("keep_unsharded"),
+           py::arg("param_dtype"), py::arg("reduce_dtype"))
+      .def_property_readonly("name", &Unit::name)
+      .def("layout", &layout_of, py::arg("rank"))
+      .def("gradient_blocks", &gradient_blocks);
+  py::class_<ShardedModel, std::shared_ptr<ShardedModel>>(module, "ShardedModel")
+      .def(py::init(&make_model), py::arg("units"), py::kw_only(), py::arg("forward_prefetch"),
+           py::arg("backward_prefetch"))
+      .def("before_forward", &ShardedModel::before_forward, py::arg("unit"), unlocked)
+      .def("after_forward", &finish_forward, py::arg("unit"), py::arg("output"))
+      .def("forward_failed", &ShardedModel::forward_failed, py::arg("unit"), unlocked)
+      .def_property("syncs", &ShardedModel::syncs, &ShardedModel::set_sync)
+      .def("publish", &ShardedModel::publish, unlocked)
+      .def("show_copies", &ShardedModel::show_copies, unlocked)
+      .def("end_copies", &ShardedModel::end_copies, py::arg("keep"), unlocked);
+}
+
+}  // namespace libddp

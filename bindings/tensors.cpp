@@ -1,0 +1,52 @@
+#include "bindings/tensors.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace py = pybind11;
+
+namespace libddp {
+namespace {
+
+/// Containers nested deeper than this are not searched (a cycle must end somewhere).
+constexpr int kMaxDepth = 16;
+
+void collect(py::handle value, int depth, std::vector<at::Tensor>& found) {
+  if (THPVariable_Check(value.ptr())) {
+    found.push_back(THPVariable_Unpack(value.ptr()));
+  } else if (depth >= kMaxDepth) {
+    return;
+  } else if (PyTuple_Check(value.ptr()) || PyList_Check(value.ptr())) {
+    for (const py::handle part : value) collect(part, depth + 1, found);
+  } else if (PyDict_Check(value.ptr())) {
+    for (const auto& item : py::reinterpret_borrow<py::dict>(value)) {
+      collect(item.second, depth + 1, found);
+    }
+  } else if (py::hasattr(value, "__dataclass_fields__") && py::hasattr(value, "__dict__")) {
+    collect(value.attr("__dict__"), depth + 1, found);
+  }
+}
+
+}  // namespace
+
+NamedTensors named(const PythonTensors& tensors) {
+  NamedTensors result;
+  for (const auto& [name, tensor] : tensors) result.push_back({name, tensor});
+  return result;
+}
+
+void collect_tensors_of(py::handle value, std::vector<at::Tensor>& found) {
+  collect(value, 0, found);
+}
+
+void rethrow_as_python_error(std::exception_ptr error) {
+  const py::gil_scoped_acquire gil;
+  const py::cpp_function thrower([&error] { std::rethrow_exception(error); });
+  PyObject* const result = PyObject_CallObject(thrower.ptr(), nullptr);
+  Py_XDECREF(result);
+  python_error python;
+  python.persist();
+  throw python;
+}
+
+}  // namespace libddp

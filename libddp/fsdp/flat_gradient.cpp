@@ -1,0 +1,198 @@
+// The gradients of a FlatParameter: from autograd's tensors to averaged pieces.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/fsdp/flat_parameter.h"
+
+namespace libddp {
+
+void FlatParameter::hide_gradients() {
+  if (hides_gradients_ || !is_trained_) return;
+  hides_gradients_ = true;
+  std::fill(fired_.begin(), fired_.end(), 0);
+  num_fired_ = 0;
+  for (std::size_t i = 0; i < size(); ++i) {
+    at::Tensor& grad = parameters_[i].tensor.mutable_grad();
+    keeps_[i] = grad.defined();
+    hidden_[i] = std::move(grad);
+    grad = at::Tensor();
+  }
+}
+
+bool FlatParameter::take_gradient(std::size_t index) {
+  at::Tensor& grad = parameters_[index].tensor.mutable_grad();
+  if (!grad.defined()) return false;
+  check(grad, index);
+  begin_array();
+  copy_in(grad, index);
+  grad = at::Tensor();
+  filled_[index] = 1;
+  if (fired_[index]) return false;
+  fired_[index] = 1;
+  return ++num_fired_ == size();
+}
+
+void FlatParameter::check(const at::Tensor& grad, std::size_t index) const {
+  const auto refuse = [&](const std::string& what, const std::string& hint) {
+    throw StateError(fmt::format("libddp {}: the gradient of parameter '{}' {}. Hint: {}.", label_,
+                                 parameters_[index].name, what, hint));
+  };
+  if (reduced_.defined()) {
+    refuse("came again after it had been averaged",
+           "a parameter that several nested backward passes use must not be in a sharded unit of "
+           "its own; wrap the module that owns all of its uses");
+  }
+  if (grad.layout() != at::kStrided) {
+    refuse("is sparse", "use sparse=False in the embedding");
+  }
+  if (grad.sizes() != full_[index].sizes()) {
+    refuse(fmt::format("has the shape [{}], but the parameter [{}]", fmt::join(grad.sizes(), ", "),
+                       fmt::join(full_[index].sizes(), ", ")),
+           "parameters must not be resized after wrapping, and be used in their module's forward "
+           "only");
+  }
+}
+
+void FlatParameter::begin_array() {
+  if (gradients_.defined()) return;
+  gradients_ = pool_->take(layout_.numel(), reduce_dtype_);
+  std::fill(filled_.begin(), filled_.end(), 0);
+}
+
+void FlatParameter::copy_in(const at::Tensor& grad, std::size_t index) {
+  const c10::NoGradGuard no_grad;
+  const std::int64_t numel = layout_.numel_of(index);
+  const at::Tensor place = gradients_.narrow(0, layout_.offset(index), numel);
+  const bool is_plain = grad.scalar_type() == reduce_dtype_ && grad.is_contiguous();
+  if (filled_[index]) {
+    place.add_(grad.reshape(-1));
+  } else if (is_plain) {
+    std::memcpy(place.data_ptr(), grad.const_data_ptr(), place.nbytes());
+  } else {
+    place.view(grad.sizes()).copy_(grad);
+  }
+}
+
+/// Zeros where no gradient came, and between the parameters: they count in norms and sums.
+void FlatParameter::fill_missing() {
+  auto* const bytes = static_cast<std::byte*>(gradients_.data_ptr());
+  const std::size_t element = gradients_.element_size();
+  std::int64_t end = 0;
+  const auto clear = [&](std::int64_t from, std::int64_t to) {
+    const auto at = static_cast<std::size_t>(from) * element;
+    if (to > from) std::memset(bytes + at, 0, static_cast<std::size_t>(to) * element - at);
+  };
+  for (std::size_t i = 0; i < size(); ++i) {
+    clear(end, layout_.offset(i));
+    end = layout_.offset(i) + layout_.numel_of(i);
+    if (!filled_[i]) clear(layout_.offset(i), end);
+  }
+  clear(end, layout_.numel());
+}
+
+void FlatParameter::reduce() {
+  if (!is_trained_ || reduced_.defined()) return;
+  begin_array();
+  fill_missing();
+  const CallOptions async{.async = true, .label = label_};
+  if (!is_sharded()) {
+    reduced_ = gradients_;
+    if (options_.replicate)
+      work_ = options_.replicate->all_reduce(reduced_, {ReduceOp::Avg}, async);
+    return;
+  }
+  if (!gradient_block_.defined()) {
+    gradient_block_ = at::zeros({layout_.block_numel()}, dtype_);
+  }
+  const bool may_overwrite = reduce_dtype_ == dtype_ && !keeps_any();
+  reduced_ = may_overwrite ? gradient_block_ : at::empty({layout_.block_numel()}, reduce_dtype_);
+  work_ = options_.shard->reduce_scatter_into(reduced_, gradients_, {ReduceOp::Avg}, async);
+}
+
+bool FlatParameter::keeps_any() const {
+  return std::any_of(keeps_.begin(), keeps_.end(), [](auto keep) { return keep; });
+}
+
+void FlatParameter::collect() {
+  if (!work_) return;
+  const WorkPtr work = std::move(work_);
+  work->wait();
+  if (!is_sharded()) return;
+  pool_->give(std::move(gradients_));
+  gradients_ = at::Tensor();
+  if (options_.replicate) {
+    options_.replicate->all_reduce(reduced_, {ReduceOp::Avg}, {.label = label_});
+  }
+}
+
+void FlatParameter::install() {
+  if (!hides_gradients_) return;
+  hides_gradients_ = false;
+  if (!reduced_.defined()) {  // a pass that does not synchronise
+    for (std::size_t i = 0; i < size(); ++i) {
+      parameters_[i].tensor.mutable_grad() = std::move(hidden_[i]);
+      hidden_[i] = at::Tensor();
+    }
+    return;
+  }
+  collect();
+  const c10::NoGradGuard no_grad;
+  add_to_block(std::exchange(reduced_, at::Tensor()));
+  if (gradient_pieces_.empty()) {
+    for (std::size_t i = 0; i < size(); ++i) {
+      gradient_pieces_.push_back(piece_of(gradient_block_, i));
+    }
+  }
+  for (std::size_t i = 0; i < size(); ++i) {
+    hidden_[i] = at::Tensor();
+    const at::Tensor& parameter = parameters_[i].tensor;
+    parameter.mutable_grad() = parameter.requires_grad() ? gradient_pieces_[i] : at::Tensor();
+  }
+}
+
+void FlatParameter::add_to_block(const at::Tensor& result) {
+  if (!gradient_block_.defined()) gradient_block_ = at::zeros({layout_.block_numel()}, dtype_);
+  if (result.is_same(gradient_block_)) return;
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor mine = piece_of(gradient_block_, i);
+    // Somebody may have put another tensor there.
+    const bool is_ours = keeps_[i] && hidden_[i].const_data_ptr() == mine.const_data_ptr();
+    if (keeps_[i] && !is_ours) mine.copy_(hidden_[i]);
+    if (!keeps_[i]) mine.zero_();
+  }
+  gradient_block_.add_(result);
+  if (!is_sharded()) {
+    pool_->give(std::move(gradients_));
+    gradients_ = at::Tensor();
+  }
+}
+
+void FlatParameter::abandon() {
+  if (work_) {
+    try {
+      std::exchange(work_, nullptr)->wait();
+    } catch (const Error&) {
+      // The group has failed: the next collective says so.
+    }
+  }
+  if (gradients_.defined()) pool_->give(std::move(gradients_));
+  gradients_ = at::Tensor();
+  reduced_ = at::Tensor();
+  if (!hides_gradients_) return;
+  hides_gradients_ = false;
+  for (std::size_t i = 0; i < size(); ++i) {
+    parameters_[i].tensor.mutable_grad() = std::move(hidden_[i]);
+    hidden_[i] = at::Tensor();
+  }
+}
+
+}  // namespace libddp

@@ -1,0 +1,115 @@
+#include "libddp/fsdp/flat_parameter.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <utility>
+
+#include "libddp/base/error.h"
+
+namespace libddp {
+namespace {
+
+std::vector<FlatLayout::Shape> shapes_of(const NamedTensors& parameters) {
+  std::vector<FlatLayout::Shape> shapes;
+  for (const auto& [name, tensor] : parameters) shapes.push_back(tensor.sizes().vec());
+  return shapes;
+}
+
+std::vector<at::Tensor> tensors_of(const NamedTensors& parameters) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
+  return tensors;
+}
+
+/// Integers and such have no lower precision.
+at::ScalarType compute_dtype_of(at::ScalarType dtype, const ShardOptions& options) {
+  return c10::isFloatingType(dtype) ? options.param_dtype.value_or(dtype) : dtype;
+}
+
+}  // namespace
+
+FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
+                             const ShardOptions& options, std::shared_ptr<BufferPool> pool,
+                             const std::function<void(std::size_t)>& on_gradient)
+    : label_(std::move(label)),
+      parameters_(std::move(parameters)),
+      options_(options),
+      pool_(std::move(pool)),
+      layout_(shapes_of(parameters_), options.shard ? options.shard->size() : 1),
+      dtype_(parameters_.front().tensor.scalar_type()),
+      compute_dtype_(compute_dtype_of(dtype_, options)),
+      reduce_dtype_(options.reduce_dtype.value_or(compute_dtype_)),
+      is_trained_(parameters_.front().tensor.requires_grad()),
+      hidden_(size()),
+      keeps_(size()),
+      filled_(size()),
+      fired_(size()) {
+  memory_ = FlatMemory::make(
+      {options_.shard, layout_.block_numel(), dtype_, compute_dtype_, label_}, pool_);
+  const c10::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor& parameter = parameters_[i].tensor;
+    full_.push_back(memory_->view(layout_.offset(i), parameter.sizes()));
+    pieces_.push_back(piece_of(memory_->own_block(), i));
+    const FlatLayout::Piece piece = layout_.piece(i, rank());
+    pieces_[i].reshape(-1).copy_(
+        parameter.detach().reshape(-1).narrow(0, piece.begin, piece.numel()));
+  }
+  // Autograd's nodes remember the shape and dtype that a parameter has when they are made.
+  for (std::size_t i = 0; i < size(); ++i) parameters_[i].tensor.set_data(full_[i]);
+  shows_full_ = true;
+  if (is_trained_) {
+    hooks_ = std::make_unique<AccumulateHooks>(tensors_of(parameters_), on_gradient);
+  }
+  show_pieces();
+}
+
+at::Tensor FlatParameter::piece_of(const at::Tensor& block, std::size_t index) const {
+  const FlatLayout::Shape shape = layout_.piece_shape(index, rank());
+  return block.narrow(0, layout_.piece_offset(index, rank()), layout_.piece(index, rank()).numel())
+      .view(shape);
+}
+
+void FlatParameter::show_full() {
+  memory_->unshard();
+  if (shows_full_) return;
+  for (std::size_t i = 0; i < size(); ++i) parameters_[i].tensor.set_data(full_[i]);
+  // A change of the dtype makes autograd forget the nodes.
+  if (hooks_ && compute_dtype_ != dtype_) hooks_->reinstate();
+  shows_full_ = true;
+}
+
+void FlatParameter::show_pieces() {
+  if (!shows_full_) return;
+  for (std::size_t i = 0; i < size(); ++i) parameters_[i].tensor.set_data(pieces_[i]);
+  shows_full_ = false;
+}
+
+void FlatParameter::show_copies() {
+  if (shows_copies_) return;
+  memory_->unshard();
+  const c10::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < size(); ++i) {
+    parameters_[i].tensor.set_data(full_[i].to(dtype_, /*non_blocking=*/false, /*copy=*/true));
+  }
+  shows_copies_ = true;
+}
+
+void FlatParameter::end_copies(bool keep) {
+  if (!shows_copies_) return;
+  const c10::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor& parameter = parameters_[i].tensor;
+    const FlatLayout::Piece piece = layout_.piece(i, rank());
+    if (keep) {
+      pieces_[i].reshape(-1).copy_(
+          parameter.detach().reshape(-1).narrow(0, piece.begin, piece.numel()));
+    }
+    parameter.set_data(pieces_[i]);
+  }
+  shows_copies_ = false;
+  shows_full_ = false;
+}
+
+}  // namespace libddp

@@ -1,0 +1,31 @@
+#pragma once
+
+// How a unit is sharded: over which ranks, in which precisions.
+// Thread rule: plain data.
+//
+//   ShardOptions options{.shard = group};                                // FULL_SHARD
+//   ShardOptions hybrid{.shard = host_group, .replicate = across_hosts};  // HYBRID_SHARD
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "libddp/group/process_group.h"
+
+namespace libddp {
+
+struct ShardOptions {
+  /// Ranks that own a block each; null: every rank owns everything (NO_SHARD).
+  Group shard = nullptr;
+  /// Ranks that own the same block: their gradients are averaged too. Null: none.
+  Group replicate = nullptr;
+  /// Gathered parameters stay from forward to backward (SHARD_GRAD_OP): faster, more memory.
+  /// Without effect where nothing is gathered.
+  bool keep_unsharded = false;
+  /// Parameters are gathered, and computed with, in this dtype; nullopt = their own.
+  std::optional<at::ScalarType> param_dtype{};
+  /// Gradients travel in this dtype; nullopt = param_dtype, else that of the parameters.
+  std::optional<at::ScalarType> reduce_dtype{};
+};
+
+}  // namespace libddp

@@ -1,0 +1,107 @@
+#pragma once
+
+// All units of a model: the order of their hooks, one meeting per step, prefetch, and the end of a
+// backward pass.
+//
+// Words: a *step* begins with the outermost forward; a *pass* is one backward pass.
+//
+// NOTE [One meeting per step]
+// Where the parameters exist once for all ranks, a rank may change its block only when nobody reads
+// it any more, and others may read it only when it has been changed. The averaging of gradients
+// gives the first: a rank has the average of a unit when all ranks' last gradient of that unit has
+// come, so when the pass is over nobody needs the parameters. The barrier at the beginning of a
+// step gives the second. No other synchronisation is needed, and none per unit.
+//
+// Where they are gathered, a unit's all-gather starts when the one before it begins to compute, in
+// the order of the first step; at most two gathered units wait. Reductions run beside the backward;
+// at most two are in flight, so at most three units' whole gradients are there at a time.
+// Collective order: the barrier of the step; all-gathers and reductions in the order in which the
+// modules run; units that a pass did not reach take no part in it, on all ranks alike.
+// Thread rule: one forward or backward at a time.
+//
+//   auto model = ShardedModel::create({root_unit, block_0, block_1}, {});
+//   model->before_forward(*block_0);
+//   auto y = block->forward(x);
+//   model->after_forward(*block_0, {y});
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "libddp/fsdp/unit.h"
+
+namespace libddp {
+
+struct ShardedModelOptions {
+  /// Gather the next unit while one computes (where anything is gathered).
+  bool forward_prefetch = true;
+  bool backward_prefetch = true;
+  /// Throws the given error; lets a language binding throw a type of its own out of backward().
+  std::function<void(std::exception_ptr)> rethrow = nullptr;
+};
+
+class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
+ public:
+  using UnitPtr = std::shared_ptr<Unit>;
+
+  /// `units`: the root first, the same on every rank.
+  static std::shared_ptr<ShardedModel> create(std::vector<UnitPtr> units,
+                                              ShardedModelOptions options);
+  ~ShardedModel();
+
+  void before_forward(Unit& unit);
+  void after_forward(Unit& unit, const std::vector<at::Tensor>& outputs);
+  /// Instead of after_forward, where the forward threw.
+  void forward_failed(Unit& unit);
+
+  /// Whether backward passes average their gradients (the opposite of no_sync).
+  void set_sync(bool sync) { syncs_ = sync; }
+  bool syncs() const { return syncs_; }
+
+  /// Makes the values that this rank owns visible to all. Collective. A forward does it by itself.
+  void publish();
+  /// Lets all parameters show copies of the whole tensors; collective, outside of any forward.
+  void show_copies();
+  /// `keep`: changes of the copies go into the parameters; every rank takes what it owns.
+  void end_copies(bool keep);
+
+  const std::vector<UnitPtr>& units() const { return units_; }
+
+ private:
+  ShardedModel(std::vector<UnitPtr> units, ShardedModelOptions options);
+
+  void begin_step();
+  void recover();
+  void before_backward(Unit& unit, bool accumulates);
+  void begin_pass();
+  void on_gradient(Unit& unit);
+  void complete(Unit& unit);
+  void end_pass();
+  void reduce_rest();
+  void collect_oldest(std::size_t most);
+  void prefetch(const Unit& unit, int step);
+  void record(Unit& unit);
+  template <typename Function>
+  void guarded(Function&& function);
+
+  const std::vector<UnitPtr> units_;
+  const ShardedModelOptions options_;
+  bool syncs_ = true;
+  int depth_ = 0;
+  bool is_in_pass_ = false;
+  bool pass_syncs_ = true;
+  /// Whether this pass writes gradients; one that computes those of given inputs does not.
+  bool accumulates_ = false;
+  /// Units in the order of the first step's forward.
+  std::vector<Unit*> order_;
+  std::deque<Unit*> reducing_;
+  /// See call_before_backward.
+  std::vector<std::shared_ptr<void>> output_leaves_;
+};
+
+}  // namespace libddp

@@ -1,0 +1,143 @@
+#include "libddp/fsdp/unit.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/group/model_check.h"
+
+namespace libddp {
+namespace {
+
+[[noreturn]] void refuse(const std::string& unit, const std::string& parameter,
+                         const std::string& what, const std::string& hint) {
+  throw ArgumentError(fmt::format("libddp fsdp: unit '{}': parameter '{}' {}. Hint: {}.", unit,
+                                  parameter, what, hint));
+}
+
+void check_parameter(const std::string& unit, const NamedTensor& parameter) {
+  const at::Tensor& tensor = parameter.tensor;
+  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+    refuse(unit, parameter.name,
+           fmt::format("is on device {}, which cannot be sharded here", tensor.device().str()),
+           "move the module to the CPU first; a module on the meta device needs a param_init_fn, "
+           "or to_empty() and its own initialisation");
+  }
+  if (!tensor.is_leaf()) {
+    refuse(unit, parameter.name, "is not a leaf of the graph",
+           "wrap modules that own their parameters, outside of any computation");
+  }
+}
+
+/// The ranks must agree before they share memory.
+void check_alike(const std::string& name, const NamedTensors& parameters,
+                 const ShardOptions& options) {
+  const std::string what = fmt::format("sharded unit '{}'", name);
+  const auto lines = describe_model(parameters, {}, "");
+  if (options.shard) check_model(*options.shard, what, lines);
+  if (options.replicate) check_model(*options.replicate, what, lines);
+}
+
+}  // namespace
+
+Unit::Unit(std::string name, const NamedTensors& parameters, ShardOptions options)
+    : name_(std::move(name)), options_(std::move(options)) {
+  std::map<std::tuple<bool, at::ScalarType>, NamedTensors> kinds;
+  for (const NamedTensor& parameter : parameters) {
+    check_parameter(name_, parameter);
+    const at::Tensor& tensor = parameter.tensor;
+    kinds[{!tensor.requires_grad(), tensor.scalar_type()}].push_back(parameter);
+  }
+  for (const NamedTensor& parameter : parameters) {
+    if (owned_.add(parameter.tensor)) continue;
+    refuse(name_, parameter.name, "belongs to a sharded unit already",
+           "wrap a module once, and keep modules that share a parameter in one unit");
+  }
+  check_alike(name_, parameters, options_);
+  const auto pool = BufferPool::of(options_.shard);
+  for (auto& [kind, members] : kinds) {
+    const std::size_t flat = flats_.size();
+    flats_.push_back(std::make_unique<FlatParameter>(
+        fmt::format("unit '{}'", name_), std::move(members), options_, pool,
+        [this, flat](std::size_t index) { take_gradient(flat, index); }));
+    num_trained_ += flats_.back()->is_trained();
+  }
+}
+
+void Unit::publish() {
+  for (const auto& flat : flats_) flat->memory().publish();
+}
+
+bool Unit::needs_meeting() const {
+  for (const auto& flat : flats_) {
+    if (flat->memory().needs_meeting()) return true;
+  }
+  return false;
+}
+
+void Unit::begin_unshard() {
+  for (const auto& flat : flats_) flat->memory().begin_unshard();
+}
+
+void Unit::show_full() {
+  begin_unshard();
+  for (const auto& flat : flats_) flat->show_full();
+}
+
+void Unit::show_pieces(bool reshard) {
+  for (const auto& flat : flats_) {
+    flat->show_pieces();
+    if (reshard) flat->memory().reshard();
+  }
+}
+
+void Unit::hide_gradients() {
+  if (is_in_pass_) return;
+  is_in_pass_ = true;
+  is_complete_ = false;
+  num_complete_ = 0;
+  for (const auto& flat : flats_) flat->hide_gradients();
+}
+
+void Unit::take_gradient(std::size_t flat, std::size_t index) {
+  if (!is_in_pass_) {
+    throw StateError(fmt::format(
+        "libddp unit '{}': parameter '{}' got a gradient in a backward pass that reached none of "
+        "the tensors that the module returned. Hint: return tensors, or tuples, lists, dicts or "
+        "dataclasses of them, and use the parameters in their module's forward only.",
+        name_, flats_[flat]->parameters()[index].name));
+  }
+  if (flats_[flat]->take_gradient(index) && ++num_complete_ == num_trained_) is_complete_ = true;
+  if (on_gradient_) on_gradient_(*this);
+}
+
+bool Unit::has_gradients() const {
+  for (const auto& flat : flats_) {
+    if (flat->has_gradients()) return true;
+  }
+  return false;
+}
+
+void Unit::reduce() {
+  is_reducing_ = true;
+  for (const auto& flat : flats_) flat->reduce();
+}
+
+void Unit::collect() {
+  for (const auto& flat : flats_) flat->collect();
+}
+
+void Unit::install() {
+  for (const auto& flat : flats_) flat->install();
+  is_in_pass_ = is_complete_ = is_reducing_ = false;
+}
+
+void Unit::abandon() {
+  for (const auto& flat : flats_) flat->abandon();
+  is_in_pass_ = is_complete_ = is_reducing_ = false;
+}
+
+}  // namespace libddp

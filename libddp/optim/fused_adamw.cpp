@@ -1,0 +1,152 @@
+#include "libddp/optim/fused_adamw.h"
+
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+namespace libddp {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+bool follows(const at::Tensor& before, const at::Tensor& after) {
+  const auto* const end = static_cast<const std::byte*>(before.const_data_ptr()) + before.nbytes();
+  return before.scalar_type() == after.scalar_type() && after.is_contiguous() &&
+         static_cast<const std::byte*>(after.const_data_ptr()) == end;
+}
+
+float step_of(const at::Tensor& step) { return *step.const_data_ptr<float>(); }
+
+/// Entries [begin, end) that the kernel may take for one tensor.
+struct Run {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+
+std::int64_t numel_of(const Tensors& list, const Run& run) {
+  std::int64_t numel = 0;
+  for (std::size_t i = run.begin; i < run.end; ++i) numel += list[i].numel();
+  return numel;
+}
+
+/// Consecutive entries of which each list's tensors are adjacent; the last list is the steps.
+class Runs {
+ public:
+  Runs(std::vector<const Tensors*> lists, const Tensors& steps)
+      : lists_(std::move(lists)), steps_(steps) {}
+
+  /// Empty tensors belong to whatever run they stand in.
+  std::vector<Run> find() const {
+    std::vector<Run> runs;
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      if (lists_[0]->at(i).numel() == 0) continue;
+      if (!runs.empty() && joins(runs.back().end - 1, i)) {
+        runs.back().end = i + 1;
+      } else {
+        runs.push_back({i, i + 1});
+      }
+    }
+    return runs;
+  }
+
+  /// The tensors of `list` as the kernel sees them.
+  static Tensors merged(const Tensors& list, const std::vector<Run>& runs) {
+    Tensors result;
+    for (const Run& run : runs) {
+      const at::Tensor& first = list[run.begin];
+      if (run.end == run.begin + 1) {
+        result.push_back(first);
+        continue;
+      }
+      result.push_back(at::from_blob(first.data_ptr(), {numel_of(list, run)}, first.options()));
+    }
+    return result;
+  }
+
+ private:
+  bool joins(std::size_t last, std::size_t i) const {
+    for (const Tensors* list : lists_) {
+      if (!(*list)[last].is_contiguous() || !follows((*list)[last], (*list)[i])) return false;
+    }
+    return step_of(steps_[i]) == step_of(steps_[last]);
+  }
+
+  std::vector<const Tensors*> lists_;
+  const Tensors& steps_;
+};
+
+/// Zeros like `tensor` over the beginning of `memory`. Strides as the parameter's: the kernel goes
+/// through memory.
+at::Tensor zeros_over(const at::Tensor& memory, const at::Tensor& tensor) {
+  const at::Tensor part = memory.narrow(0, 0, tensor.numel());
+  return tensor.is_non_overlapping_and_dense() ? part.as_strided(tensor.sizes(), tensor.strides())
+                                               : part.view(tensor.sizes());
+}
+
+/// Zeros like the tensors, adjacent where those are.
+Tensors zeros_like_runs(const Tensors& tensors) {
+  Tensors zeros(tensors.size());
+  const Tensors no_steps(tensors.size(), at::zeros({}, at::kFloat));
+  for (const Run& run : Runs({&tensors}, no_steps).find()) {
+    const std::int64_t numel = numel_of(tensors, run);
+    at::Tensor rest = at::zeros({numel}, tensors[run.begin].options().requires_grad(false));
+    for (std::size_t i = run.begin; i < run.end; ++i) {
+      zeros[i] = zeros_over(rest, tensors[i]);
+      rest = rest.narrow(0, tensors[i].numel(), rest.numel() - tensors[i].numel());
+    }
+  }
+  for (std::size_t i = 0; i < zeros.size(); ++i) {
+    if (!zeros[i].defined()) zeros[i] = at::zeros_like(tensors[i].detach());
+  }
+  return zeros;
+}
+
+}  // namespace
+
+AdamwState make_adamw_state(const Tensors& parameters, bool amsgrad) {
+  AdamwState state;
+  state.exp_avgs = zeros_like_runs(parameters);
+  state.exp_avg_sqs = zeros_like_runs(parameters);
+  if (amsgrad) state.max_exp_avg_sqs = zeros_like_runs(parameters);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    state.steps.push_back(at::zeros({}, at::kFloat));
+  }
+  return state;
+}
+
+std::size_t fused_adamw(const Tensors& parameters, const Tensors& gradients,
+                        const AdamwState& state, const AdamwOptions& options,
+                        const at::Tensor& grad_scale, const at::Tensor& found_inf) {
+  const c10::NoGradGuard no_grad;
+  std::vector<const Tensors*> lists{&parameters, &gradients, &state.exp_avgs, &state.exp_avg_sqs};
+  if (options.amsgrad) lists.push_back(&state.max_exp_avg_sqs);
+  const std::vector<Run> runs = Runs(lists, state.steps).find();
+  const bool skips = found_inf.defined() && found_inf.item<float>() != 0;
+  for (const at::Tensor& step : state.steps) {
+    if (!skips) *step.mutable_data_ptr<float>() += 1;
+  }
+  const auto optional = [](const at::Tensor& tensor) {
+    return tensor.defined() ? std::optional(tensor) : std::nullopt;
+  };
+  if (!runs.empty() && !skips) {
+    Tensors steps;
+    for (const Run& run : runs) steps.push_back(state.steps[run.begin]);
+    Tensors merged = Runs::merged(parameters, runs);
+    Tensors averages = Runs::merged(state.exp_avgs, runs);
+    Tensors squares = Runs::merged(state.exp_avg_sqs, runs);
+    Tensors largest;
+    if (options.amsgrad) largest = Runs::merged(state.max_exp_avg_sqs, runs);
+    at::_fused_adamw_(merged, Runs::merged(gradients, runs), averages, squares, largest, steps,
+                      options.lr, options.beta1, options.beta2, options.weight_decay, options.eps,
+                      options.amsgrad, options.maximize, optional(grad_scale), optional(found_inf));
+  }
+  return runs.size();
+}
+
+}  // namespace libddp
