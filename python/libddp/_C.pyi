@@ -282,3 +282,59 @@ class ReplayRun:
 def selective_contexts(
     operators: OperatorSet, allow_mutation: bool
 ) -> tuple[SavingRun, ReplayRun]: ...
+
+class Unit:
+    """The parameters of one sharded module; its pieces go around its forward and backward."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        parameters: Sequence[tuple[str, Tensor]],
+        shard: ProcessGroup | None,
+        replicate: ProcessGroup | None,
+        keep_unsharded: bool,
+        param_dtype: torch.dtype | None,
+        reduce_dtype: torch.dtype | None,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+    def layout(self, rank: int) -> list[tuple[str, list[int], int, int, list[int]]]:
+        """(name, shape, begin, end, shape of the part [begin, end) that `rank` owns)."""
+    def gradient_blocks(self) -> list[Tensor]: ...
+
+class ShardedModel:
+    """All units of a model, the root first."""
+
+    syncs: bool
+
+    def __init__(
+        self, units: Sequence[Unit], *, forward_prefetch: bool, backward_prefetch: bool
+    ) -> None: ...
+    def before_forward(self, unit: Unit) -> None: ...
+    def after_forward(self, unit: Unit, output: object) -> None: ...
+    def forward_failed(self, unit: Unit) -> None: ...
+    def publish(self) -> None: ...
+    def show_copies(self) -> None: ...
+    def end_copies(self, keep: bool) -> None: ...
+
+def make_adamw_state(parameters: Sequence[Tensor], amsgrad: bool) -> list[dict[str, Tensor]]: ...
+def fused_adamw(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    max_exp_avg_sqs: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> int:
+    """Returns the number of tensors that the kernel saw."""

@@ -1,0 +1,134 @@
+"""fully_shard with torch's names and arguments (FSDP2), on libddp's C++ units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, ShardingStrategy
+
+from libddp.distributed.fsdp import _clip, _groups_of, _modules, _shards, _state_dict
+from libddp.errors import ArgumentError
+
+
+def fully_shard(
+    module: torch.nn.Module,
+    *,
+    mesh=None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable | None = None,
+    mp_policy: MixedPrecisionPolicy | None = None,
+    offload_policy: OffloadPolicy | None = None,
+    ignored_params: Iterable[torch.nn.Parameter] | None = None,
+    dp_mesh_dims=None,
+) -> FSDPModule:
+    """Shards the parameters of `module` that no sharded module under it has.
+
+    Call it on the parts first and on the whole model last. The module stays the same object; its
+    class becomes one that is an FSDPModule too. Parameters stay the same objects and plain tensors:
+    outside of a forward or backward each shows the rows that this rank owns.
+
+    Args:
+        module: parameters on the CPU.
+        mesh: one dimension (shard) or two (replicate, shard); None = the default group.
+        reshard_after_forward: gathered parameters are freed between forward and backward; None =
+            all but the root's. A number (torch: reshard to a smaller group) counts as True.
+        mp_policy: MixedPrecisionPolicy.
+        offload_policy: parameters are on the CPU anyway.
+        ignored_params: are left alone.
+        shard_placement_fn, dp_mesh_dims: not supported; ArgumentError.
+
+    Raises:
+        ArgumentError: (a ValueError and a RuntimeError) what is not supported, a module that is
+            sharded already, ranks that shard different modules.
+
+    Note:
+        A collective of all ranks of the mesh; so are forward, backward and state_dict, which holds
+        whole tensors.
+
+    Example:
+        >>> for block in model.blocks: fully_shard(block)              # doctest: +SKIP
+        >>> fully_shard(model)                                         # doctest: +SKIP
+    """
+    _refuse(module, shard_placement_fn, dp_mesh_dims)
+    policy = mp_policy or MixedPrecisionPolicy()
+    is_hybrid = mesh is not None and mesh.ndim == 2
+    strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD
+    shard, replicate = _groups_of.groups_of(None, mesh, strategy)
+    sharding = _shards.Sharding(
+        shard=shard,
+        replicate=replicate,
+        keep_unsharded=reshard_after_forward is False,
+        param_dtype=policy.param_dtype,
+        reduce_dtype=policy.reduce_dtype,
+        output_dtype=policy.output_dtype,
+        cast_inputs=policy.cast_forward_inputs and policy.param_dtype is not None,
+    )
+    parameters = _shards.own_parameters(module, ignored_params or ())
+    state = _shards.attach(module, type(module).__name__, parameters, sharding)
+    _clip.watch(state)
+    module.__class__ = _sharded_class(type(module))
+    return module
+
+
+def _refuse(module, shard_placement_fn, dp_mesh_dims) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise ArgumentError(
+            f"libddp fsdp: fully_shard takes a module, not a {type(module).__name__}. "
+            "Hint: call it once for each module."
+        )
+    for name, value in (("shard_placement_fn", shard_placement_fn), ("dp_mesh_dims", dp_mesh_dims)):
+        if value is not None:
+            raise ArgumentError(
+                f"libddp fsdp: {name} is not supported: parameters are cut between rows. "
+                "Hint: leave it out."
+            )
+
+
+@cache
+def _sharded_class(cls: type) -> type:
+    return type(f"FSDP{cls.__name__}", (FSDPModule, cls), {})
+
+
+class FSDPModule:
+    """What a module is too once fully_shard has been called with it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _shards.shard_of(self).run(super().__call__, args, kwargs)
+
+    def set_requires_gradient_sync(
+        self, requires_gradient_sync: bool, *, recurse: bool = True
+    ) -> None:
+        """Whether backward passes average gradients, of the whole model."""
+        _shards.model_of(_shards.shard_of(self)).syncs = requires_gradient_sync
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Without effect: every pass ends by itself."""
+
+    def set_modules_to_forward_prefetch(self, modules: list) -> None:
+        """Without effect: the next module is known from the first step."""
+
+    def set_modules_to_backward_prefetch(self, modules: list) -> None:
+        """Without effect: the next module is known from the first step."""
+
+    def reshard(self) -> None:
+        """Without effect: parameters are resharded after each use."""
+
+    def unshard(self, async_op: bool = False) -> None:
+        """Without effect: parameters are unsharded where they are used."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Whole tensors; collective."""
+        with _state_dict.summoned(_shards.shard_of(self), keep=False) as is_outermost:
+            state = super().state_dict(*args, **kwargs)
+            if is_outermost:
+                _state_dict.keep_copies(state, kwargs.get("prefix", ""))
+        return state
+
+    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+        """The opposite of state_dict; collective."""
+        _modules.refuse_assign(assign)
+        with _state_dict.summoned(_shards.shard_of(self), keep=True):
+            return super().load_state_dict(state_dict, strict, False)

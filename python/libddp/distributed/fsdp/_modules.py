@@ -1,0 +1,124 @@
+"""What wrapping does to a module before its parameters are sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.fsdp import CPUOffload
+
+from libddp.errors import ArgumentError
+
+
+@dataclass
+class Ignored:
+    """What the caller wants to be left alone."""
+
+    modules: set[torch.nn.Module]
+    parameters: set[torch.nn.Parameter]
+
+    @staticmethod
+    def of(module: torch.nn.Module, modules, states) -> Ignored:
+        """From torch's arguments; `states` holds parameters or modules."""
+        if modules is not None and states is not None:
+            raise ArgumentError(
+                "libddp fsdp: ignored_modules and ignored_states exclude each other. "
+                "Hint: ignored_states takes modules too."
+            )
+        entries = list(modules if modules is not None else states or ())
+        roots = [e for e in entries if isinstance(e, torch.nn.Module)]
+        all_modules = {m for root in roots for m in root.modules()}
+        parameters = {e for e in entries if not isinstance(e, torch.nn.Module)}
+        for root in roots:
+            parameters.update(root.parameters())
+        for entry in parameters:
+            if not isinstance(entry, torch.nn.Parameter):
+                raise ArgumentError(
+                    f"libddp fsdp: cannot ignore a {type(entry).__name__}. "
+                    "Hint: pass modules or parameters."
+                )
+        return Ignored(all_modules, parameters)
+
+
+def check_device(device) -> None:
+    """Refuses what is not a CPU."""
+    if device is None or torch.device(device).type == "cpu":
+        return
+    raise ArgumentError(
+        f"libddp fsdp: device_id={device!r}: modules are sharded on the CPU only so far. "
+        "Hint: leave device_id out."
+    )
+
+
+def offload_of(cpu_offload: CPUOffload | bool | None) -> CPUOffload:
+    """torch accepts a plain bool."""
+    if isinstance(cpu_offload, CPUOffload):
+        return cpu_offload
+    return CPUOffload(offload_params=bool(cpu_offload))
+
+
+def materialise(module: torch.nn.Module, init: Callable | None, ignored: Ignored) -> None:
+    """Gives parameters on the meta device memory and values."""
+    for name, part in module.named_modules():
+        if part in ignored.modules:
+            continue
+        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        if not any(tensor.is_meta for tensor in own):
+            continue
+        if init is not None:
+            init(part)
+        elif hasattr(part, "reset_parameters"):
+            part.to_empty(device="cpu", recurse=False)
+            with torch.no_grad():
+                part.reset_parameters()
+        else:
+            raise ArgumentError(
+                f"libddp fsdp: module {name!r} ({type(part).__name__}) has parameters on the meta "
+                "device and no reset_parameters(). Hint: pass param_init_fn."
+            )
+
+
+def take_from_first(parameters, module: torch.nn.Module, shard, replicate) -> None:
+    """Every rank gets rank 0's values of these (name, parameter) pairs and of all buffers."""
+    tensors = [parameter.detach() for _, parameter in parameters] + list(module.buffers())
+    for group in (replicate, shard):
+        if group is None or group.size() == 1:
+            continue
+        for tensor in tensors:
+            group.broadcast(tensor, root=0)
+
+
+def cast_buffers(module: torch.nn.Module, dtype: torch.dtype | None, ignored: Ignored) -> None:
+    """Floating-point buffers in another dtype."""
+    if dtype is None:
+        return
+    for part in module.modules():
+        if part in ignored.modules:
+            continue
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                part._buffers[name] = buffer.to(dtype)
+
+
+def refuse_gradients(with_grads: bool) -> None:
+    """summon_full_params(with_grads=True) is not there."""
+    if with_grads:
+        raise ArgumentError(
+            "libddp fsdp: summon_full_params(with_grads=True) is not supported. "
+            "Hint: read the pieces in .grad."
+        )
+
+
+def refuse_assign(assign: bool) -> None:
+    """Parameters stay the same objects."""
+    if assign:
+        raise ArgumentError(
+            "libddp fsdp: load_state_dict(assign=True) would replace sharded parameters. "
+            "Hint: leave assign out."
+        )
+
+
+def names_of(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[int, str]:
+    """id of a module -> its name."""
+    return {id(module): name for name, module in modules}

@@ -1,0 +1,123 @@
+"""Optimizer states of sharded models: whole tensors by parameter name, and back to pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from libddp.distributed.fsdp._pieces import Piece, pieces_of
+from libddp.distributed.fsdp._sharded_state import ShardedPiece
+from libddp.distributed.fsdp._state_dict import canonical
+from libddp.errors import ArgumentError
+
+
+def full_state(model: torch.nn.Module, optimizer, state_dict: dict | None) -> dict[str, Any]:
+    """`{"state": {name: ...}, "param_groups": [{..., "params": [names]}]}`; a collective."""
+    return _by_name(model, optimizer, state_dict, _whole)
+
+
+def sharded_state(model: torch.nn.Module, optimizer, state_dict: dict | None) -> dict[str, Any]:
+    """The same with this rank's pieces, which share the optimizer's memory."""
+    return _by_name(model, optimizer, state_dict, _marked)
+
+
+def _by_name(model, optimizer, state_dict, convert) -> dict[str, Any]:
+    state_dict = state_dict or optimizer.state_dict()
+    parameters = _ordered(optimizer)
+    names = _names(model, parameters)
+    pieces = pieces_of(model)
+    state = {
+        names[index]: convert(entries, pieces.get(id(parameters[index])))
+        for index, entries in sorted(state_dict["state"].items())
+    }
+    groups = [
+        {**group, "params": [names[index] for index in group["params"]]}
+        for group in state_dict["param_groups"]
+    ]
+    return {"state": state, "param_groups": groups}
+
+
+def state_to_load(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> dict[str, Any]:
+    """What optimizer.load_state_dict takes on this rank."""
+    parameters = _ordered(optimizer)
+    names = _names(model, parameters)
+    pieces = pieces_of(model)
+    indices = {name: index for index, name in enumerate(names)}
+    unknown = [name for name in full["state"] if name not in indices]
+    if unknown:
+        raise ArgumentError(
+            f"libddp fsdp: the optimizer state has {unknown[0]!r}"
+            f"{f' and {len(unknown) - 1} more' if len(unknown) > 1 else ''}, which the optimizer "
+            "has not. Hint: build model and optimizer as when the state was saved."
+        )
+    state = {
+        indices[name]: _cut(name, entries, pieces.get(id(parameters[indices[name]])))
+        for name, entries in full["state"].items()
+    }
+    groups = [
+        {**group, "params": [indices[name] for name in group["params"]]}
+        for group in full["param_groups"]
+    ]
+    return {"state": state, "param_groups": groups}
+
+
+def _ordered(optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _names(model: torch.nn.Module, parameters: list[torch.Tensor]) -> list[str]:
+    known = {id(p): canonical(name) for name, p in model.named_parameters()}
+    missing = [index for index, p in enumerate(parameters) if id(p) not in known]
+    if missing:
+        raise ArgumentError(
+            f"libddp fsdp: parameter {missing[0]} of the optimizer is not one of the model. "
+            "Hint: pass the model that the optimizer was made for."
+        )
+    return [known[id(p)] for p in parameters]
+
+
+def _whole(entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
+    return {
+        key: piece.gather(value) if _is_cut(value, piece) else _copy(value)
+        for key, value in sorted(entries.items())
+    }
+
+
+def _marked(entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
+    return {
+        key: ShardedPiece.of(value, piece)
+        if piece is not None and piece.group is not None and _is_cut(value, piece)
+        else value
+        for key, value in sorted(entries.items())
+    }
+
+
+def _cut(name: str, entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
+    cut = {}
+    for key, value in entries.items():
+        if isinstance(value, ShardedPiece):
+            cut[key] = value.local()
+            continue
+        is_whole = piece is not None and isinstance(value, torch.Tensor) and value.dim() > 0
+        if is_whole and value.shape != piece.shape:
+            raise ArgumentError(
+                f"libddp fsdp: optimizer state {key!r} of {name!r} has the shape "
+                f"{list(value.shape)}, the parameter {list(piece.shape)}. Hint: load the state of "
+                "the same model."
+            )
+        cut[key] = piece.cut(value) if is_whole else _copy(value)
+    return cut
+
+
+def _is_cut(value: Any, piece: Piece | None) -> bool:
+    return (
+        piece is not None
+        and isinstance(value, torch.Tensor)
+        and value.dim() > 0
+        and value.shape == piece.own_shape
+    )
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,200 @@
+"""What both faces of sharding share: the state of a wrapped module, and its forward.
+
+A wrapped module has a `Shard`: the C++ unit of its parameters. The outermost wrapped module whose
+forward runs first becomes the root; it joins the units under it to one C++ model, which knows the
+order of all hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.utils import _apply_to_tensors
+
+from libddp._load import load
+from libddp.distributed._exit import describe
+from libddp.errors import ArgumentError, StateError
+
+_C = load()
+#: Attribute of a wrapped module.
+_SHARD = "_libddp_shard"
+
+
+@dataclass
+class Sharding:
+    """How parameters are sharded and computed with."""
+
+    #: Ranks that own a block each, and ranks that own the same one; C++ groups or None.
+    shard: Any = None
+    replicate: Any = None
+    keep_unsharded: bool = False
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    output_dtype: torch.dtype | None = None
+    cast_inputs: bool = False
+    forward_prefetch: bool = True
+    backward_prefetch: bool = True
+
+
+@dataclass(eq=False)
+class Shard:
+    """One wrapped module."""
+
+    module: torch.nn.Module
+    unit: Any
+    sharding: Sharding
+    #: (name in the module, parameter) of the unit.
+    parameters: list[tuple[str, torch.nn.Parameter]]
+    #: Of the whole model; None before the first forward.
+    model: Any = None
+    is_root: bool = False
+    under: list[Shard] = field(default_factory=list)
+
+    def run(self, forward, args, kwargs):
+        """`forward(*args, **kwargs)` with whole parameters."""
+        model = self.model or join(self)
+        unit, sharding = self.unit, self.sharding
+        if sharding.cast_inputs:
+            args, kwargs = _cast((args, kwargs), sharding.param_dtype)
+        model.before_forward(unit)
+        try:
+            output = forward(*args, **kwargs)
+        except BaseException as error:
+            model.forward_failed(unit)
+            if self.is_root:
+                self._announce(error)
+            raise
+        if sharding.output_dtype is not None:
+            output = _cast(output, sharding.output_dtype)
+        model.after_forward(unit, output)
+        return output
+
+    def _announce(self, error: BaseException) -> None:
+        """The other ranks may wait for this one: they are told why it does not come."""
+        group = self.sharding.shard or self.sharding.replicate
+        if group is not None and torch.is_grad_enabled():
+            group.announce_trouble(f"in forward: {describe(error)}")
+
+
+def shard_of(module: torch.nn.Module) -> Shard | None:
+    """The shard of a module that is wrapped itself."""
+    return module.__dict__.get(_SHARD)
+
+
+def shards_in(module: torch.nn.Module) -> Iterator[Shard]:
+    """Of `module` and everything under it, in the order of modules()."""
+    for child in module.modules():
+        shard = shard_of(child)
+        if shard is not None:
+            yield shard
+
+
+def own_parameters(
+    module: torch.nn.Module, ignored: Iterable[torch.nn.Parameter] = ()
+) -> list[tuple[str, torch.nn.Parameter]]:
+    """Those of `module` that no wrapped module under it has; shared ones once."""
+    taken = {id(parameter) for parameter in ignored}
+    for child in shards_in(module):
+        if child.module is not module:
+            taken.update(id(p) for p in child.module.parameters())
+    return [(n, p) for n, p in module.named_parameters() if id(p) not in taken]
+
+
+def attach(module: torch.nn.Module, name: str, parameters, sharding: Sharding) -> Shard:
+    """Shards `parameters` as the unit of `module`; a collective."""
+    if shard_of(module) is not None:
+        raise ArgumentError(
+            f"libddp fsdp: module {name or type(module).__name__!r} is wrapped already. "
+            "Hint: wrap each module once."
+        )
+    unit = _C.Unit(
+        name=name,
+        parameters=parameters,
+        shard=sharding.shard,
+        replicate=sharding.replicate,
+        keep_unsharded=sharding.keep_unsharded,
+        param_dtype=sharding.param_dtype,
+        reduce_dtype=sharding.reduce_dtype,
+    )
+    shard = Shard(module, unit, sharding, parameters)
+    module.__dict__[_SHARD] = shard
+    return shard
+
+
+def join(root: Shard):
+    """Makes `root` the root of all units under it, those that had another root before too."""
+    shards = list(shards_in(root.module))
+    shards.remove(root)
+    shards.insert(0, root)
+    for shard in shards:  # the old model lets go of its units first
+        shard.model, shard.is_root = None, False
+    model = _C.ShardedModel(
+        [shard.unit for shard in shards],
+        forward_prefetch=root.sharding.forward_prefetch,
+        backward_prefetch=root.sharding.backward_prefetch,
+    )
+    for shard in shards:
+        shard.model = model
+    root.is_root = True
+    root.under = shards[1:]
+    return model
+
+
+def model_of(shard: Shard):
+    """The C++ model; the shard becomes the root of what is under it if nothing has run yet."""
+    return shard.model or join(shard)
+
+
+@contextmanager
+def whole_parameters(shard: Shard, keep: bool) -> Iterator[None]:
+    """All parameters under `shard`'s root show copies of the whole tensors; a collective.
+
+    Args:
+        keep: changes of the copies become the parameters' values.
+    """
+    model = model_of(shard)
+    model.show_copies()
+    try:
+        yield
+    except BaseException:
+        model.end_copies(False)
+        raise
+    model.end_copies(keep)
+
+
+@contextmanager
+def without_sync(shard: Shard) -> Iterator[None]:
+    """Backward passes inside add up whole gradients on each rank."""
+    model = model_of(shard)
+    before = model.syncs
+    model.syncs = False
+    try:
+        yield
+    finally:
+        model.syncs = before
+
+
+def require_shard(module: torch.nn.Module, what: str) -> Shard:
+    """The shard of `module`, or an error that says what it was needed for."""
+    shard = shard_of(module)
+    if shard is None:
+        raise StateError(
+            f"libddp fsdp: {what} needs a wrapped module, but {type(module).__name__} is not. "
+            "Hint: wrap it with FullyShardedDataParallel or fully_shard first."
+        )
+    return shard
+
+
+def _cast(values, dtype: torch.dtype | None):
+    """Floating-point tensors in `values` in another dtype."""
+    if dtype is None:
+        return values
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return _apply_to_tensors(cast, values)

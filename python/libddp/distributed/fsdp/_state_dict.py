@@ -1,0 +1,82 @@
+"""State dicts of sharded models: canonical names, whole tensors or this rank's pieces.
+
+torch's modules collect state dicts module by module; a wrapped module adds its prefix, which is
+taken out again here, so that names are those of the model before it was wrapped.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.distributed.fsdp import FullStateDictConfig, StateDictType
+
+from libddp.distributed.fsdp._shards import Shard, whole_parameters
+
+#: What FullyShardedDataParallel puts in front of its module's names.
+PREFIX = "_fsdp_wrapped_module."
+#: Wrappers of activation checkpointing do the same.
+_PREFIXES = (PREFIX, "_checkpoint_wrapped_module.")
+
+
+def canonical(name: str) -> str:
+    """The name that a parameter had before its module was wrapped."""
+    for prefix in _PREFIXES:
+        name = name.replace(prefix, "")
+    return name
+
+
+def without_prefix(destination, prefix: str) -> None:
+    """Takes PREFIX out of the names that begin with `prefix`, in place and in order."""
+    for key in [key for key in destination if key.startswith(prefix + PREFIX)]:
+        value = destination.pop(key)
+        destination[prefix + key[len(prefix + PREFIX) :]] = value
+
+
+def with_prefix(state_dict, prefix: str) -> None:
+    """Puts PREFIX into the names that begin with `prefix`, for the wrapper's own loading."""
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        rest = key[len(prefix) :]
+        if not rest.startswith(PREFIX):
+            state_dict[prefix + PREFIX + rest] = state_dict.pop(key)
+
+
+def keep_copies(state: OrderedDict, prefix: str) -> None:
+    """Gives the entries that begin with `prefix` memory of their own: what is summoned goes."""
+    for key, value in state.items():
+        if key.startswith(prefix) and isinstance(value, torch.Tensor):
+            state[key] = value.detach().clone()
+
+
+def is_full(kind: StateDictType) -> bool:
+    """Whether state dicts of this kind hold whole tensors."""
+    return kind is StateDictType.FULL_STATE_DICT
+
+
+def is_sharded(kind: StateDictType) -> bool:
+    """Whether state dicts of this kind hold pieces that know their place."""
+    return kind is StateDictType.SHARDED_STATE_DICT
+
+
+def wants_result(config, rank: int) -> bool:
+    """Whether this rank gets the full state dict."""
+    return not (isinstance(config, FullStateDictConfig) and config.rank0_only and rank != 0)
+
+
+@contextmanager
+def summoned(shard: Shard, keep: bool) -> Iterator[bool]:
+    """whole_parameters, unless they are whole already (then False)."""
+    if shard.model is not None and shard.model in _summoned:
+        yield False
+        return
+    with whole_parameters(shard, keep):
+        _summoned.append(shard.model)
+        try:
+            yield True
+        finally:
+            _summoned.remove(shard.model)
+
+
+_summoned: list = []

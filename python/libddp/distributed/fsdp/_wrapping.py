@@ -1,0 +1,65 @@
+"""auto_wrap_policy: which modules become units, and what the units are called."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+import torch
+from torch.distributed.fsdp.wrap import _Policy, _post_order_apply, _recursive_wrap
+
+from libddp.distributed.fsdp import _modules
+from libddp.distributed.fsdp._shards import shards_in
+from libddp.errors import ArgumentError
+
+#: Names of the modules in the model that is being wrapped.
+_names: ContextVar[dict[int, str] | None] = ContextVar("names", default=None)
+
+
+def name_of(module: torch.nn.Module) -> str:
+    """Its name in the model, as far as it is known; the outermost one's class otherwise."""
+    names = _names.get() or {}
+    return names.get(id(module)) or type(module).__name__
+
+
+def wrap_children(module: torch.nn.Module, policy, wrapper, ignored, **arguments) -> None:
+    """Wraps the modules under `module` that the policy chooses, innermost first.
+
+    Raises:
+        ArgumentError: something under it is wrapped already; the policy is none.
+    """
+    for shard in shards_in(module):
+        raise ArgumentError(
+            f"libddp fsdp: {type(shard.module).__name__} under {type(module).__name__} is wrapped "
+            "already, so auto_wrap_policy cannot wrap it again. Hint: wrap by hand, or by policy."
+        )
+    token = _names.set(_modules.names_of(module.named_modules()))
+    try:
+        if isinstance(policy, _Policy):
+            _by_policy(module, policy, wrapper, ignored, arguments)
+        elif callable(policy):
+            _recursive_wrap(
+                module=module,
+                auto_wrap_policy=policy,
+                wrapper_cls=wrapper,
+                ignored_modules=ignored.modules,
+                ignored_params=ignored.parameters,
+                only_wrap_children=True,
+                **arguments,
+            )
+        else:
+            raise ArgumentError(
+                f"libddp fsdp: auto_wrap_policy={policy!r} is no policy. "
+                "Hint: see libddp.distributed.fsdp.wrap."
+            )
+    finally:
+        _names.reset(token)
+
+
+def _by_policy(module, policy: _Policy, wrapper, ignored, arguments) -> None:
+    chosen = policy._run_policy(module, ignored.modules, dict(arguments))
+    chosen.pop(module, None)
+
+    def wrap(part: torch.nn.Module) -> torch.nn.Module | None:
+        return wrapper(part, **chosen[part]) if part in chosen else None
+
+    _post_order_apply(module, wrap)

@@ -1,0 +1,362 @@
+"""FullyShardedDataParallel with torch's names and arguments, on libddp's C++ units.
+
+The class wraps once; unsharding, averaging and prefetching run in C++. See docs/fsdp.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    FullStateDictConfig,
+    MixedPrecision,
+    ShardingStrategy,
+    StateDictType,
+)
+from torch.distributed.fsdp.fully_sharded_data_parallel import (
+    OptimStateKeyType,
+    StateDictSettings,
+)
+
+from libddp.distributed._groups import native
+from libddp.distributed.fsdp import (
+    _clip,
+    _groups_of,
+    _modules,
+    _optim_state,
+    _sharded_state,
+    _shards,
+    _state_dict,
+    _wrapping,
+)
+from libddp.distributed.fsdp._state_dict import PREFIX
+
+
+class FullyShardedDataParallel(torch.nn.Module):
+    """Shards the parameters of a module over the ranks of a process group.
+
+    Each rank keeps, updates and averages its part; whole parameters are there while the module
+    computes. On one host they exist once in memory that all ranks map, so nothing is copied. The
+    parameter objects stay those of the module: outside of a forward or backward each shows the rows
+    that this rank owns, with as many dimensions as before (torch's `use_orig_params=True`), so an
+    optimizer may be built before or after wrapping, and in groups by `p.dim()`.
+
+    Args:
+        module: the model, or a part of it; parameters on the CPU, or on the meta device together
+            with `param_init_fn` or modules that have `reset_parameters`.
+        process_group: a group of libddp, of torch on backend "libddp", a (shard, replicate) tuple
+            for HYBRID_SHARD; None = the default group.
+        sharding_strategy: FULL_SHARD (None), SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD,
+            _HYBRID_SHARD_ZERO2.
+        cpu_offload: CPUOffload or bool; parameters are on the CPU anyway.
+        auto_wrap_policy: which modules under `module` become units of their own: a policy of
+            libddp.distributed.fsdp.wrap, or a function (module, recurse, nonwrapped_numel).
+        backward_prefetch: BACKWARD_PRE, BACKWARD_POST (gathers as late, without effect on one
+            host) or None.
+        mixed_precision: MixedPrecision: compute in `param_dtype`, average in `reduce_dtype`, keep
+            buffers in `buffer_dtype`; parameters, their gradients and the optimizer stay in full
+            precision.
+        ignored_modules, ignored_states: modules (or parameters) that are left alone.
+        param_init_fn: called with each module that has parameters on the meta device.
+        device_id: a CPU device or None.
+        sync_module_states: start from rank 0's parameters and buffers.
+        forward_prefetch: gather the next unit while one computes its forward.
+        limit_all_gathers: without effect: there are never more than two gathered units waiting.
+        use_orig_params: without effect: parameters are always the original ones.
+        device_mesh: one dimension, or (replicate, shard) for HYBRID_SHARD, in place of
+            `process_group`.
+
+    Raises:
+        ArgumentError: (a ValueError and a RuntimeError) arguments that exclude each other, modules
+            that are wrapped twice, ranks that wrap different modules.
+
+    Note:
+        Construction is a collective of all ranks, and so are forward, backward, clip_grad_norm_,
+        summon_full_params, state_dict and load_state_dict.
+
+    Example:
+        >>> model = FullyShardedDataParallel(net, auto_wrap_policy=policy)  # doctest: +SKIP
+        >>> model(x).sum().backward()                                       # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        process_group=None,
+        sharding_strategy: ShardingStrategy | None = None,
+        cpu_offload: CPUOffload | bool | None = None,
+        auto_wrap_policy=None,
+        backward_prefetch: BackwardPrefetch | None = BackwardPrefetch.BACKWARD_PRE,
+        mixed_precision: MixedPrecision | None = None,
+        ignored_modules: Iterable[torch.nn.Module] | None = None,
+        param_init_fn: Callable[[torch.nn.Module], None] | None = None,
+        device_id: int | torch.device | None = None,
+        sync_module_states: bool = False,
+        forward_prefetch: bool = False,
+        limit_all_gathers: bool = True,
+        use_orig_params: bool = False,
+        ignored_states=None,
+        device_mesh=None,
+    ) -> None:
+        super().__init__()
+        _modules.check_device(device_id)
+        strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
+        shard, replicate = _groups_of.groups_of(process_group, device_mesh, strategy)
+        precision = mixed_precision or MixedPrecision()
+        ignored = _modules.Ignored.of(module, ignored_modules, ignored_states)
+        if auto_wrap_policy is not None:
+            _wrapping.wrap_children(
+                module,
+                auto_wrap_policy,
+                type(self),
+                ignored,
+                process_group=process_group,
+                sharding_strategy=strategy,
+                cpu_offload=cpu_offload,
+                backward_prefetch=backward_prefetch,
+                mixed_precision=mixed_precision,
+                param_init_fn=param_init_fn,
+                device_id=device_id,
+                sync_module_states=sync_module_states,
+                forward_prefetch=forward_prefetch,
+                limit_all_gathers=limit_all_gathers,
+                use_orig_params=use_orig_params,
+                ignored_states=list(ignored.parameters),
+                device_mesh=device_mesh,
+            )
+        self.process_group = process_group or dist.group.WORLD
+        self.sharding_strategy = strategy
+        self.mixed_precision = precision
+        self.cpu_offload = _modules.offload_of(cpu_offload)
+        self.rank = dist.get_rank()
+        self.world_size = native(shard or replicate).size()
+        _modules.materialise(module, param_init_fn, ignored)
+        parameters = _shards.own_parameters(module, ignored.parameters)
+        if sync_module_states:
+            _modules.take_from_first(parameters, module, shard, replicate)
+        _modules.cast_buffers(module, precision.buffer_dtype, ignored)
+        self._fsdp_wrapped_module = module
+        sharding = _shards.Sharding(
+            shard=shard,
+            replicate=replicate,
+            keep_unsharded=_groups_of.keeps_unsharded(strategy),
+            param_dtype=precision.param_dtype,
+            reduce_dtype=precision.reduce_dtype,
+            cast_inputs=precision.cast_forward_inputs and precision.param_dtype is not None,
+            forward_prefetch=forward_prefetch,
+            backward_prefetch=backward_prefetch is BackwardPrefetch.BACKWARD_PRE,
+        )
+        self._shard = _shards.attach(self, _wrapping.name_of(module), parameters, sharding)
+        _clip.watch(self._shard)
+        self._state_dict_type = StateDictType.FULL_STATE_DICT
+        self._state_dict_config: Any = FullStateDictConfig()
+        self._register_load_state_dict_pre_hook(_add_prefix)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The wrapped module."""
+        return self._fsdp_wrapped_module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward, with whole parameters."""
+        return self._shard.run(self._fsdp_wrapped_module, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "_fsdp_wrapped_module":
+                raise
+            return getattr(self._fsdp_wrapped_module, name)
+
+    def __getitem__(self, key: int) -> Any:
+        return self._fsdp_wrapped_module[key]
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        """As torch's, with the names from before the wrapping."""
+        for name, parameter in super().named_parameters(*args, **kwargs):
+            yield _state_dict.canonical(name), parameter
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """As torch's, with the names from before the wrapping."""
+        for name, buffer in super().named_buffers(*args, **kwargs):
+            yield _state_dict.canonical(name), buffer
+
+    def check_is_root(self) -> bool:
+        """Whether this is the outermost wrapped module."""
+        _shards.model_of(self._shard)
+        return self._shard.is_root
+
+    def no_sync(self):
+        """Backward passes inside add up gradients on each rank; the next one averages the sum.
+
+        Whole gradients take the memory of whole parameters until then.
+        """
+        return _shards.without_sync(self._shard)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scales the gradients of the whole model to a norm of at most `max_norm`.
+
+        Returns:
+            The norm before, the same on every rank. Collective.
+        """
+        return _clip.clip_grad_norm(self.parameters(), max_norm, norm_type)
+
+    def apply(self, fn: Callable[[torch.nn.Module], None]) -> FullyShardedDataParallel:
+        """nn.Module.apply on whole parameters; each rank keeps its part of the changes."""
+        with _state_dict.summoned(self._shard, keep=True):
+            return super().apply(fn)
+
+    @staticmethod
+    @contextmanager
+    def summon_full_params(
+        module: torch.nn.Module,
+        recurse: bool = True,
+        writeback: bool = True,
+        rank0_only: bool = False,
+        offload_to_cpu: bool = False,
+        with_grads: bool = False,
+    ) -> Iterator[None]:
+        """Parameters show copies of the whole tensors inside; collective.
+
+        Args:
+            module: wrapped, or with wrapped modules under it.
+            writeback: changes become the parameters' values; each rank takes the part it owns.
+            recurse, rank0_only, offload_to_cpu: accepted; all ranks see whole parameters.
+            with_grads: not supported; ArgumentError.
+        """
+        _modules.refuse_gradients(with_grads)
+        with ExitStack() as stack:
+            for root in FullyShardedDataParallel.fsdp_modules(module, root_only=True):
+                stack.enter_context(_state_dict.summoned(root._shard, keep=writeback))
+            yield
+
+    @staticmethod
+    def fsdp_modules(
+        module: torch.nn.Module, root_only: bool = False
+    ) -> list[FullyShardedDataParallel]:
+        """The wrapped modules in `module`, all or the outermost ones."""
+        found = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
+        if not root_only:
+            return found
+        inner = {id(m) for outer in found for m in outer.modules() if m is not outer}
+        return [m for m in found if id(m) not in inner]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Whole tensors under their names from before the wrapping, or pieces; collective.
+
+        With SHARDED_STATE_DICT the pieces are what torch.distributed.checkpoint saves, and loads in
+        place from a checkpoint of any number of ranks.
+        """
+        prefix = kwargs.get("prefix", "")
+        if not _state_dict.is_full(self._state_dict_type):
+            state = super().state_dict(*args, **kwargs)
+            _state_dict.without_prefix(state, prefix)
+            if _state_dict.is_sharded(self._state_dict_type):
+                _sharded_state.mark_pieces(state, self, prefix)
+            return state
+        with _state_dict.summoned(self._shard, keep=False) as is_outermost:
+            state = super().state_dict(*args, **kwargs)
+            _state_dict.without_prefix(state, prefix)
+            if is_outermost:
+                _state_dict.keep_copies(state, prefix)
+        if not _state_dict.wants_result(self._state_dict_config, self.rank):
+            state.clear()
+        return state
+
+    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+        """The opposite of state_dict: whole tensors (or pieces); collective."""
+        _modules.refuse_assign(assign)
+        if not _state_dict.is_full(self._state_dict_type):
+            return super().load_state_dict(state_dict, strict)
+        with _state_dict.summoned(self._shard, keep=True):
+            return super().load_state_dict(state_dict, strict)
+
+    @staticmethod
+    def set_state_dict_type(
+        module: torch.nn.Module,
+        state_dict_type: StateDictType,
+        state_dict_config=None,
+        optim_state_dict_config=None,
+    ) -> StateDictSettings:
+        """Chooses what state dicts of the wrapped modules hold; returns the choice before."""
+        before = StateDictSettings(StateDictType.FULL_STATE_DICT, FullStateDictConfig(), None)
+        for wrapped in FullyShardedDataParallel.fsdp_modules(module):
+            before = StateDictSettings(
+                wrapped._state_dict_type, wrapped._state_dict_config, optim_state_dict_config
+            )
+            wrapped._state_dict_type = state_dict_type
+            wrapped._state_dict_config = state_dict_config
+        return before
+
+    @staticmethod
+    @contextmanager
+    def state_dict_type(
+        module: torch.nn.Module,
+        state_dict_type: StateDictType,
+        state_dict_config=None,
+        optim_state_dict_config=None,
+    ) -> Iterator[None]:
+        """set_state_dict_type for the time of the context."""
+        before = FullyShardedDataParallel.set_state_dict_type(
+            module, state_dict_type, state_dict_config, optim_state_dict_config
+        )
+        try:
+            yield
+        finally:
+            FullyShardedDataParallel.set_state_dict_type(
+                module, before.state_dict_type, before.state_dict_config
+            )
+
+    @staticmethod
+    def optim_state_dict(
+        model: torch.nn.Module, optim, optim_state_dict=None, group=None
+    ) -> dict[str, Any]:
+        """The optimizer's state with whole tensors (or pieces) by parameter name; a collective.
+
+        Args:
+            model: wrapped, or with wrapped modules under it.
+            optim: an optimizer of its parameters.
+            optim_state_dict: its state_dict(); None = asked for here.
+            group: not needed.
+        """
+        roots = FullyShardedDataParallel.fsdp_modules(model, root_only=True)
+        if any(_state_dict.is_sharded(root._state_dict_type) for root in roots):
+            return _optim_state.sharded_state(model, optim, optim_state_dict)
+        full = _optim_state.full_state(model, optim, optim_state_dict)
+        if all(_state_dict.wants_result(r._state_dict_config, r.rank) for r in roots):
+            return full
+        return {}
+
+    @staticmethod
+    def optim_state_dict_to_load(
+        model: torch.nn.Module,
+        optim,
+        optim_state_dict: dict[str, Any],
+        is_named_optimizer: bool = False,
+        load_directly: bool = False,
+        group=None,
+    ) -> dict[str, Any]:
+        """What `optim.load_state_dict` takes on this rank, from what optim_state_dict gave.
+
+        Args:
+            load_directly: also load it.
+            is_named_optimizer, group: not needed.
+        """
+        state = _optim_state.state_to_load(model, optim, optim_state_dict)
+        if load_directly:
+            optim.load_state_dict(state)
+        return state
+
+
+def _add_prefix(state_dict, prefix: str, *_: Any) -> None:
+    _state_dict.with_prefix(state_dict, prefix)
+
+
+__all__ = ["FullyShardedDataParallel", "OptimStateKeyType", "PREFIX"]

@@ -1,0 +1,117 @@
+"""AdamW in one pass over flat memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from libddp._load import load
+from libddp.errors import ArgumentError
+
+_C = load()
+
+
+class AdamW(torch.optim.AdamW):
+    """torch.optim.AdamW(fused=True), with neighbours in memory updated as one tensor.
+
+    The pieces of a sharded unit, and their gradients, lie one behind the other; 144 small tensors
+    become a few large ones. Results are those of torch's fused AdamW, bit for bit, and so is the
+    state, which either can load from the other.
+
+    Args:
+        params, lr, betas, eps, weight_decay, amsgrad, maximize: as in torch; `lr` may be a tensor.
+        foreach, fused: without effect.
+        capturable, differentiable: not supported; ArgumentError.
+
+    Raises:
+        ArgumentError: (a ValueError and a RuntimeError) at the step: a parameter that is not a
+            dense floating-point tensor on the CPU.
+
+    Example:
+        >>> optimizer = AdamW(model.parameters(), lr=3e-4)             # doctest: +SKIP
+        >>> optimizer.step()                                           # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        params,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        if capturable or differentiable:
+            raise ArgumentError(
+                "libddp: AdamW is neither capturable nor differentiable. "
+                "Hint: use torch.optim.AdamW for that."
+            )
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, foreach=False
+        )
+        self._step_supports_amp_scaling = True
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], torch.Tensor] | None = None):
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self._begin(parameters, group["amsgrad"])
+                self._update(parameters, group)
+        return loss
+
+    def _begin(self, parameters: list[torch.Tensor], amsgrad: bool) -> None:
+        """Moments for those that have none yet."""
+        new = [p for p in parameters if not self.state[p]]
+        if not new:
+            return
+        for parameter in new:
+            _check(parameter)
+        for parameter, entries in zip(new, _C.make_adamw_state(new, amsgrad), strict=True):
+            self.state[parameter].update(entries)
+
+    def _update(self, parameters: list[torch.Tensor], group: dict) -> None:
+        states = [self.state[p] for p in parameters]
+        beta1, beta2 = group["betas"]
+        _C.fused_adamw(
+            parameters,
+            [p.grad for p in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
+            [state["step"] for state in states],
+            lr=float(group["lr"]),
+            beta1=float(beta1),
+            beta2=float(beta2),
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            amsgrad=group["amsgrad"],
+            maximize=group["maximize"],
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+        )
+
+
+def _check(parameter: torch.Tensor) -> None:
+    grad = parameter.grad
+    if parameter.is_cpu and parameter.is_floating_point() and not grad.is_sparse:
+        return
+    what = (
+        "with a sparse gradient" if grad.is_sparse else f"{parameter.dtype} on {parameter.device}"
+    )
+    raise ArgumentError(
+        f"libddp: AdamW updates dense floating-point parameters on the CPU, this one is {what} "
+        f"{list(parameter.shape)}. Hint: use torch.optim for it."
+    )

@@ -1,0 +1,105 @@
+"""A small transformer for the tests of sharding, and what trains it."""
+
+import functools
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Block(nn.Module):
+    """Attention over a short sequence and an MLP, as in GPT-2."""
+
+    def __init__(self, width, dropout=0.0):
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.norm_2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        q, k, v = self.attention(self.norm_1(x)).chunk(3, dim=-1)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.dropout(self.project(y))
+        return x + self.down(nn.functional.gelu(self.up(self.norm_2(x))))
+
+
+class TinyGpt(nn.Module):
+    """Tied embedding and head; returns (logits, loss)."""
+
+    def __init__(self, layers=3, width=12, vocabulary=13, dropout=0.0):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+def libddp_fsdp():
+    """libddp's package; imported on the ranks only."""
+    import libddp.distributed.fsdp as package
+
+    return package
+
+
+def policy():
+    """Every Block is a unit."""
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    return functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})
+
+
+def build(make_model=TinyGpt, seed=17):
+    """The same values on every rank."""
+    torch.manual_seed(seed)
+    return make_model()
+
+
+def wrap(model=None, **arguments):
+    """`model`, or a TinyGpt, under libddp's FSDP1 class, a unit per block."""
+    arguments.setdefault("auto_wrap_policy", policy())
+    return libddp_fsdp().FullyShardedDataParallel(build() if model is None else model, **arguments)
+
+
+def shard(model=None, **arguments):
+    """`model`, or a TinyGpt, under libddp's fully_shard, a unit per block."""
+    model = build() if model is None else model
+    for block in model.blocks:
+        libddp_fsdp().fully_shard(block, **arguments)
+    return libddp_fsdp().fully_shard(model, **arguments)
+
+
+def tokens(step, vocabulary=13):
+    """A batch of this rank's own."""
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    return torch.randint(vocabulary, (2, 6), generator=generator)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def train(model, steps, make_optimizer=adamw, each_step=None, first=0):
+    """Losses of this rank."""
+    optimizer = make_optimizer(model.parameters())
+    losses = []
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        loss = model(tokens(step))[1]
+        loss.backward()
+        if each_step:
+            each_step(model)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
