@@ -18,68 +18,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "python" / "support"))
 
+import gpt
 import pairing
 import ranks
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
 
-LAYERS, WIDTH, HEADS, VOCABULARY, BATCH, LENGTH = 6, 256, 8, 128, 8, 64
-
-
-class Block(nn.Module):
-    """Attention and MLP, each with its residual."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
-
-    def forward(self, x):
-        heads = self.qkv(self.norm_1(x)).view(*x.shape[:2], 3, HEADS, WIDTH // HEADS)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
-        return x + self.mlp(self.norm_2(x))
+BATCH = 8
 
 
-class Gpt(nn.Module):
-    """A decoder with tied embeddings."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.positions = nn.Parameter(torch.zeros(LENGTH, WIDTH))
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, tokens):
-        x = self.blocks(self.tokens(tokens) + self.positions)
-        logits = functional.linear(self.norm(x), self.tokens.weight)
-        return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-
-
-def block_of_steps(wrap, steps: int, meet=lambda: None):
-    """A callable that trains for `steps` steps and waits for the other rank at their end."""
-    torch.manual_seed(0)
-    model = wrap(Gpt())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH))
-
-    def run():
-        for _ in range(steps):
-            optimizer.zero_grad()
-            model(tokens).backward()
-            meet()
-            optimizer.step()
-        dist.barrier()
-
-    return run
+def block_of_steps(wrap, steps: int, **options):
+    return gpt.block_of_steps(wrap(gpt.seeded()), steps, BATCH, **options)
 
 
 def measure(rounds: int, steps: int) -> list[dict]:
