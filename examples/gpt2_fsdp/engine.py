@@ -8,7 +8,7 @@ An engine that is not there is an error; nothing steps in for it.
 """
 
 import contextlib
-import importlib
+import importlib.util
 import re
 import warnings
 from functools import partial
@@ -22,8 +22,8 @@ from libddp.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from shared import Block, UserError
 
-#: Becomes "libddp" as soon as libddp.distributed.fsdp is part of the library.
-DEFAULT = "torch"
+#: libddp's, where the library that is installed has it. A run says which it uses.
+DEFAULT = "libddp" if importlib.util.find_spec("libddp.distributed.fsdp") else "torch"
 ENGINES = ("torch", "libddp")
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -42,8 +42,6 @@ PLACES = {
     ),
     "distributed.fsdp.wrap": ("transformer_auto_wrap_policy",),
 }
-#: What only --mixed_precision=fp16 needs.
-SCALER = {"distributed.fsdp.sharded_grad_scaler": ("ShardedGradScaler",)}
 #: What torch's engine says about itself on every rank and every save; none of it is up to the user.
 TORCH_NOISE = (
     "FSDP.state_dict_type",
@@ -62,27 +60,17 @@ def load(name: str) -> SimpleNamespace:
     if name == "torch":
         for words in TORCH_NOISE:
             warnings.filterwarnings("ignore", message=re.escape(words))
-    return SimpleNamespace(name=name, **_names(name, PLACES))
-
-
-def _names(first_word: str, places: dict) -> dict:
-    found = {}
-    for place, names in places.items():
-        path = f"{first_word}.{place}"
+    engine = SimpleNamespace(name=name)
+    for place, names in PLACES.items():
+        path = f"{name}.{place}"
         try:
             module = importlib.import_module(path)
-            found |= {each: getattr(module, each) for each in names}
+            for each in names:
+                setattr(engine, each, getattr(module, each))
         except (ImportError, AttributeError) as error:
-            hint = "--engine=torch runs torch's own" if first_word == "libddp" else "update torch"
-            raise UserError(f"--engine={first_word}: no {path} here ({error}); {hint}") from error
-    return found
-
-
-def scaler(engine, kind: str, enabled: bool) -> torch.amp.GradScaler:
-    """Scales losses against float16's few exponents; all ranks skip a step together."""
-    if not enabled:
-        return torch.amp.GradScaler(kind, enabled=False)
-    return _names(engine.name, SCALER)["ShardedGradScaler"](kind)
+            hint = "--engine=torch runs torch's own" if name == "libddp" else "update torch"
+            raise UserError(f"--engine={name}: no {path} here ({error}); {hint}") from error
+    return engine
 
 
 def wrap(engine, net: torch.nn.Module, options, device: torch.device) -> torch.nn.Module:

@@ -20,6 +20,7 @@ from options import Options, recomputed
 from shared import Ranks, UserError, learning_rate
 from tokens import Order, Tokens
 from torch import nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 
 class FsdpTrainer:
@@ -43,8 +44,10 @@ class FsdpTrainer:
         if options.activation_checkpointing:
             engines.recompute(self.model, recomputed(options))
         self.optimizer = self._optimizer(decayed)
+        # Only fp16 has so few exponents that gradients vanish without scaling. A rank sees infinity
+        # in its own shard alone, so the ranks tell each other: torch's scaler does, on any engine.
         half = options.mixed_precision == "fp16"
-        self.scaler = engines.scaler(engine, ranks.device.type, enabled=half)
+        self.scaler = ShardedGradScaler(ranks.device.type, enabled=half)
 
     def _optimizer(self, decayed: set[str]) -> torch.optim.AdamW:
         """AdamW that decays matrices and embeddings, but neither gains nor biases."""
