@@ -76,6 +76,57 @@ def test_ddp_with_unused_parameters_and_static_graph():
     assert ranks.run(compare_on_ranks, 2) == [[True] * 4] * 2
 
 
+def losses(model) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(3 + torch.distributed.get_rank())
+    found = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def compare_sharded():
+    from libddp.distributed import destroy_process_group, init_process_group
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    init_process_group("gloo")
+    mesh = torch.distributed.init_device_mesh("cpu", (2,))
+
+    def first_generation(model):
+        policy = ModuleWrapPolicy({blocks.Block})
+        return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id="cpu")
+
+    def second_generation(model):
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    def checkpointed(model):
+        is_block = lambda m: isinstance(m, blocks.Block)  # noqa: E731
+        apply_activation_checkpointing(model, checkpoint_wrapper, is_block)
+        return model
+
+    same = [
+        losses(checkpointed(shard(Branching()))) == losses(shard(Branching()))
+        for shard in (first_generation, second_generation)
+    ]
+    same.append(
+        losses(first_generation(checkpointed(Branching()))) == losses(first_generation(Branching()))
+    )
+    destroy_process_group()
+    return same
+
+
+def test_torchs_fsdp():
+    """Checkpointed after it was sharded, and before."""
+    assert ranks.run(compare_sharded, 2) == [[True] * 3] * 2
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_around_the_checkpoint(backend):
     torch._dynamo.reset()
