@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <utility>
 
@@ -74,10 +76,30 @@ at::Tensor FlatParameter::piece_of(const at::Tensor& block, std::size_t index) c
 void FlatParameter::show_full() {
   memory_->unshard();
   if (shows_full_) return;
+  check_pieces();
   for (std::size_t i = 0; i < size(); ++i) parameters_[i].tensor.set_data(full_[i]);
   // A change of the dtype makes autograd forget the nodes.
   if (hooks_ && compute_dtype_ != dtype_) hooks_->reinstate();
   shows_full_ = true;
+}
+
+// What is written elsewhere would be lost without a word.
+void FlatParameter::check_pieces() const {
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor& shown = parameters_[i].tensor;
+    if (shown.const_data_ptr() == pieces_[i].const_data_ptr() &&
+        shown.sizes() == pieces_[i].sizes() && shown.scalar_type() == dtype_) {
+      continue;
+    }
+    throw StateError(fmt::format(
+        "libddp {}: parameter '{}' is not what this rank owns of it any more: it is {} [{}], and "
+        "was "
+        "{} [{}]. Hint: change dtypes, shapes and data before wrapping; write values in place "
+        "(copy_), or through summon_full_params.",
+        label_, parameters_[i].name, c10::toString(shown.scalar_type()),
+        fmt::join(shown.sizes(), ", "), c10::toString(dtype_),
+        fmt::join(pieces_[i].sizes(), ", ")));
+  }
 }
 
 void FlatParameter::show_pieces() {

@@ -55,7 +55,8 @@ class FlatParameter {
   const Group& shard_group() const { return options_.shard; }
 
   FlatMemory& memory() { return *memory_; }
-  /// Unshards, and lets the parameters show whole tensors.
+  /// Unshards, and lets the parameters show whole tensors. Throws StateError where one of them was
+  /// given other data, sizes or dtype since it showed its piece.
   void show_full();
   /// Lets the parameters show what this rank owns. The bytes of the array stay.
   void show_pieces();
@@ -85,6 +86,7 @@ class FlatParameter {
   const at::Tensor& gradient_block() const { return gradient_block_; }
 
  private:
+  void check_pieces() const;
   at::Tensor piece_of(const at::Tensor& block, std::size_t index) const;
   void check(const at::Tensor& grad, std::size_t index) const;
   void copy_in(const at::Tensor& grad, std::size_t index);

@@ -403,6 +403,19 @@ def check_mistakes():
     assert MixedPrecision is fsdp.MixedPrecision
 
 
+def check_parameters_changed_after_wrapping():
+    model = models.wrap()
+    name, parameter = next((n, p) for n, p in model.named_parameters() if p.numel())
+    parameter.data = parameter.data.clone()
+    last = name.rpartition(".")[2]
+    with pytest.raises(RuntimeError, match=rf"parameter '.*{last}' is not what this rank owns"):
+        model(models.tokens(0))
+    model = models.wrap()
+    model.half()
+    with pytest.raises(RuntimeError, match=r"it is Half \[.*\], and was Float"):
+        model(models.tokens(0))
+
+
 def check_models_that_differ():
     layer = nn.Linear(4, 4 + dist.get_rank())
     with pytest.raises(ValueError, match=r"unit 'Linear'.*'weight'.*\[5, 4\].*\[4, 4\]"):
