@@ -34,10 +34,4 @@ at::Tensor BufferPool::take(std::int64_t numel, at::ScalarType dtype) {
 
 void BufferPool::give(at::Tensor buffer) { free_.push_back(std::move(buffer)); }
 
-std::int64_t BufferPool::free_bytes() const {
-  std::int64_t bytes = 0;
-  for (const at::Tensor& buffer : free_) bytes += static_cast<std::int64_t>(buffer.nbytes());
-  return bytes;
-}
-
 }  // namespace libddp

@@ -27,9 +27,6 @@ class BufferPool {
 
   at::Tensor take(std::int64_t numel, at::ScalarType dtype);
   void give(at::Tensor buffer);
-  /// Gives what nobody uses back to the system.
-  void clear() { free_.clear(); }
-  std::int64_t free_bytes() const;
 
  private:
   Group group_;

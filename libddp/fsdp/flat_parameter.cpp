@@ -54,9 +54,7 @@ FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
     const at::Tensor& parameter = parameters_[i].tensor;
     full_.push_back(memory_->view(layout_.offset(i), parameter.sizes()));
     pieces_.push_back(piece_of(memory_->own_block(), i));
-    const FlatLayout::Piece piece = layout_.piece(i, rank());
-    pieces_[i].reshape(-1).copy_(
-        parameter.detach().reshape(-1).narrow(0, piece.begin, piece.numel()));
+    take_piece(i);
   }
   // Autograd's nodes remember the shape and dtype that a parameter has when they are made.
   for (std::size_t i = 0; i < size(); ++i) parameters_[i].tensor.set_data(full_[i]);
@@ -71,6 +69,12 @@ at::Tensor FlatParameter::piece_of(const at::Tensor& block, std::size_t index) c
   const FlatLayout::Shape shape = layout_.piece_shape(index, rank());
   return block.narrow(0, layout_.piece_offset(index, rank()), layout_.piece(index, rank()).numel())
       .view(shape);
+}
+
+void FlatParameter::take_piece(std::size_t index) {
+  const FlatLayout::Piece piece = layout_.piece(index, rank());
+  pieces_[index].reshape(-1).copy_(
+      parameters_[index].tensor.detach().reshape(-1).narrow(0, piece.begin, piece.numel()));
 }
 
 void FlatParameter::show_full() {
@@ -122,13 +126,8 @@ void FlatParameter::end_copies(bool keep) {
   if (!shows_copies_) return;
   const c10::NoGradGuard no_grad;
   for (std::size_t i = 0; i < size(); ++i) {
-    const at::Tensor& parameter = parameters_[i].tensor;
-    const FlatLayout::Piece piece = layout_.piece(i, rank());
-    if (keep) {
-      pieces_[i].reshape(-1).copy_(
-          parameter.detach().reshape(-1).narrow(0, piece.begin, piece.numel()));
-    }
-    parameter.set_data(pieces_[i]);
+    if (keep) take_piece(i);
+    parameters_[i].tensor.set_data(pieces_[i]);
   }
   shows_copies_ = false;
   shows_full_ = false;

@@ -50,9 +50,6 @@ class FlatParameter {
   const NamedTensors& parameters() const { return parameters_; }
   const FlatLayout& layout() const { return layout_; }
   bool is_trained() const { return is_trained_; }
-  bool shows_full() const { return shows_full_; }
-  /// Which ranks own the blocks; null: this one owns everything.
-  const Group& shard_group() const { return options_.shard; }
 
   FlatMemory& memory() { return *memory_; }
   /// Unshards, and lets the parameters show whole tensors. Throws StateError where one of them was
@@ -87,6 +84,8 @@ class FlatParameter {
 
  private:
   void check_pieces() const;
+  /// Takes what this rank owns of the whole tensor that a parameter shows into the own block.
+  void take_piece(std::size_t index);
   at::Tensor piece_of(const at::Tensor& block, std::size_t index) const;
   void check(const at::Tensor& grad, std::size_t index) const;
   void copy_in(const at::Tensor& grad, std::size_t index);

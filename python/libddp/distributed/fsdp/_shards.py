@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.distributed.utils import _apply_to_tensors
 
 from libddp._load import load
 from libddp.distributed._exit import describe
-from libddp.errors import ArgumentError, StateError
+from libddp.errors import ArgumentError
 
 _C = load()
 #: Attribute of a wrapped module.
@@ -52,7 +52,6 @@ class Shard:
     #: Of the whole model; None before the first forward.
     model: Any = None
     is_root: bool = False
-    under: list[Shard] = field(default_factory=list)
 
     def run(self, forward, args, kwargs):
         """`forward(*args, **kwargs)` with whole parameters."""
@@ -140,7 +139,6 @@ def join(root: Shard):
     for shard in shards:
         shard.model = model
     root.is_root = True
-    root.under = shards[1:]
     return model
 
 
@@ -176,17 +174,6 @@ def without_sync(shard: Shard) -> Iterator[None]:
         yield
     finally:
         model.syncs = before
-
-
-def require_shard(module: torch.nn.Module, what: str) -> Shard:
-    """The shard of `module`, or an error that says what it was needed for."""
-    shard = shard_of(module)
-    if shard is None:
-        raise StateError(
-            f"libddp fsdp: {what} needs a wrapped module, but {type(module).__name__} is not. "
-            "Hint: wrap it with FullyShardedDataParallel or fully_shard first."
-        )
-    return shard
 
 
 def _cast(values, dtype: torch.dtype | None):

@@ -20,7 +20,6 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 from torch.distributed.fsdp.fully_sharded_data_parallel import (
-    OptimStateKeyType,
     StateDictSettings,
 )
 
@@ -35,7 +34,6 @@ from libddp.distributed.fsdp import (
     _state_dict,
     _wrapping,
 )
-from libddp.distributed.fsdp._state_dict import PREFIX
 
 
 class FullyShardedDataParallel(torch.nn.Module):
@@ -357,6 +355,3 @@ class FullyShardedDataParallel(torch.nn.Module):
 
 def _add_prefix(state_dict, prefix: str, *_: Any) -> None:
     _state_dict.with_prefix(state_dict, prefix)
-
-
-__all__ = ["FullyShardedDataParallel", "OptimStateKeyType", "PREFIX"]
