@@ -29,7 +29,7 @@ def test_one_host_gets_a_random_key(environment):
     path = os.environ[_run_key.FILE]
     assert path.startswith(f"/proc/{os.getpid()}/fd/")
     facts = os.stat(path)
-    assert (facts.st_size, facts.st_mode & 0o777) == (32, 0o600)
+    assert (facts.st_size, facts.st_mode & 0o777) == (64, 0o600)
     with open(path, "rb") as file:
         first = file.read()
     assert len(set(first)) > 8
@@ -38,6 +38,14 @@ def test_one_host_gets_a_random_key(environment):
     assert not os.get_inheritable(int(path.rsplit("/", 1)[1]))
     with open(_run_key.path_of(_run_key.make()), "rb") as file:
         assert file.read() != first
+
+
+def test_no_random_key_is_too_short_without_its_line_ends(environment):
+    for _ in range(2000):  # one in 128 ends with what the library takes for a line end
+        descriptor = _run_key.make()
+        key = os.pread(descriptor, 100, 0)
+        os.close(descriptor)
+        assert len(key.rstrip(b"\r\n")) >= 32
 
 
 def test_several_hosts_get_none_that_nobody_gave(environment):
