@@ -1,5 +1,7 @@
 """What scripts do with sharded models, and the errors that they can cause."""
 
+import warnings
+
 import checks
 import ddp_models
 import fsdp_models as models
@@ -414,6 +416,33 @@ def check_parameters_changed_after_wrapping():
     model.half()
     with pytest.raises(RuntimeError, match=r"it is Half \[.*\], and was Float"):
         model(models.tokens(0))
+
+
+def said(function):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        function()
+    return [str(w.message) for w in found if "libddp fsdp:" in str(w.message)]
+
+
+def check_a_warning_where_only_the_root_is_wrapped():
+    def run(layers, width, wrap, **arguments):
+        model = models.build(lambda: models.TinyGpt(layers, width))
+        wrap(model, **arguments)(models.tokens(0))
+
+    one_unit = {"auto_wrap_policy": None}
+    fully_shard = models.libddp_fsdp().fully_shard
+    assert said(lambda: run(3, 12, models.wrap, **one_unit)) == []  # small
+    assert said(lambda: run(2, 256, models.wrap)) == []
+    assert said(lambda: run(1, 512, models.wrap, **one_unit)) == []  # one block
+    found = said(lambda: run(2, 256, models.wrap, **one_unit))
+    if dist.get_rank() == 0:
+        assert len(found) == 1, found
+        assert "only the whole model is wrapped" in found[0]
+        assert "auto_wrap_policy=ModuleWrapPolicy({Block})" in found[0]
+    else:
+        assert found == []
+    assert said(lambda: run(2, 256, fully_shard)) == []  # once
 
 
 def check_models_that_differ():

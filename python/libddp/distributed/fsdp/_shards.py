@@ -17,6 +17,7 @@ from torch.distributed.utils import _apply_to_tensors
 
 from libddp._load import load
 from libddp.distributed._exit import describe
+from libddp.distributed.fsdp import _advice
 from libddp.errors import ArgumentError
 
 _C = load()
@@ -139,6 +140,9 @@ def join(root: Shard):
     for shard in shards:
         shard.model = model
     root.is_root = True
+    group = root.sharding.shard
+    if len(shards) == 1 and group is not None and group.size() > 1 and group.rank() == 0:
+        _advice.advise(root.module, root.parameters, root.unit)
     return model
 
 
