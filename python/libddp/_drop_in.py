@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import cache, wraps
 from importlib.metadata import entry_points
 
-from libddp import _after_import, _autoload
+from libddp import _after_import, _autoload, _drop_in_fsdp
 
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _CHECKPOINT = "torch.utils.checkpoint"
@@ -33,8 +33,10 @@ _KEPT_DDP = (
     "the script with `libddp run --drop-in`."
 )
 _KEPT_FSDP = (
-    "libddp: FSDP stays torch's own, on libddp's process group. Hint: nothing to do; "
-    "libddp.uninstall() gives torch's process group back as well."
+    "libddp: this FSDP is torch's own, on libddp's process group: its name was imported before "
+    "libddp was installed, or there is CUDA, where libddp does not shard yet. Hint: on a machine "
+    "without CUDA call libddp.install() before `from torch.distributed.fsdp import ...`, or start "
+    "the script with `libddp run --drop-in`."
 )
 _ABSENT = object()
 #: (owner, name, what stood there or _ABSENT), in the order of replacement
@@ -44,13 +46,14 @@ _pending: list[Callable] = []
 
 
 def install() -> None:
-    """Makes torch's names for the process group and for DDP answer libddp's. Does so once.
+    """Makes torch's names for the process group, DDP and FSDP answer libddp's. Does so once.
 
     Replaced are `init_process_group`, `new_group` and `monitored_barrier` of torch.distributed (and
     distributed_c10d), `get_backend` of torch.distributed, and DistributedDataParallel of
-    torch.nn.parallel (and its module `distributed`), and activation checkpointing in
-    torch.utils.checkpoint and torch's checkpoint_wrapper. Every other function of torch.distributed
-    stays torch's and runs on libddp's process group.
+    torch.nn.parallel (and its module `distributed`), activation checkpointing in
+    torch.utils.checkpoint and torch's checkpoint_wrapper, and, where there is no CUDA,
+    FullyShardedDataParallel and fully_shard of torch.distributed.fsdp. Every other function of
+    torch.distributed stays torch's and runs on libddp's process group.
 
     Raises:
         StateError: a process group exists already, and it is not libddp's.
@@ -75,6 +78,7 @@ def install() -> None:
     _replace_ddp()
     _call_after_import(_CHECKPOINT, _replace_checkpoint)
     _call_after_import(_WRAPPER, _replace_wrapper)
+    _replace_fsdp()
     for module, name in ((_FSDP1, "FullyShardedDataParallel"), (_FSDP2, "FSDPState")):
         _call_after_import(module, lambda found, name=name: _announce(found, name, _KEPT_FSDP))
 
@@ -89,7 +93,9 @@ def uninstall() -> None:
     _pending.clear()
     while _replaced:
         owner, name, former = _replaced.pop()
-        if former is _ABSENT:
+        if isinstance(owner, dict):  # sys.modules
+            owner[name] = former
+        elif former is _ABSENT:
             delattr(owner, name)
         else:
             setattr(owner, name, former)
@@ -130,6 +136,10 @@ def _refuse_foreign_group() -> None:
 
 
 def _replace(owner: object, name: str, replacement: object) -> None:
+    if isinstance(owner, dict):  # sys.modules
+        _replaced.append((owner, name, owner[name]))
+        owner[name] = replacement
+        return
     _replaced.append((owner, name, getattr(owner, name, _ABSENT)))
     setattr(owner, name, replacement)
 
@@ -183,6 +193,16 @@ def _replace_wrapper(theirs) -> None:
 
     for name in ("CheckpointWrapper", "checkpoint_wrapper", "apply_activation_checkpointing"):
         _replace(theirs, name, getattr(ours, name))
+
+
+def _replace_fsdp() -> None:
+    def after(module: str, function: Callable) -> None:
+        _call_after_import(module, lambda found: function(found, _replace))
+
+    after(_drop_in_fsdp.PACKAGE, _drop_in_fsdp.replace)
+    for module in _drop_in_fsdp.COMPOSABLE:
+        after(module, _drop_in_fsdp.replace_composable)
+    after(_drop_in_fsdp.KEEPS_TORCHS, _drop_in_fsdp.keep_torchs)
 
 
 def _announce(module, kind, text: str) -> None:

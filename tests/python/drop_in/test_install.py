@@ -75,6 +75,7 @@ def test_names_are_replaced_once_and_given_back(tmp_path):
 KEPT = """
 import warnings
 import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as EarlyFsdp, fully_shard
 from torch.nn.parallel import DistributedDataParallel as Early
 import libddp; libddp.install()
 import torch.distributed as dist
@@ -92,13 +93,15 @@ assert "Hint: call libddp.install() before" in first[0]
 assert said(lambda: Early(torch.nn.Linear(2, 2))) == []
 assert said(lambda: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))) == []
 
-from torch.distributed.fsdp import fully_shard
 mesh = dist.init_device_mesh("cpu", (1,))
 layer = torch.nn.Linear(2, 2)
 first = said(lambda: fully_shard(layer, mesh=mesh))
-assert len(first) == 1 and "FSDP stays torch's own" in first[0], first
+assert len(first) == 1 and "this FSDP is torch's own" in first[0], first
 assert said(lambda: fully_shard(torch.nn.Linear(2, 2), mesh=mesh)) == []
 layer(torch.ones(1, 2)).sum().backward()
+outer = EarlyFsdp(EarlyFsdp(torch.nn.Linear(2, 2), device_id="cpu"), device_id="cpu")
+assert len(EarlyFsdp.fsdp_modules(outer)) == 2
+outer(torch.ones(1, 2)).sum().backward()
 
 ours = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
 torch.compile(ours, backend="eager")(torch.ones(3, 2)).sum().backward()
@@ -209,3 +212,50 @@ assert type(wrapper.checkpoint_wrapper(torch.nn.Linear(2, 2))).__module__.starts
 
 def test_activation_checkpointing_is_replaced(tmp_path):
     python(CHECKPOINT, tmp_path)
+
+
+SHARDING = """
+import sys
+import torch
+import torch.distributed as dist
+
+CUDA = {cuda}
+torch.cuda.is_available = lambda: CUDA
+import libddp; libddp.install()
+import torch.distributed.checkpoint.state_dict as states
+import torch.distributed.fsdp as package
+from torch.distributed._composable import fsdp as composable
+from torch.distributed._composable.fsdp.fully_shard import fully_shard as deep
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel as Long
+from torch.distributed.fsdp.fully_sharded_data_parallel import MixedPrecision
+
+def owner(found):
+    return sys.modules[found.__module__].__name__.partition(".")[0]
+
+wanted = "torch" if CUDA else "libddp"
+names = [FSDPModule, FullyShardedDataParallel, fully_shard, deep, composable.fully_shard]
+names += [package.register_fsdp_forward_method, package.UnshardHandle]
+assert [owner(name) for name in names] == [wanted] * 7, names
+assert Long is FullyShardedDataParallel
+assert owner(states.FSDP) == "torch"
+assert package.MixedPrecision is MixedPrecision
+libddp.uninstall()
+for name in ("FullyShardedDataParallel", "fully_shard", "FSDPModule"):
+    assert owner(getattr(package, name)) == "torch", name
+assert package.fully_sharded_data_parallel.FullyShardedDataParallel is states.FSDP
+from torch.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel as Again
+assert Again is states.FSDP
+"""
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_sharding_is_replaced_where_there_is_no_cuda(cuda, tmp_path):
+    python(SHARDING.format(cuda=cuda), tmp_path)
+
+
+def test_libddps_package_may_be_imported_first(tmp_path):
+    code = "import libddp; libddp.install(); import libddp.distributed.fsdp as ours; "
+    code += "import torch; from torch.distributed.fsdp import fully_shard; "
+    code += "assert torch.cuda.is_available() or fully_shard is ours.fully_shard"
+    python(code, tmp_path)

@@ -13,6 +13,8 @@ import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import pytest
+
 SCRIPTS = Path(__file__).parents[1] / "drop_in" / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 LIBDDP_RUN = ("-m", "libddp.run", "--drop-in", "--nproc-per-node=2")
@@ -81,6 +83,16 @@ def verify(theirs: list[dict], ours: list[dict]) -> None:
         assert len(our["losses"]) > 3
         assert our["losses"] == their["losses"]
         assert our["weight"] == their["weight"]
+
+
+def verify_sharded(theirs: list[dict], ours: list[dict]) -> None:
+    """The same for sharded models, up to the order in which ranks' parts of a norm are added."""
+    assert [(r["wrapper"], r["backend"]) for r in theirs] == [("torch", "gloo")] * 2
+    assert [(r["wrapper"], r["backend"]) for r in ours] == [("libddp", "libddp")] * 2
+    for their, our in zip(theirs, ours, strict=True):
+        assert len(our["losses"]) > 3
+        assert our["losses"] == pytest.approx(their["losses"], rel=1e-5)
+        assert our["weight"] == pytest.approx(their["weight"], rel=1e-5)
 
 
 def _metadata(folder: Path) -> Path:

@@ -27,7 +27,12 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-from libddp.distributed.fsdp._fully_shard import FSDPModule, fully_shard
+from libddp.distributed.fsdp._fully_shard import (
+    FSDPModule,
+    UnshardHandle,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
 
 __all__ = [
@@ -51,5 +56,7 @@ __all__ = [
     "StateDictConfig",
     "StateDictSettings",
     "StateDictType",
+    "UnshardHandle",
     "fully_shard",
+    "register_fsdp_forward_method",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -92,8 +92,46 @@ def _sharded_class(cls: type) -> type:
     return type(f"FSDP{cls.__name__}", (FSDPModule, cls), {})
 
 
+class UnshardHandle:
+    """What unshard(async_op=True) returns."""
+
+    def wait(self) -> None:
+        """Without effect: parameters are unsharded where they are used."""
+
+
+def register_fsdp_forward_method(module: torch.nn.Module, method_name: str) -> None:
+    """Lets a method of a sharded module see whole parameters, as forward does.
+
+    Without effect where the module is not sharded.
+
+    Raises:
+        ArgumentError: (a ValueError) the module has no such method.
+    """
+    if not isinstance(module, FSDPModule):
+        return
+    method = getattr(module, method_name, None)
+    if method is None:
+        raise ArgumentError(
+            f"libddp fsdp: {type(module).__name__} has no method {method_name!r}. "
+            "Hint: pass the name of the method that computes with the module's parameters."
+        )
+
+    @wraps(method)
+    def with_whole_parameters(*args: Any, **kwargs: Any) -> Any:
+        return _shards.shard_of(module).run(method, args, kwargs)
+
+    setattr(module, method_name, with_whole_parameters)
+
+
 class FSDPModule:
     """What a module is too once fully_shard has been called with it."""
+
+    def __new__(cls, *args: Any, **kwargs: Any):
+        """A slice of a sharded container is a plain container."""
+        original = cls.__mro__[2]
+        made = original.__new__(original)
+        made.__init__(*args, **kwargs)
+        return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _shards.shard_of(self).run(super().__call__, args, kwargs)
@@ -116,8 +154,17 @@ class FSDPModule:
     def reshard(self) -> None:
         """Without effect: parameters are resharded after each use."""
 
-    def unshard(self, async_op: bool = False) -> None:
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Without effect: parameters are unsharded where they are used."""
+        return UnshardHandle() if async_op else None
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Without effect: as the module was sharded."""
+
+    def set_reshard_after_backward(
+        self, reshard_after_backward: bool, *, recurse: bool = True
+    ) -> None:
+        """Without effect: parameters are resharded after each use."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Whole tensors; collective."""
