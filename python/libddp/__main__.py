@@ -2,6 +2,7 @@
 
 libddp run ...       start a distributed job (torchrun's flags)
 libddp overlap ...   how much communication a trace of save_trace() hides
+libddp plan ...      memory of a training job, before it runs
 libddp --version     what this installation is: for bug reports
 libddp --cmake-dir   prefix for CMAKE_PREFIX_PATH of C++ programs
 """
@@ -58,12 +59,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from libddp._overlap import main as overlap
 
         return overlap(arguments[1:])
+    if arguments[:1] == ["plan"]:
+        from libddp.plan.command import main as plan
+
+        return plan(arguments[1:])
     parser = argparse.ArgumentParser(
         "libddp", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument(
-        "command", nargs="?", choices=["run", "overlap"], help="described above; see its --help"
+        "command",
+        nargs="?",
+        choices=["run", "overlap", "plan"],
+        help="described above; see its --help",
     )
     group.add_argument("--version", action="store_true", help="describe this installation")
     group.add_argument("--cmake-dir", action="store_true", help="print the CMake prefix")

@@ -1,0 +1,219 @@
+"""libddp plan: the memory of a training job, before it runs.
+
+    libddp plan --gpt gpt2 --batch 8 --length 1024 --ranks 4 --limit 16GiB
+    libddp plan --model model.py:GPT --model-args '{"n_layer": 12}' --batch 8 --length 1024
+
+Prints, for DDP, ZeRO-1 and each sharding strategy of FSDP, without and with activation
+checkpointing, the bytes that each rank and all ranks of a host take beyond a process without a
+model. Nothing is allocated: the model runs on tensors without data. docs/planning.md says what each
+column is. Exit status: 0, 1 for wrong input, 3 if nothing fits --limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from libddp.errors import ArgumentError
+from libddp.plan import table
+from libddp.plan.factory import call_factory, find_factory
+from libddp.plan.facts import Job, Memory, ModelFacts, Optimizer
+from libddp.plan.gpt import VOCABULARY, Gpt
+from libddp.plan.observe import optimizer_cost
+from libddp.plan.sizes import parse_bytes, show_bytes
+from libddp.plan.strategies import all_settings, check
+from libddp.plan.survey import Batch, Precision, survey
+
+_DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+}
+_INPUT_DTYPES = _DTYPES | {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool}
+NOTHING_FITS = 3
+#: What Python, torch and libddp take in a rank that has trained something tiny, files aside.
+PROCESS = "350MiB"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; returns the exit status."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        return _plan(chosen)
+    except ArgumentError as error:
+        print(f"libddp plan: {error}", file=sys.stderr)
+        return 1
+
+
+def _plan(chosen: argparse.Namespace) -> int:
+    limit = parse_bytes(chosen.limit) if chosen.limit else None
+    process = parse_bytes(chosen.process)
+    precision = Precision(chosen.dtype, chosen.param_dtype, chosen.autocast)
+    job = Job(
+        chosen.ranks,
+        chosen.ranks_per_host or chosen.ranks,
+        _itemsize(chosen.param_dtype),
+        _itemsize(chosen.reduce_dtype),
+        chosen.deferred,
+    )
+    check(job)
+    optimizer = torch_optimizer(chosen.optimizer, _json("--optimizer-args", chosen.optimizer_args))
+    batch = Batch(chosen.batch, chosen.length, _inputs(chosen.inputs))
+    blocks = tuple(chosen.block.split(",")) if chosen.block else None
+    facts = survey(_maker(chosen), batch, blocks, precision)
+    plans = all_settings(facts, job, optimizer)
+    fits = limit is None or bool(table.choose(plans, limit, process))
+    if chosen.json:
+        print(json.dumps(_with_limit(table.as_dict(facts, job, plans), plans, limit, process)))
+    else:
+        print(_heading(chosen, facts, job))
+        print(table.as_text(plans, limit, process))
+        if limit:
+            print(table.verdict(plans, limit, process))
+    return 0 if fits else NOTHING_FITS
+
+
+def _maker(chosen: argparse.Namespace) -> Callable[[], nn.Module]:
+    if (chosen.model is None) == (chosen.gpt is None):
+        raise ArgumentError(
+            "which model? Hint: either --gpt SIZE, as in --gpt 12x768, or --model FILE.py:NAME."
+        )
+    if chosen.gpt is not None:
+        return lambda: Gpt.of_size(chosen.gpt, length=chosen.length, vocabulary=chosen.vocabulary)
+    factory = find_factory(chosen.model)
+    arguments = _json("--model-args", chosen.model_args, dict, list)
+    return lambda: call_factory(factory, arguments)
+
+
+def torch_optimizer(name: str, arguments: dict | None = None) -> Optimizer:
+    """What an optimizer costs, by the name of a class in torch.optim, in any case, or
+    "libddp.adamw".
+
+    Raises:
+        ArgumentError: no such optimizer; or, when it is asked, arguments that it does not take.
+    """
+    given = dict(arguments or {})
+    wanted = name.lower()
+    if wanted == "libddp.adamw":  # the same kernel, the same state
+        wanted, given = "adamw", {**given, "fused": True}
+    classes = {
+        key.lower(): value
+        for key, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+    }
+    found = classes.get(wanted)
+    if found is None or found is torch.optim.Optimizer:
+        names = ", ".join(sorted({*classes, "libddp.adamw"} - {"optimizer"}))
+        raise ArgumentError(f"--optimizer {name!r} is unknown. Hint: one of {names}.")
+
+    def cost(sizes):
+        try:
+            return optimizer_cost(lambda parameters: found(parameters, **given), sizes)
+        except Exception as error:
+            raise ArgumentError(
+                f"--optimizer {name}: {type(error).__name__}: {error}. Hint: --optimizer-args "
+                "takes the optimizer's arguments as JSON; one that needs a closure, or reads "
+                "values, cannot be planned for."
+            ) from error
+
+    return cost
+
+
+def _json(option: str, text: str, *kinds: type) -> dict | list:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ArgumentError(
+            f"{option} is no JSON: {error}. Hint: quote it for the shell, as in "
+            f"{option} '{{\"lr\": 0.1}}'."
+        ) from error
+    if not isinstance(value, kinds or (dict,)):
+        raise ArgumentError(f'{option} is a {type(value).__name__}. Hint: write {{"name": value}}.')
+    return value
+
+
+def _inputs(text: str | None) -> tuple:
+    """ "float32:3x224x224,int64:" -> dtypes and shapes behind the batch dimension."""
+    found = []
+    for part in text.split(",") if text else ():
+        dtype, _, shape = part.partition(":")
+        sizes = [size for size in shape.split("x") if size]
+        if dtype not in _INPUT_DTYPES or not all(s.isdecimal() and int(s) > 0 for s in sizes):
+            raise ArgumentError(
+                f"--inputs {part!r} is no input. Hint: DTYPE:SHAPE without the batch dimension, "
+                f"one for each argument, as in float32:3x224x224,int64: (dtypes: "
+                f"{', '.join(_INPUT_DTYPES)})."
+            )
+        found.append((_INPUT_DTYPES[dtype], tuple(int(size) for size in sizes)))
+    return tuple(found)
+
+
+def _itemsize(dtype: torch.dtype | None) -> int | None:
+    return None if dtype is None else dtype.itemsize
+
+
+def _with_limit(result: dict, plans: list[Memory], limit: int | None, process: int) -> dict:
+    if limit is not None:
+        fitting = table.choose(plans, limit, process)
+        result["limit"], result["process"] = limit, process
+        result["fitting"] = [table.name_of(plan) for plan in fitting]
+    return result
+
+
+def _heading(chosen: argparse.Namespace, facts: ModelFacts, job: Job) -> str:
+    numel = sum(p.numel for p in facts.parameters)
+    blocks = f"{len(facts.units) - 1} blocks" if len(facts.units) > 1 else "no blocks (see --block)"
+    return (
+        f"{numel / 1e6:.1f} M parameters ({show_bytes(facts.parameter_bytes)}) in {blocks}; "
+        f"{job.ranks} ranks, {job.ranks_per_host} per host; batch {chosen.batch} x {chosen.length} "
+        f"per rank; {chosen.optimizer}\n"
+        "bytes beyond a process without a model; per rank and per host: at the peak of a step\n"
+        "offload: none of these changes with CPUOffload: parameters are on the CPU\n"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "libddp plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--gpt", metavar="SIZE", help="a GPT: LAYERSxWIDTH, gpt2, gpt2-medium, -large, -xl")
+    add("--vocabulary", type=int, default=VOCABULARY, help="of --gpt (default: %(default)s)")
+    add("--model", metavar="PLACE:NAME", help="MODULE or FILE.py, and what makes the model in it")
+    add("--model-args", default="{}", metavar="JSON", help="arguments, or fields of its dataclass")
+    add("--batch", type=int, default=8, help="of one rank (default: %(default)s)")
+    add("--length", type=int, default=1024, help="tokens of a sequence (default: %(default)s)")
+    add("--inputs", metavar="DTYPE:SHAPE,...", help="what forward takes, instead of token ids")
+    add("--block", metavar="CLASS,...", help="wrapped and recomputed; default: what repeats most")
+    add("--ranks", type=int, default=2, help="default: %(default)s")
+    add("--ranks-per-host", type=int, help="default: all")
+    add("--optimizer", default="adamw", help="of torch.optim, or libddp.adamw (default: adamw)")
+    add("--optimizer-args", default="{}", metavar="JSON")
+    dtype = {"type": _dtype, "metavar": "DTYPE"}
+    add("--dtype", default=torch.float32, **dtype, help="of the parameters (default: float32)")
+    add("--autocast", **dtype, help="the pass runs under torch.autocast")
+    add("--param-dtype", **dtype, help="MixedPrecision's param_dtype")
+    add("--reduce-dtype", **dtype, help="MixedPrecision's reduce_dtype")
+    add("--deferred", action="store_true", help="the model is on the meta device when wrapped")
+    add("--limit", metavar="SIZE", help="memory of a host, as in 8GiB: what fits?")
+    add("--process", default=PROCESS, help="of a rank before its model (default: %(default)s)")
+    add("--json", action="store_true", help="everything in bytes, on one line")
+    return parser
+
+
+def _dtype(text: str) -> torch.dtype:
+    if text not in _DTYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(_DTYPES)}")
+    return _DTYPES[text]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,161 @@
+"""Where libddp puts parameters and gradients: how many bytes, and which piece a rank owns. Pure.
+
+The arithmetic of libddp/fsdp/flat_layout.h and libddp/ddp/gradient_buckets.h, without the few rows
+of padding that let a cut fall between rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from libddp.plan.facts import Event, Parameter, Shape
+
+#: Blocks are multiples of this many elements, gradients in buckets of this many bytes.
+BLOCK_ALIGNMENT = 32
+SLOT_ALIGNMENT = 64
+#: Units whose averages may be under way while another one fills its buffer.
+MOST_REDUCTIONS = 2
+
+#: What a buffer is found by when it is used again: elements and bytes of an element.
+Size = tuple[int, int]
+
+
+def round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def block_numel(parameters: Sequence[Parameter], ranks: int) -> int:
+    """Elements that each rank owns of one flat array."""
+    fair = round_up(-(-sum(p.numel for p in parameters) // ranks), BLOCK_ALIGNMENT)
+    unit = BLOCK_ALIGNMENT
+    for parameter in parameters:
+        if parameter.numel > fair:
+            both = math.lcm(unit, max(1, math.prod(parameter.shape[1:])))
+            unit = both if both <= fair // 8 else unit
+    return max(unit, round_up(fair, unit))
+
+
+def pieces(parameters: Sequence[Parameter], ranks: int, rank: int) -> list[Shape]:
+    """What `rank` owns of each parameter that it owns anything of."""
+    block = block_numel(parameters, ranks)
+    found, start = [], 0
+    for parameter in parameters:
+        end = start + parameter.numel
+        numel = min(end, block * (rank + 1)) - max(start, block * rank)
+        row = max(1, math.prod(parameter.shape[1:]))
+        if numel > 0:
+            whole_rows = parameter.shape and numel % row == 0
+            found.append((numel // row, *parameter.shape[1:]) if whole_rows else (numel,))
+        start = end
+    return found
+
+
+def flats(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
+    """One list per flat array: parameters of one unit, one dtype, all trained or none."""
+    kinds: dict[tuple, list[Parameter]] = {}
+    for parameter in parameters:
+        key = (parameter.unit, not parameter.trained, parameter.itemsize)
+        kinds.setdefault(key, []).append(parameter)
+    return [kinds[key] for key in sorted(kinds)]
+
+
+def bucket_bytes(parameters: Iterable[Parameter]) -> int:
+    """All gradients in buckets."""
+    return sum(round_up(p.bytes, SLOT_ALIGNMENT) for p in parameters if p.trained)
+
+
+class Pool:
+    """Counts the buffers that units of a model take in turns, as libddp/fsdp/buffer_pool.h has
+    them: one that was given back serves whoever needs the same size."""
+
+    def __init__(self) -> None:
+        self._out: Counter[Size] = Counter()
+        self._made: Counter[Size] = Counter()
+
+    def take(self, size: Size) -> None:
+        self._out[size] += 1
+        self._made[size] = max(self._made[size], self._out[size])
+
+    def give(self, size: Size) -> None:
+        self._out[size] -= 1
+
+    @property
+    def bytes(self) -> int:
+        return sum(numel * itemsize * count for (numel, itemsize), count in self._made.items())
+
+
+class Schedule:
+    """Follows one pass, and takes and gives the buffers that it needs from a pool.
+
+    `gradient_sizes` and `gathered_sizes`: per unit, of its flat arrays; nothing is gathered where a
+    unit has none.
+    """
+
+    def __init__(
+        self,
+        unit_of: Sequence[int],
+        gradient_sizes: dict[int, list[Size]],
+        gathered_sizes: dict[int, list[Size]],
+        keep_unsharded: bool,
+    ) -> None:
+        self.pool = Pool()
+        self._unit_of = unit_of
+        self._gradients, self._gathered = gradient_sizes, gathered_sizes
+        self._keep = keep_unsharded
+        self._unsharded: set[int] = set()
+        self._order: list[int] = []
+        self._filling: set[int] = set()
+        self._reducing: list[int] = []
+
+    def run(self, events: Iterable[Event], trained: Sequence[int]) -> int:
+        """Bytes of all buffers; `trained`: how many gradients each unit waits for."""
+        missing = list(trained)
+        for event in events:
+            if event.what == "forward":
+                self._order += [event.which] if event.which not in self._order else []
+                self._unshard(event.which)
+            elif event.what == "forward_end":
+                if event.which != 0 and not self._keep:
+                    self._reshard(event.which)
+            else:
+                unit = self._unit_of[event.which]
+                self._fill(unit)
+                missing[unit] -= 1
+                if missing[unit] == 0:
+                    self._reduce(unit)
+        return self.pool.bytes
+
+    def _unshard(self, unit: int) -> None:
+        if unit not in self._unsharded:
+            self._unsharded.add(unit)
+            for size in self._gathered.get(unit, []):
+                self.pool.take(size)
+
+    def _reshard(self, unit: int) -> None:
+        if unit in self._unsharded:
+            self._unsharded.remove(unit)
+            for size in self._gathered.get(unit, []):
+                self.pool.give(size)
+
+    def _fill(self, unit: int) -> None:
+        if unit in self._filling:
+            return
+        self._filling.add(unit)
+        self._unshard(unit)
+        before = self._order.index(unit) - 1 if unit in self._order else 0
+        if before >= 1:
+            self._unshard(self._order[before])
+        for size in self._gradients.get(unit, []):
+            self.pool.take(size)
+
+    def _reduce(self, unit: int) -> None:
+        while len(self._reducing) >= MOST_REDUCTIONS:
+            self._collect()
+        self._reducing.append(unit)
+        self._reshard(unit)
+
+    def _collect(self) -> None:
+        for size in self._gradients.get(self._reducing.pop(0), []):
+            self.pool.give(size)

@@ -1,0 +1,196 @@
+"""What each way to train takes in memory: from facts to Memory. Pure arithmetic.
+
+    for memory in all_settings(facts, job, optimizer):
+        print(memory.setting, memory.per_rank)
+
+It follows what libddp allocates, not what the strategies would need at least: see docs/planning.md.
+"""
+
+from __future__ import annotations
+
+from libddp.errors import ArgumentError
+from libddp.plan import layout
+from libddp.plan.facts import Job, Memory, ModelFacts, Optimizer, OptimizerCost, Parameter, Pass
+
+DDP = "DDP"
+ZERO_1 = "ZeRO-1"
+NO_SHARD = "NO_SHARD"
+SHARD_GRAD_OP = "SHARD_GRAD_OP"
+FULL_SHARD = "FULL_SHARD"
+HYBRID_SHARD = "HYBRID_SHARD"
+SETTINGS = (DDP, ZERO_1, NO_SHARD, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD)
+
+
+def all_settings(facts: ModelFacts, job: Job, optimizer: Optimizer) -> list[Memory]:
+    """One Memory for each setting, without and with recomputed blocks.
+
+    Raises:
+        ArgumentError: ranks that don't fill whole hosts.
+    """
+    check(job)
+    plans = []
+    for setting in SETTINGS:
+        plan = _plan_of(setting, facts, job)
+        cost = _worst_cost(plan.owned, optimizer)
+        plans += [plan.memory(recompute, one, cost) for recompute, one in facts.passes()]
+    return plans
+
+
+def check(job: Job) -> None:
+    for name, value in (("ranks", job.ranks), ("ranks per host", job.ranks_per_host)):
+        if value < 1:
+            raise ArgumentError(f"{value} {name}. Hint: one at least.")
+    if job.ranks % job.ranks_per_host:
+        raise ArgumentError(
+            f"{job.ranks} ranks do not fill hosts of {job.ranks_per_host}: HYBRID_SHARD, which "
+            "shards inside a host and replicates between hosts, cannot run so. Hint: make --ranks "
+            "a multiple of --ranks-per-host."
+        )
+
+
+def _worst_cost(owned: list[list], optimizer: Optimizer) -> OptimizerCost:
+    """Of the rank whose optimizer needs most; alike ones are computed once."""
+    costs = [optimizer(list(shapes)) for shapes in {tuple(shapes): None for shapes in owned}]
+    return max(costs, key=lambda cost: cost.state + cost.transient)
+
+
+class _Plan:
+    """The bytes of one setting, before a pass is chosen."""
+
+    def __init__(self, setting: str, facts: ModelFacts, job: Job) -> None:
+        self.setting, self.facts, self.job = setting, facts, job
+        self.parameters = self.shared = self.gradients = 0
+        self.owned: list[list] = []
+        self.wrapping = 0
+
+    def communication(self, one: Pass) -> int:
+        return 0
+
+    def memory(self, recompute: bool, one: Pass, cost: OptimizerCost) -> Memory:
+        return Memory(
+            self.setting,
+            recompute,
+            self.job.ranks_per_host,
+            parameters=self.parameters,
+            shared_parameters=self.shared,
+            gradients=self.gradients,
+            optimizer=cost.state,
+            communication=self.communication(one),
+            buffers=self.facts.buffers,
+            activations=one.peak,
+            transient=cost.transient,
+            wrapping=self.wrapping,
+        )
+
+
+def _plan_of(setting: str, facts: ModelFacts, job: Job) -> _Plan:
+    if setting in (DDP, ZERO_1):
+        return _Replicated(setting, facts, job)
+    return _Sharded(setting, facts, job)
+
+
+class _Replicated(_Plan):
+    """DDP: every rank has the model; gradients are their buckets. ZeRO-1: the parameters exist once
+    per host, and each rank updates its share of them."""
+
+    def __init__(self, setting: str, facts: ModelFacts, job: Job) -> None:
+        super().__init__(setting, facts, job)
+        trained = [p for p in facts.parameters if p.trained]
+        low = sum(p.numel for p in facts.parameters) * (job.param_itemsize or 0)
+        self.gradients = layout.bucket_bytes(trained)
+        self._compressed = sum(p.numel for p in trained) * (
+            job.reduce_itemsize or job.param_itemsize or 0
+        )
+        self.wrapping = job.ranks_per_host * (facts.parameter_bytes + facts.buffers)
+        if setting == DDP:
+            self.parameters = facts.parameter_bytes + low
+            self.owned = [[(p.shape, p.itemsize) for p in trained]]
+            return
+        shared = sum(p.bytes for p in trained)
+        self.shared = shared
+        self.parameters = facts.parameter_bytes - shared + low
+        self.wrapping += shared
+        self.owned = [_pieces(trained, job.ranks, rank) for rank in _some_ranks(job.ranks)]
+
+    def communication(self, one: Pass) -> int:
+        return self._compressed
+
+
+class _Sharded(_Plan):
+    """FSDP: flat arrays of which every rank of a group owns a block."""
+
+    def __init__(self, setting: str, facts: ModelFacts, job: Job) -> None:
+        super().__init__(setting, facts, job)
+        self._group = {NO_SHARD: 1, HYBRID_SHARD: job.ranks_per_host}.get(setting, job.ranks)
+        #: The ranks of a group are on several hosts: each gathers what it needs.
+        self._gathers = setting in (FULL_SHARD, SHARD_GRAD_OP) and job.hosts > 1
+        self._flats = layout.flats(facts.parameters)
+        for flat in self._flats:
+            self._add(flat)
+        self.wrapping = self.shared + job.ranks_per_host * self._unwrapped()
+        trained = [p for flat in self._flats for p in flat if p.trained]
+        if self._group == 1:
+            self.owned = [[(p.shape, p.itemsize) for p in trained]]
+        else:
+            self.owned = [self._owned_by(rank) for rank in _some_ranks(self._group)]
+
+    def _add(self, flat: list[Parameter]) -> None:
+        itemsize, compute = flat[0].itemsize, self._compute_itemsize(flat)
+        block = layout.block_numel(flat, self._group)
+        if self._gathers:
+            self.parameters += block * itemsize + (block * compute if compute != itemsize else 0)
+        else:
+            whole = block * self._group * compute
+            self.shared += whole if self._group > 1 else 0
+            self.parameters += whole if self._group == 1 else 0
+            self.parameters += block * itemsize if compute != itemsize else 0
+        if flat[0].trained:
+            self.gradients += block * itemsize
+
+    def _unwrapped(self) -> int:
+        """Of one rank, at most: the model as it was made, or one unit of it at a time."""
+        if not self.job.deferred:
+            return self.facts.parameter_bytes + self.facts.buffers
+        return max(sum(p.bytes for p in flat) for flat in self._flats) + self.facts.buffers
+
+    def _owned_by(self, rank: int) -> list:
+        trained = [flat for flat in self._flats if flat[0].trained]
+        return [piece for flat in trained for piece in _pieces(flat, self._group, rank)]
+
+    def _compute_itemsize(self, flat: list[Parameter]) -> int:
+        return self.job.param_itemsize or flat[0].itemsize
+
+    def _reduce_itemsize(self, flat: list[Parameter]) -> int:
+        return self.job.reduce_itemsize or self._compute_itemsize(flat)
+
+    def communication(self, one: Pass) -> int:
+        gradients: dict[int, list] = {}
+        gathered: dict[int, list] = {}
+        averages = 0
+        for flat in self._flats:
+            unit, block = flat[0].unit, layout.block_numel(flat, self._group)
+            reduce = self._reduce_itemsize(flat)
+            if flat[0].trained:
+                gradients.setdefault(unit, []).append((block * self._group, reduce))
+                averages += block * reduce if reduce != flat[0].itemsize else 0
+            if self._gathers:
+                size = (block * self._group, self._compute_itemsize(flat))
+                gathered.setdefault(unit, []).append(size)
+        if self._group == 1:  # whole gradients, kept to the end of the pass and beyond it
+            return sum(numel * size for sizes in gradients.values() for numel, size in sizes)
+        trained = [0] * len(self.facts.units)
+        for parameter in self.facts.parameters:
+            trained[parameter.unit] += parameter.trained
+        unit_of = [p.unit for p in self.facts.parameters]
+        keeps = self.setting == SHARD_GRAD_OP
+        schedule = layout.Schedule(unit_of, gradients, gathered, keeps)
+        return schedule.run(one.events, trained) + averages
+
+
+def _pieces(parameters: list[Parameter], ranks: int, rank: int) -> list:
+    return [(shape, parameters[0].itemsize) for shape in layout.pieces(parameters, ranks, rank)]
+
+
+def _some_ranks(ranks: int) -> list[int]:
+    """The first and the last: between them pieces differ little."""
+    return sorted({0, ranks - 1})
