@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, ShardingStrategy
 
-from libddp.distributed.fsdp import _clip, _groups_of, _modules, _shards, _state_dict
+from libddp.distributed.fsdp import (
+    _agreement,
+    _clip,
+    _groups_of,
+    _loading,
+    _modules,
+    _sharded_state,
+    _shards,
+    _torch_state,
+)
 from libddp.errors import ArgumentError
 
 
@@ -45,8 +54,7 @@ def fully_shard(
             sharded already, ranks that shard different modules.
 
     Note:
-        A collective of all ranks of the mesh; so are forward, backward and state_dict, which holds
-        whole tensors.
+        A collective of all ranks of the mesh; so are forward, backward and load_state_dict.
 
     Example:
         >>> for block in model.blocks: fully_shard(block)              # doctest: +SKIP
@@ -69,6 +77,7 @@ def fully_shard(
     parameters = _shards.own_parameters(module, ignored_params or ())
     state = _shards.attach(module, type(module).__name__, parameters, sharding)
     _clip.watch(state)
+    _torch_state.watch()
     module.__class__ = _sharded_class(type(module))
     return module
 
@@ -167,15 +176,27 @@ class FSDPModule:
         """Without effect: parameters are resharded after each use."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Whole tensors; collective."""
-        with _state_dict.summoned(_shards.shard_of(self), keep=False) as is_outermost:
-            state = super().state_dict(*args, **kwargs)
-            if is_outermost:
-                _state_dict.keep_copies(state, kwargs.get("prefix", ""))
+        """What this rank owns, as ShardedPieces: full_tensor() of one gives the whole tensor.
+
+        torch.distributed.checkpoint saves them, and loads in place from a checkpoint of any number
+        of ranks; whole tensors come from get_model_state_dict(full_state_dict=True).
+        """
+        state = super().state_dict(*args, **kwargs)
+        _sharded_state.mark_pieces(state, self, kwargs.get("prefix", ""))
         return state
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
-        """The opposite of state_dict; collective."""
-        _modules.refuse_assign(assign)
-        with _state_dict.summoned(_shards.shard_of(self), keep=True):
-            return super().load_state_dict(state_dict, strict, False)
+        """Takes whole tensors, ShardedPieces or DTensors; collective.
+
+        Raises:
+            RuntimeError: keys that are missing or too many, on every rank.
+            ArgumentError: a shape that is not the parameter's, on every rank.
+        """
+        if not _loading.has_pieces(state_dict):
+            _modules.refuse_assign(assign)
+
+        def load():
+            local = _loading.local_state(self, state_dict)
+            return super(FSDPModule, self).load_state_dict(local, strict)
+
+        return _agreement.together(_shards.shard_of(self).groups(), "load a state dict", load)

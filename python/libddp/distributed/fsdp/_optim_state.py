@@ -39,7 +39,7 @@ def _by_name(model, optimizer, state_dict, convert) -> dict[str, Any]:
 
 
 def state_to_load(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> dict[str, Any]:
-    """What optimizer.load_state_dict takes on this rank."""
+    """What optimizer.load_state_dict takes on this rank, in the order of its own groups."""
     parameters = _ordered(optimizer)
     names = _names(model, parameters)
     pieces = pieces_of(model)
@@ -55,11 +55,32 @@ def state_to_load(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> di
         indices[name]: _cut(name, entries, pieces.get(id(parameters[indices[name]])))
         for name, entries in full["state"].items()
     }
-    groups = [
-        {**group, "params": [indices[name] for name in group["params"]]}
-        for group in full["param_groups"]
-    ]
-    return {"state": state, "param_groups": groups}
+    return {"state": state, "param_groups": _groups_to_load(optimizer, names, full)}
+
+
+def only_of(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> dict[str, Any]:
+    """What a state of several optimizers has of this one."""
+    names = set(_names(model, _ordered(optimizer)))
+    state = {name: entries for name, entries in full["state"].items() if name in names}
+    return {**full, "state": state}
+
+
+def _groups_to_load(optimizer, names: list[str], full: dict[str, Any]) -> list[dict[str, Any]]:
+    """The optimizer's groups, each with the settings of the saved group of its parameters."""
+    saved = {name: group for group in full["param_groups"] for name in group["params"]}
+    groups, first = [], 0
+    for group in optimizer.param_groups:
+        indices = list(range(first, first + len(group["params"])))
+        first += len(indices)
+        missing = [names[index] for index in indices if names[index] not in saved]
+        if missing:
+            raise ArgumentError(
+                f"libddp fsdp: the optimizer state has no parameter {missing[0]!r}, which the "
+                "optimizer has. Hint: build model and optimizer as when the state was saved."
+            )
+        settings = saved[names[indices[0]]] if indices else group
+        groups.append({**settings, "params": indices})
+    return groups
 
 
 def _ordered(optimizer) -> list[torch.Tensor]:
@@ -97,8 +118,10 @@ def _cut(name: str, entries: dict[str, Any], piece: Piece | None) -> dict[str, A
     cut = {}
     for key, value in entries.items():
         if isinstance(value, ShardedPiece):
-            cut[key] = value.local()
-            continue
+            if piece is not None and piece.is_placed_like(value.piece):
+                cut[key] = value.local()
+                continue
+            value = value.full_tensor()
         is_whole = piece is not None and isinstance(value, torch.Tensor) and value.dim() > 0
         if is_whole and value.shape != piece.shape:
             raise ArgumentError(

@@ -15,6 +15,10 @@ import torch
 
 from libddp.distributed.fsdp._shards import shards_in
 from libddp.distributed.fsdp._state_dict import canonical
+from libddp.errors import StateError
+
+#: In place of the group of a piece that came out of a file.
+ELSEWHERE = "elsewhere"
 
 
 @dataclass
@@ -31,10 +35,10 @@ class Piece:
     own_shape: torch.Size
     #: C++ group; None where every rank owns everything.
     group: Any
-
-    @property
-    def rank(self) -> int:
-        return self.group.rank() if self.group is not None else 0
+    #: In the group.
+    rank: int = 0
+    #: Whether it is this rank of those that own the same that writes it into files.
+    is_writer: bool = True
 
     @property
     def begin(self) -> int:
@@ -48,6 +52,11 @@ class Piece:
         """The whole tensor of which each rank brings its part; a collective."""
         if self.group is None:
             return tensor.detach().clone()
+        if self.group == ELSEWHERE:
+            raise StateError(
+                f"libddp fsdp: {self.name!r} is elements [{self.begin}, {self.end}) out of a file; "
+                "its other parts are not here. Hint: load it into the model that it was saved from."
+            )
         whole = tensor.new_empty(math.prod(self.shape))
         outputs = [whole[begin:end] for begin, end in self.ranges]
         self.group.all_gather(outputs, tensor.detach().reshape(-1).contiguous())
@@ -57,6 +66,14 @@ class Piece:
         """This rank's part of a whole tensor, with memory of its own."""
         return whole.reshape(-1)[self.begin : self.end].clone().view(self.own_shape)
 
+    def is_placed_like(self, other: Piece) -> bool:
+        """Whether both divide a tensor in the same way; the answer is the same on every rank."""
+        return self.shape == other.shape and self.ranges == other.ranges
+
+    def __deepcopy__(self, memo) -> Piece:
+        """The same: it only describes."""
+        return self
+
 
 def pieces_of(model: torch.nn.Module) -> dict[int, Piece]:
     """id of each sharded parameter -> its piece; all of them in one order on every rank."""
@@ -65,12 +82,21 @@ def pieces_of(model: torch.nn.Module) -> dict[int, Piece]:
     for shard in shards_in(model):
         prefix = names[id(shard.module)]
         parameters = dict(shard.parameters)
-        group = shard.sharding.shard
+        group, replicate = shard.sharding.shard, shard.sharding.replicate
+        own_rank = group.rank() if group else 0
+        is_writer = replicate is None or replicate.rank() == 0
         layouts = [shard.unit.layout(rank) for rank in range(group.size() if group else 1)]
         for rows in zip(*layouts, strict=True):
             name, shape = rows[0][:2]
             full = canonical(f"{prefix}.{name}" if prefix else name)
             ranges = [(begin, end) for _, _, begin, end, _ in rows]
-            own_shape = torch.Size(rows[group.rank() if group else 0][4])
-            found[id(parameters[name])] = Piece(full, torch.Size(shape), ranges, own_shape, group)
+            found[id(parameters[name])] = Piece(
+                full,
+                torch.Size(shape),
+                ranges,
+                torch.Size(rows[own_rank][4]),
+                group,
+                own_rank,
+                is_writer,
+            )
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from libddp.distributed.fsdp._pieces import Piece, pieces_of
+from libddp.distributed.fsdp._pieces import ELSEWHERE, Piece, pieces_of
 from libddp.distributed.fsdp._state_dict import canonical
 
 
@@ -62,20 +62,47 @@ def boxes(shape: Sequence[int], begin: int, end: int) -> Iterator[Box]:
         yield from boxes(shape, tail, end)
 
 
+#: What gives a piece of the same tensor.
+_KEEPING = {
+    torch.Tensor.clone,
+    torch.Tensor.contiguous,
+    torch.Tensor.cpu,
+    torch.Tensor.detach,
+    torch.Tensor.new_empty,
+    torch.Tensor.to,
+    torch.clone,
+    torch.empty_like,
+    torch.zeros_like,
+}
+
+
 class ShardedPiece(torch.Tensor):
-    """What this rank owns of a tensor; operations on it give plain tensors.
+    """What this rank owns of a tensor; operations on it give plain tensors, copies give pieces.
+
+    It has what scripts ask of DTensors: full_tensor(), to_local(), placements. It is none, because
+    ranks own blocks of units, not equal parts of each tensor.
 
     Attributes:
         piece: which part of which tensor it is.
     """
 
     piece: Piece
-    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.set_ and len(args) == 5 and isinstance(args[0], ShardedPiece):
+            # DCP's stager makes a copy of what size() says, which is the whole tensor's.
+            args = (*args[:3], args[0].piece.own_shape, args[4])
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        source = args[0] if args else None
+        is_copy = func in _KEEPING and isinstance(source, ShardedPiece)
+        return ShardedPiece.of(result, source.piece) if is_copy else result
 
     @staticmethod
     def of(tensor: torch.Tensor, piece: Piece) -> ShardedPiece:
         """Shares the memory of `tensor`."""
-        made = tensor.detach().as_subclass(ShardedPiece)
+        made = torch.Tensor._make_subclass(ShardedPiece, tensor.detach())
         made.piece = piece
         return made
 
@@ -86,6 +113,30 @@ class ShardedPiece(torch.Tensor):
     def local(self) -> torch.Tensor:
         """The same memory as a plain tensor."""
         return self.as_subclass(torch.Tensor)
+
+    def to_local(self) -> torch.Tensor:
+        """local(), under DTensor's name."""
+        return self.local()
+
+    def full_tensor(self) -> torch.Tensor:
+        """The whole tensor, in memory of its own; a collective."""
+        return self.piece.gather(self.local())
+
+    @property
+    def placements(self) -> tuple:
+        """(Shard(0),), as a DTensor that fully_shard made."""
+        from torch.distributed.tensor import Shard
+
+        return (Shard(0),)
+
+    def __deepcopy__(self, memo) -> ShardedPiece:
+        return ShardedPiece.of(self.local().clone(), self.piece)
+
+    def __reduce_ex__(self, protocol):
+        piece, shapes = self.piece, (tuple(self.piece.shape), tuple(self.piece.own_shape))
+        # A copy: what a view would take into the file is all of its memory.
+        state = (self.local().clone(), piece.name, *shapes, piece.ranges, piece.rank)
+        return piece_from_file, (*state, piece.group is not None, piece.is_writer)
 
     def _boxes(self) -> list[Box]:
         return list(boxes(self.piece.shape, self.piece.begin, self.piece.end))
@@ -123,7 +174,15 @@ def mark_pieces(state: dict[str, Any], module: torch.nn.Module, prefix: str) -> 
     for name, parameter in torch.nn.Module.named_parameters(module, remove_duplicate=False):
         piece = pieces.get(id(parameter))
         key = prefix + canonical(name)
-        if piece is None or piece.group is None or key not in state:
-            continue
-        if not isinstance(state[key], ShardedPiece):
-            state[key] = ShardedPiece.of(state[key], piece)
+        if piece is not None and piece.group is not None and key in state:
+            state[key] = ShardedPiece.of(state[key], replace(piece, name=key))
+
+
+def piece_from_file(tensor, name, shape, own_shape, ranges, rank, is_cut, is_writer):
+    """What torch.load makes of a piece: it knows its place, but not the other ranks."""
+    group = ELSEWHERE if is_cut else None
+    shapes = (torch.Size(shape), ranges, torch.Size(own_shape))
+    return ShardedPiece.of(tensor, Piece(name, *shapes, group, rank, is_writer))
+
+
+torch.serialization.add_safe_globals([piece_from_file])

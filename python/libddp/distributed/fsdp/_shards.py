@@ -73,6 +73,10 @@ class Shard:
         model.after_forward(unit, output)
         return output
 
+    def groups(self) -> tuple:
+        """C++ groups of the ranks that shard and replicate; either may be None."""
+        return self.sharding.shard, self.sharding.replicate
+
     def _announce(self, error: BaseException) -> None:
         """The other ranks may wait for this one: they are told why it does not come."""
         group = self.sharding.shard or self.sharding.replicate

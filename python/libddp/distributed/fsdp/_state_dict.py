@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch.distributed.fsdp import FullStateDictConfig, StateDictType
+from torch.distributed.fsdp import StateDictType
 
 from libddp.distributed.fsdp._shards import Shard, whole_parameters
 
@@ -62,7 +62,7 @@ def is_sharded(kind: StateDictType) -> bool:
 
 def wants_result(config, rank: int) -> bool:
     """Whether this rank gets the full state dict."""
-    return not (isinstance(config, FullStateDictConfig) and config.rank0_only and rank != 0)
+    return not (getattr(config, "rank0_only", False) and rank != 0)
 
 
 @contextmanager

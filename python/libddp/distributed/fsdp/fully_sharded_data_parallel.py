@@ -14,13 +14,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
+    FullOptimStateDictConfig,
     FullStateDictConfig,
     MixedPrecision,
     ShardingStrategy,
     StateDictType,
-)
-from torch.distributed.fsdp.fully_sharded_data_parallel import (
-    StateDictSettings,
 )
 
 from libddp.distributed._groups import native
@@ -28,15 +26,15 @@ from libddp.distributed.fsdp import (
     _clip,
     _groups_of,
     _modules,
-    _optim_state,
-    _sharded_state,
     _shards,
     _state_dict,
+    _torch_state,
     _wrapping,
 )
+from libddp.distributed.fsdp._state_methods import StateMethods
 
 
-class FullyShardedDataParallel(torch.nn.Module):
+class FullyShardedDataParallel(StateMethods, torch.nn.Module):
     """Shards the parameters of a module over the ranks of a process group.
 
     Each rank keeps, updates and averages its part; whole parameters are there while the module
@@ -152,8 +150,10 @@ class FullyShardedDataParallel(torch.nn.Module):
         )
         self._shard = _shards.attach(self, _wrapping.name_of(module), parameters, sharding)
         _clip.watch(self._shard)
+        _torch_state.watch()
         self._state_dict_type = StateDictType.FULL_STATE_DICT
         self._state_dict_config: Any = FullStateDictConfig()
+        self._optim_state_dict_config: Any = FullOptimStateDictConfig()
         self._register_load_state_dict_pre_hook(_add_prefix)
 
     @property
@@ -245,112 +245,6 @@ class FullyShardedDataParallel(torch.nn.Module):
             return found
         inner = {id(m) for outer in found for m in outer.modules() if m is not outer}
         return [m for m in found if id(m) not in inner]
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Whole tensors under their names from before the wrapping, or pieces; collective.
-
-        With SHARDED_STATE_DICT the pieces are what torch.distributed.checkpoint saves, and loads in
-        place from a checkpoint of any number of ranks.
-        """
-        prefix = kwargs.get("prefix", "")
-        if not _state_dict.is_full(self._state_dict_type):
-            state = super().state_dict(*args, **kwargs)
-            _state_dict.without_prefix(state, prefix)
-            if _state_dict.is_sharded(self._state_dict_type):
-                _sharded_state.mark_pieces(state, self, prefix)
-            return state
-        with _state_dict.summoned(self._shard, keep=False) as is_outermost:
-            state = super().state_dict(*args, **kwargs)
-            _state_dict.without_prefix(state, prefix)
-            if is_outermost:
-                _state_dict.keep_copies(state, prefix)
-        if not _state_dict.wants_result(self._state_dict_config, self.rank):
-            state.clear()
-        return state
-
-    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
-        """The opposite of state_dict: whole tensors (or pieces); collective."""
-        _modules.refuse_assign(assign)
-        if not _state_dict.is_full(self._state_dict_type):
-            return super().load_state_dict(state_dict, strict)
-        with _state_dict.summoned(self._shard, keep=True):
-            return super().load_state_dict(state_dict, strict)
-
-    @staticmethod
-    def set_state_dict_type(
-        module: torch.nn.Module,
-        state_dict_type: StateDictType,
-        state_dict_config=None,
-        optim_state_dict_config=None,
-    ) -> StateDictSettings:
-        """Chooses what state dicts of the wrapped modules hold; returns the choice before."""
-        before = StateDictSettings(StateDictType.FULL_STATE_DICT, FullStateDictConfig(), None)
-        for wrapped in FullyShardedDataParallel.fsdp_modules(module):
-            before = StateDictSettings(
-                wrapped._state_dict_type, wrapped._state_dict_config, optim_state_dict_config
-            )
-            wrapped._state_dict_type = state_dict_type
-            wrapped._state_dict_config = state_dict_config
-        return before
-
-    @staticmethod
-    @contextmanager
-    def state_dict_type(
-        module: torch.nn.Module,
-        state_dict_type: StateDictType,
-        state_dict_config=None,
-        optim_state_dict_config=None,
-    ) -> Iterator[None]:
-        """set_state_dict_type for the time of the context."""
-        before = FullyShardedDataParallel.set_state_dict_type(
-            module, state_dict_type, state_dict_config, optim_state_dict_config
-        )
-        try:
-            yield
-        finally:
-            FullyShardedDataParallel.set_state_dict_type(
-                module, before.state_dict_type, before.state_dict_config
-            )
-
-    @staticmethod
-    def optim_state_dict(
-        model: torch.nn.Module, optim, optim_state_dict=None, group=None
-    ) -> dict[str, Any]:
-        """The optimizer's state with whole tensors (or pieces) by parameter name; a collective.
-
-        Args:
-            model: wrapped, or with wrapped modules under it.
-            optim: an optimizer of its parameters.
-            optim_state_dict: its state_dict(); None = asked for here.
-            group: not needed.
-        """
-        roots = FullyShardedDataParallel.fsdp_modules(model, root_only=True)
-        if any(_state_dict.is_sharded(root._state_dict_type) for root in roots):
-            return _optim_state.sharded_state(model, optim, optim_state_dict)
-        full = _optim_state.full_state(model, optim, optim_state_dict)
-        if all(_state_dict.wants_result(r._state_dict_config, r.rank) for r in roots):
-            return full
-        return {}
-
-    @staticmethod
-    def optim_state_dict_to_load(
-        model: torch.nn.Module,
-        optim,
-        optim_state_dict: dict[str, Any],
-        is_named_optimizer: bool = False,
-        load_directly: bool = False,
-        group=None,
-    ) -> dict[str, Any]:
-        """What `optim.load_state_dict` takes on this rank, from what optim_state_dict gave.
-
-        Args:
-            load_directly: also load it.
-            is_named_optimizer, group: not needed.
-        """
-        state = _optim_state.state_to_load(model, optim, optim_state_dict)
-        if load_directly:
-            optim.load_state_dict(state)
-        return state
 
 
 def _add_prefix(state_dict, prefix: str, *_: Any) -> None:

@@ -1,0 +1,60 @@
+"""From state dicts of any kind to what this rank owns of them.
+
+A state dict may hold whole tensors, ShardedPieces (of a model that is divided in the same way or in
+another one) and DTensors. Keys are canonical.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from libddp.distributed.fsdp._pieces import Piece, pieces_of
+from libddp.distributed.fsdp._sharded_state import ShardedPiece
+from libddp.distributed.fsdp._state_dict import canonical
+from libddp.errors import ArgumentError
+
+
+def has_pieces(state: dict[str, Any]) -> bool:
+    """Whether some entries are not whole tensors."""
+    return any(hasattr(value, "full_tensor") for value in state.values())
+
+
+def pieces_by_key(model: torch.nn.Module) -> dict[str, Piece]:
+    """Canonical name -> piece, of shared parameters by each of their names."""
+    pieces = pieces_of(model)
+    named = torch.nn.Module.named_parameters(model, remove_duplicate=False)
+    return {canonical(name): pieces[id(p)] for name, p in named if id(p) in pieces}
+
+
+def local_state(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """`state` with plain tensors, of sharded parameters this rank's parts.
+
+    Raises:
+        ArgumentError: a shape that is not the parameter's.
+
+    Note:
+        A collective where pieces are divided in another way than the model.
+    """
+    pieces = pieces_by_key(model)
+    local = {key: _own(key, value, pieces.get(key), model) for key, value in state.items()}
+    if hasattr(state, "_metadata"):
+        local = type(state)(local)
+        local._metadata = state._metadata
+    return local
+
+
+def _own(key: str, value: Any, piece: Piece | None, model: torch.nn.Module) -> Any:
+    if isinstance(value, ShardedPiece) and piece and piece.is_placed_like(value.piece):
+        return value.local()
+    if hasattr(value, "full_tensor"):
+        value = value.full_tensor()
+    if piece is None or not isinstance(value, torch.Tensor):
+        return value
+    if value.shape != piece.shape:
+        raise ArgumentError(
+            f"libddp fsdp: {key!r} has the shape {list(value.shape)} in the state dict, in "
+            f"{type(model).__name__} {list(piece.shape)}. Hint: load the state of the same model."
+        )
+    return piece.cut(value)

@@ -1,0 +1,200 @@
+"""What FullyShardedDataParallel knows about state dicts of models and optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    StateDictSettings,
+    StateDictType,
+)
+
+from libddp.distributed.fsdp import (
+    _agreement,
+    _loading,
+    _modules,
+    _optim_state,
+    _sharded_state,
+    _state_dict,
+)
+from libddp.errors import ArgumentError
+
+
+class StateMethods:
+    """Methods of FullyShardedDataParallel."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Whole tensors under their names from before the wrapping, or pieces; collective.
+
+        With SHARDED_STATE_DICT the pieces are what torch.distributed.checkpoint saves, and loads in
+        place from a checkpoint of any number of ranks.
+        """
+        prefix = kwargs.get("prefix", "")
+        if not _state_dict.is_full(self._state_dict_type):
+            state = super().state_dict(*args, **kwargs)
+            _state_dict.without_prefix(state, prefix)
+            if _state_dict.is_sharded(self._state_dict_type):
+                _sharded_state.mark_pieces(state, self, prefix)
+            return state
+        with _state_dict.summoned(self._shard, keep=False) as is_outermost:
+            state = super().state_dict(*args, **kwargs)
+            _state_dict.without_prefix(state, prefix)
+            if is_outermost:
+                _state_dict.keep_copies(state, prefix)
+        if not _state_dict.wants_result(self._state_dict_config, self.rank):
+            state.clear()
+        return state
+
+    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+        """The opposite of state_dict: whole tensors, pieces or DTensors; collective.
+
+        Raises:
+            RuntimeError: keys that are missing or too many, shapes; on every rank.
+        """
+        _modules.refuse_assign(assign)
+
+        def load():
+            kind = self._state_dict_type
+            if _loading.has_pieces(state_dict) or _state_dict.is_sharded(kind):
+                return super(StateMethods, self).load_state_dict(
+                    _loading.local_state(self, state_dict), strict
+                )
+            return super(StateMethods, self).load_state_dict(state_dict, strict)
+
+        def load_together():
+            return _agreement.together(self._shard.groups(), "load a state dict", load)
+
+        if not _state_dict.is_full(self._state_dict_type) or _loading.has_pieces(state_dict):
+            return load_together()
+        with _state_dict.summoned(self._shard, keep=True):
+            return load_together()
+
+    @staticmethod
+    def set_state_dict_type(
+        module: torch.nn.Module,
+        state_dict_type: StateDictType,
+        state_dict_config=None,
+        optim_state_dict_config=None,
+    ) -> StateDictSettings:
+        """Chooses what state dicts of the wrapped modules hold; returns the choice before."""
+        before = StateMethods.get_state_dict_type(module)
+        for wrapped in _wrapped(module):
+            wrapped._state_dict_type = state_dict_type
+            wrapped._state_dict_config = state_dict_config
+            wrapped._optim_state_dict_config = optim_state_dict_config
+        return before
+
+    @staticmethod
+    def get_state_dict_type(module: torch.nn.Module) -> StateDictSettings:
+        """What set_state_dict_type has chosen."""
+        for wrapped in _wrapped(module):
+            return StateDictSettings(
+                wrapped._state_dict_type,
+                wrapped._state_dict_config,
+                wrapped._optim_state_dict_config,
+            )
+        return StateDictSettings(
+            StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig()
+        )
+
+    @staticmethod
+    @contextmanager
+    def state_dict_type(
+        module: torch.nn.Module,
+        state_dict_type: StateDictType,
+        state_dict_config=None,
+        optim_state_dict_config=None,
+    ) -> Iterator[None]:
+        """set_state_dict_type for the time of the context."""
+        before = StateMethods.set_state_dict_type(
+            module, state_dict_type, state_dict_config, optim_state_dict_config
+        )
+        try:
+            yield
+        finally:
+            StateMethods.set_state_dict_type(
+                module,
+                before.state_dict_type,
+                before.state_dict_config,
+                before.optim_state_dict_config,
+            )
+
+    @staticmethod
+    def optim_state_dict(
+        model: torch.nn.Module, optim, optim_state_dict=None, group=None
+    ) -> dict[str, Any]:
+        """The optimizer's state with whole tensors (or pieces) by parameter name; a collective.
+
+        Args:
+            model: wrapped, or with wrapped modules under it.
+            optim: an optimizer of its parameters.
+            optim_state_dict: its state_dict(); None = asked for here.
+            group: not needed.
+        """
+        roots = _roots(model)
+        if any(_state_dict.is_sharded(root._state_dict_type) for root in roots):
+            return _optim_state.sharded_state(model, optim, optim_state_dict)
+        full = _optim_state.full_state(model, optim, optim_state_dict)
+        if all(_state_dict.wants_result(r._optim_state_dict_config, r.rank) for r in roots):
+            return full
+        return {}
+
+    @staticmethod
+    def full_optim_state_dict(
+        model: torch.nn.Module, optim, optim_input=None, rank0_only: bool = True, group=None
+    ) -> dict[str, Any]:
+        """optim_state_dict with whole tensors, on rank 0 (torch's older name)."""
+        full = _optim_state.full_state(model, optim, None)
+        return full if not rank0_only or torch.distributed.get_rank() == 0 else {}
+
+    @staticmethod
+    def scatter_full_optim_state_dict(
+        full_optim_state_dict, model: torch.nn.Module, optim_input=None, optim=None, group=None
+    ) -> dict[str, Any]:
+        """What `optim.load_state_dict` takes on each rank, from rank 0's full_optim_state_dict.
+
+        Raises:
+            ArgumentError: without `optim`, whose order of parameters is needed.
+        """
+        if optim is None:
+            raise ArgumentError(
+                "libddp fsdp: scatter_full_optim_state_dict needs the optimizer. "
+                "Hint: pass optim=..., or use optim_state_dict_to_load."
+            )
+        holder = [full_optim_state_dict]
+        torch.distributed.broadcast_object_list(holder, src=0)
+        return _optim_state.state_to_load(model, optim, holder[0])
+
+    @staticmethod
+    def optim_state_dict_to_load(
+        model: torch.nn.Module,
+        optim,
+        optim_state_dict: dict[str, Any],
+        is_named_optimizer: bool = False,
+        load_directly: bool = False,
+        group=None,
+    ) -> dict[str, Any]:
+        """What `optim.load_state_dict` takes on this rank, from what optim_state_dict gave.
+
+        Args:
+            load_directly: also load it.
+            is_named_optimizer, group: not needed.
+        """
+        state = _optim_state.state_to_load(model, optim, optim_state_dict)
+        if load_directly:
+            optim.load_state_dict(state)
+        return state
+
+
+def _wrapped(model: torch.nn.Module) -> list[StateMethods]:
+    return [module for module in model.modules() if isinstance(module, StateMethods)]
+
+
+def _roots(model: torch.nn.Module) -> list[StateMethods]:
+    inner = {id(m) for outer in _wrapped(model) for m in outer.modules() if m is not outer}
+    return [module for module in _wrapped(model) if id(module) not in inner]

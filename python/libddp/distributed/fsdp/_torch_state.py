@@ -1,0 +1,186 @@
+"""torch.distributed.checkpoint.state_dict's functions, for models that libddp has sharded.
+
+Once something is sharded, get_model_state_dict and its five siblings look whether the model that
+they are given is; any other goes the old way. Without options they give ShardedPieces, which DCP
+saves and loads in place; with full_state_dict whole tensors, gathered one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import StateDictType
+
+from libddp import _after_import
+from libddp.distributed.fsdp import _loading, _optim_state
+from libddp.distributed.fsdp._sharded_state import ShardedPiece
+from libddp.distributed.fsdp._shards import shards_in
+from libddp.distributed.fsdp._state_dict import canonical
+
+_MODULE = "torch.distributed.checkpoint.state_dict"
+
+
+@cache
+def watch() -> None:
+    """The functions know sharded models from now on."""
+    _after_import.call(_MODULE, _extend)
+
+
+def _extend(torchs) -> None:
+    ours = {
+        "_get_model_state_dict": _get_model,
+        "_load_model_state_dict": _load_model,
+        "_get_optim_state_dict": _get_optimizers,
+        "_load_optim_state_dict": _load_optimizers,
+    }
+    for name, function in ours.items():
+        setattr(torchs, name, _for_sharded(getattr(torchs, name), function))
+
+
+def _for_sharded(theirs: Callable, ours: Callable) -> Callable:
+    @wraps(theirs)
+    @torch.no_grad()
+    def choose(model, *args, **kwargs):
+        if next(shards_in(model), None) is None:
+            return theirs(model, *args, **kwargs)
+        return ours(getattr(model, "_orig_mod", model), *args, **kwargs)
+
+    return choose
+
+
+def pieces_in_state(model: torch.nn.Module) -> dict[str, Any]:
+    """The state dict with pieces, whichever way the model is sharded."""
+    from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
+
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+        return model.state_dict()
+
+
+def _get_model(model, info) -> dict[str, Any]:
+    if not info.handle_model:
+        return {}
+    state = dict(pieces_in_state(model))
+    if info.submodule_prefixes:
+        state = {k: v for k, v in state.items() if k.startswith(tuple(info.submodule_prefixes))}
+    if info.ignore_frozen_params:
+        for name, parameter in torch.nn.Module.named_parameters(model, remove_duplicate=False):
+            if not parameter.requires_grad:
+                state.pop(canonical(name), None)
+    return _finished(state, info)
+
+
+def _get_optimizers(model, optimizers, info) -> dict[str, Any]:
+    if not info.handle_optim:
+        return {}
+    from torch.distributed.checkpoint import state_dict as torchs
+
+    state: dict[str, Any] = {"state": {}, "param_groups": []}
+    for optimizer in optimizers:
+        torchs._init_optim_state(optimizer)
+        found = _optim_state.sharded_state(model, optimizer, None)
+        state["state"].update(found["state"])
+        state["param_groups"] += found["param_groups"]
+    if info.flatten_optimizer_state_dict:
+        state = torchs._flatten_optim_state_dict(state)
+    return _finished(state, info)
+
+
+def _load_model(model, state, info):
+    from torch.nn.modules.module import _IncompatibleKeys
+
+    if info.broadcast_from_rank0:
+        pieces = _loading.pieces_by_key(model)
+        state = _from_first(state, lambda path: pieces.get(path[0]))
+    if not info.handle_model or not state:
+        return _IncompatibleKeys([], [])
+    from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
+
+    state = _loading.local_state(model, state)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+        if isinstance(model, FullyShardedDataParallel):
+            return model.load_state_dict(state, strict=info.strict)
+        return torch.nn.Module.load_state_dict(model, state, strict=info.strict)
+
+
+def _load_optimizers(model, optimizers, state, info) -> None:
+    if not info.handle_optim:
+        return
+    from torch.distributed.checkpoint import state_dict as torchs
+
+    if info.broadcast_from_rank0:
+        pieces = _loading.pieces_by_key(model)
+        state = _from_first(state, lambda path: pieces.get(path[1]) if len(path) > 2 else None)
+    for optimizer in optimizers:
+        torchs._init_optim_state(optimizer)
+        own = state
+        if "state" not in state:
+            own = torchs._unflatten_optim_state_dict(optimizer, state, _canonical(info))
+        own = _optim_state.only_of(model, optimizer, own)
+        optimizer.load_state_dict(_optim_state.state_to_load(model, optimizer, own))
+
+
+def _canonical(info):
+    """The same with names from before the wrapping."""
+
+    def renamed(value):
+        if isinstance(value, set):
+            return {canonical(name) for name in value}
+        return canonical(value) if isinstance(value, str) else value
+
+    names = {
+        field: {renamed(key): renamed(value) for key, value in getattr(info, field).items()}
+        for field in ("fqn_param_mapping", "shared_params_mapping")
+    }
+    return replace(info, **names)
+
+
+def _finished(state: dict[str, Any], info) -> dict[str, Any]:
+    """As the options want it: pieces, or whole tensors on all ranks or on rank 0."""
+    wants = not info.full_state_dict or not info.cpu_offload or dist.get_rank() == 0
+
+    def finish(_, value):
+        if info.full_state_dict and isinstance(value, ShardedPiece):
+            value = value.full_tensor()
+        return value if wants else None
+
+    finished = _mapped(state, finish)
+    return finished if wants else {}
+
+
+def _from_first(state: dict[str, Any], piece_at: Callable) -> dict[str, Any]:
+    """Rank 0's state on every rank, of each tensor that has a piece only this rank's part."""
+    tensors = {}
+
+    def take_out(path, value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        tensors[path] = value
+        return torch.empty_like(value, device="meta")
+
+    skeleton = [_mapped(state, take_out) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(skeleton, src=0)
+
+    def receive(path, value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        whole = tensors[path].contiguous() if tensors else torch.empty_like(value, device="cpu")
+        dist.broadcast(whole, src=0)
+        piece = piece_at(path)
+        is_cut = piece is not None and piece.group is not None and whole.shape == piece.shape
+        return ShardedPiece.of(piece.cut(whole), piece) if is_cut else whole
+
+    return _mapped(skeleton[0], receive)
+
+
+def _mapped(value: Any, function: Callable, path: tuple = ()) -> Any:
+    """`function(path, leaf)` for the leaves of nested dicts and lists, in order."""
+    if isinstance(value, dict):
+        return {key: _mapped(child, function, (*path, key)) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_mapped(child, function, (*path, i)) for i, child in enumerate(value)]
+    return function(path, value)

@@ -1,0 +1,296 @@
+"""Sharded state of fully_shard, and torch's functions for state dicts on sharded models."""
+
+import copy
+import io
+import shutil
+import tempfile
+
+import checks
+import fsdp_models as models
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+
+WHOLE = StateDictOptions(full_state_dict=True)
+RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def narrow():
+    """Rows longer than a block of some ranks: pieces that are no rows."""
+    return models.TinyGpt(layers=1, width=36)
+
+
+def make(build, seed=17, steps=0):
+    model = build(models.build(narrow, seed))
+    optimizer = models.adamw(model.parameters())
+    models.train(model, steps, lambda _: optimizer)
+    return model, optimizer
+
+
+def whole(model, optimizer):
+    return get_state_dict(model, optimizer, options=WHOLE)
+
+
+def flat(state, prefix=""):
+    for key, value in state.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}/")
+        else:
+            yield prefix + str(key), value
+
+
+def assert_equal(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        one, other = dict(flat(one)), dict(flat(other))
+        assert one.keys() == other.keys()
+        for key, value in other.items():
+            same = torch.equal(one[key], value) if torch.is_tensor(value) else one[key] == value
+            assert same, key
+
+
+def save(folder, build):
+    """Trains, saves in pieces, and returns what was saved in whole tensors."""
+    from libddp.distributed import destroy_process_group, init_process_group
+
+    init_process_group("libddp")
+    model, optimizer = make(getattr(models, build), steps=2)
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optim": moments}, checkpoint_id=folder)
+    state = whole(model, optimizer)
+    destroy_process_group()
+    return state
+
+
+def load(folder, build):
+    from libddp.distributed import destroy_process_group, init_process_group
+
+    init_process_group("libddp")
+    model, optimizer = make(getattr(models, build), seed=5)
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.load({"model": weights, "optim": moments}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    found = whole(model, optimizer)
+    destroy_process_group()
+    return found
+
+
+PATHS = [(1, 4, "shard", "wrap"), (4, 3, "shard", "shard"), (3, 2, "wrap", "shard")]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_another_number_of_ranks(tmp_path, path):
+    before, after, saver, loader = path
+    wanted = ranks.run(save, before, str(tmp_path / "saved"), saver)[0]
+    for found in ranks.run(load, after, str(tmp_path / "saved"), loader):
+        assert_equal(found, wanted)
+
+
+def check_pieces_are_what_this_rank_owns():
+    model = models.shard()
+    state = model.state_dict()
+    assert list(state) == list(models.TinyGpt().state_dict())
+    plain = models.build().state_dict()
+    mine = sum(value.to_local().numel() for key, value in state.items() if key != "head.weight")
+    assert mine < 0.7 * sum(p.numel() for p in models.build().parameters())
+    for key, value in state.items():
+        assert value.size() == plain[key].shape
+        assert value.piece.name == key
+        assert torch.equal(value.full_tensor(), plain[key]), key
+    with torch.no_grad():
+        model.norm.weight.add_(1)  # the pieces are the parameters' memory
+    assert torch.equal(state["norm.weight"].full_tensor(), plain["norm.weight"] + 1)
+    assert type(state["norm.weight"] + 1) is torch.Tensor
+
+
+def check_copies_of_pieces_are_pieces():
+    state = models.shard().state_dict()
+    value = state["blocks.0.up.weight"]
+    for made in (value.clone(), value.detach().cpu(), copy.deepcopy(state)["blocks.0.up.weight"]):
+        assert made.data_ptr() != value.data_ptr() or made.numel() == 0 or made is not value
+        assert torch.equal(made.full_tensor(), value.full_tensor())
+    memory = io.BytesIO()
+    torch.save(state, memory)
+    memory.seek(0)
+    loaded = torch.load(memory, weights_only=True)
+    again = models.shard(models.build(seed=5))
+    with pytest.raises(RuntimeError, match=r"'norm\.bias' is elements .* out of a file"):
+        loaded["norm.bias"].full_tensor()
+    again.load_state_dict(loaded)
+    found = get_model_state_dict(again, options=WHOLE)
+    assert_equal([found], [models.build().state_dict()])
+
+
+def check_pieces_of_another_division_are_loaded():
+    one_unit = models.libddp_fsdp().fully_shard(models.build(seed=5))
+    one_unit.load_state_dict(models.shard().state_dict())
+    found = get_model_state_dict(one_unit, options=WHOLE)
+    assert_equal([found], [models.build().state_dict()])
+
+
+def check_whole_state_on_rank_0_and_back():
+    for build in (models.shard, models.wrap):
+        model, optimizer = make(build, steps=2)
+        weights = get_model_state_dict(model, options=RANK_0)
+        moments = get_optimizer_state_dict(model, optimizer, options=RANK_0)
+        assert bool(weights) == bool(moments) == (dist.get_rank() == 0)
+        again, other = make(build, seed=5)
+        set_model_state_dict(again, weights, options=FROM_RANK_0)
+        set_optimizer_state_dict(again, other, moments, options=FROM_RANK_0)
+        assert_equal(whole(again, other), whole(model, optimizer))
+        models.train(model, 1, lambda _, used=optimizer: used, first=2)
+        models.train(again, 1, lambda _, used=other: used, first=2)
+        assert_equal(whole(again, other), whole(model, optimizer))
+
+
+def check_whole_state_on_every_rank():
+    model, optimizer = make(models.shard, steps=2)
+    weights, moments = whole(model, optimizer)
+    again, other = make(models.wrap, seed=5)
+    set_model_state_dict(again, weights, options=WHOLE)
+    set_optimizer_state_dict(again, other, moments, options=WHOLE)
+    assert_equal(whole(again, other), (weights, moments))
+
+
+def check_flat_optimizer_state():
+    for build in (models.shard, models.wrap):
+        model, optimizer = make(build, steps=2)
+        state = get_optimizer_state_dict(model, optimizer, options=FLAT)
+        assert "state.blocks.0.up.weight.exp_avg" in state
+        again, other = make(build, seed=5)
+        set_optimizer_state_dict(again, other, state, options=FLAT)
+        found = get_optimizer_state_dict(again, other, options=WHOLE)
+        assert_equal([found], [get_optimizer_state_dict(model, optimizer, options=WHOLE)])
+
+
+def check_groups_in_another_order():
+    def grouped(order):
+        model = models.shard()
+        parameters = list(model.parameters())
+        kinds = [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        return model, torch.optim.AdamW([kinds[i] for i in order], lr=0.01)
+
+    model, optimizer = grouped((0, 1))
+    models.train(model, 2, lambda _: optimizer)
+    again, other = grouped((1, 0))
+    set_optimizer_state_dict(
+        again, other, get_optimizer_state_dict(model, optimizer, options=WHOLE), options=WHOLE
+    )
+    assert [group["weight_decay"] for group in other.param_groups] == [0.0, 0.1]
+    found = get_optimizer_state_dict(again, other, options=WHOLE)["state"]
+    assert_equal([found], [get_optimizer_state_dict(model, optimizer, options=WHOLE)["state"]])
+
+
+def check_frozen_parameters_may_be_left_out():
+    model = models.build()
+    model.embedding.requires_grad_(False)
+    model = models.shard(model)
+    options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True)
+    state = get_model_state_dict(model, options=options)
+    assert set(models.TinyGpt().state_dict()) - set(state) == {"embedding.weight", "head.weight"}
+
+
+def check_models_that_are_not_sharded_go_the_old_way():
+    plain = models.TinyGpt()
+    state = get_model_state_dict(plain)
+    assert all(type(value) is torch.Tensor for value in state.values())
+
+
+def check_a_mistake_of_one_rank_reaches_all():
+    for build in (models.shard, models.wrap):
+        model = build()
+        state = models.build(seed=5).state_dict()
+        if dist.get_rank() == 1:
+            del state["norm.bias"]
+        with pytest.raises(RuntimeError, match=r"norm\.bias"):
+            model.load_state_dict(state)
+        state = models.build(seed=5).state_dict()
+        state["blocks.0.up.bias"] = torch.ones(3)
+        with pytest.raises(RuntimeError, match=r"blocks\.0\..*up\.bias.*\[3\]"):
+            model.load_state_dict(state)
+        state = models.build(seed=5).state_dict()
+        state["extra"] = torch.ones(3)
+        with pytest.raises(RuntimeError, match="extra"):
+            model.load_state_dict(state)
+        models.train(model, 1)
+
+
+def check_assigning_is_refused_for_whole_tensors_only():
+    model = models.shard()
+    with pytest.raises(ValueError, match="would replace sharded parameters"):
+        model.load_state_dict(models.TinyGpt().state_dict(), assign=True)
+    before = list(model.parameters())
+    model.load_state_dict(models.shard(models.build(seed=5)).state_dict(), assign=True)
+    assert all(one is other for one, other in zip(model.parameters(), before, strict=True))
+
+
+def check_dtensors_are_loaded():
+    from torch.distributed.tensor import distribute_tensor
+
+    model, plain = models.shard(), models.build(seed=5).state_dict()
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    state = {
+        key: distribute_tensor(plain[key], mesh, value.placements)
+        for key, value in model.state_dict().items()
+    }
+    model.load_state_dict(state, assign=True)
+    assert_equal([get_model_state_dict(model, options=WHOLE)], [plain])
+
+
+def check_torchs_older_names():
+    fsdp = models.libddp_fsdp().FullyShardedDataParallel
+    model, optimizer = make(models.wrap, steps=1)
+    full = fsdp.full_optim_state_dict(model, optimizer)
+    assert bool(full) == (dist.get_rank() == 0)
+    again, other = make(models.wrap, seed=5)
+    other.load_state_dict(fsdp.scatter_full_optim_state_dict(full, again, optim=other))
+    found = fsdp.optim_state_dict(again, other)["state"]
+    assert_equal([found], [fsdp.optim_state_dict(model, optimizer)["state"]])
+    with pytest.raises(ValueError, match="needs the optimizer"):
+        fsdp.scatter_full_optim_state_dict(full, again)
+
+
+def check_asynchronous_saving():
+    holder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(holder, src=0)
+    model = models.shard()
+    dcp.async_save({"model": model.state_dict()}, checkpoint_id=holder[0]).result()
+    again = models.shard(models.build(seed=5))
+    state = again.state_dict()
+    dcp.load({"model": state}, checkpoint_id=holder[0])
+    assert_equal([get_model_state_dict(again, options=WHOLE)], [models.build().state_dict()])
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(holder[0])
+
+
+def run_all():
+    from libddp.distributed import destroy_process_group, init_process_group
+
+    init_process_group("libddp")
+    results = checks.run(globals())
+    destroy_process_group()
+    return results
+
+
+results = checks.fixture(run_all, world_size=2)
+
+
+@pytest.mark.parametrize("name", checks.names(globals()))
+def test_on_two_ranks(results, name):
+    checks.verify(results, name)
