@@ -69,14 +69,17 @@ void FlatParameter::begin_array() {
 }
 
 void FlatParameter::copy_in(const at::Tensor& grad, std::size_t index) {
-  const c10::NoGradGuard no_grad;
-  const std::int64_t numel = layout_.numel_of(index);
-  const at::Tensor place = gradients_.narrow(0, layout_.offset(index), numel);
   const bool is_plain = grad.scalar_type() == reduce_dtype_ && grad.is_contiguous();
+  if (is_plain && !filled_[index]) {
+    auto* const array = static_cast<std::byte*>(gradients_.mutable_data_ptr());
+    const auto offset = static_cast<std::size_t>(layout_.offset(index));
+    std::memcpy(array + offset * grad.element_size(), grad.const_data_ptr(), grad.nbytes());
+    return;
+  }
+  const c10::NoGradGuard no_grad;
+  const at::Tensor place = gradients_.narrow(0, layout_.offset(index), layout_.numel_of(index));
   if (filled_[index]) {
     place.add_(grad.reshape(-1));
-  } else if (is_plain) {
-    std::memcpy(place.data_ptr(), grad.const_data_ptr(), place.nbytes());
   } else {
     place.view(grad.sizes()).copy_(grad);
   }

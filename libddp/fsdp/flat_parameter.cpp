@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/fsdp/show_data.h"
 
 namespace libddp {
 namespace {
@@ -57,7 +58,7 @@ FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
     take_piece(i);
   }
   // Autograd's nodes remember the shape and dtype that a parameter has when they are made.
-  for (std::size_t i = 0; i < size(); ++i) parameters_[i].tensor.set_data(full_[i]);
+  for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, full_[i]);
   shows_full_ = true;
   if (is_trained_) {
     hooks_ = std::make_unique<AccumulateHooks>(tensors_of(parameters_), on_gradient);
@@ -81,7 +82,7 @@ void FlatParameter::show_full() {
   memory_->unshard();
   if (shows_full_) return;
   check_pieces();
-  for (std::size_t i = 0; i < size(); ++i) parameters_[i].tensor.set_data(full_[i]);
+  for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, full_[i]);
   // A change of the dtype makes autograd forget the nodes.
   if (hooks_ && compute_dtype_ != dtype_) hooks_->reinstate();
   shows_full_ = true;
@@ -108,7 +109,7 @@ void FlatParameter::check_pieces() const {
 
 void FlatParameter::show_pieces() {
   if (!shows_full_) return;
-  for (std::size_t i = 0; i < size(); ++i) parameters_[i].tensor.set_data(pieces_[i]);
+  for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, pieces_[i]);
   shows_full_ = false;
 }
 
@@ -127,7 +128,7 @@ void FlatParameter::end_copies(bool keep) {
   const c10::NoGradGuard no_grad;
   for (std::size_t i = 0; i < size(); ++i) {
     if (keep) take_piece(i);
-    parameters_[i].tensor.set_data(pieces_[i]);
+    show_data(parameters_[i].tensor, pieces_[i]);
   }
   shows_copies_ = false;
   shows_full_ = false;
