@@ -32,6 +32,17 @@ def policy():
     return functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={gpt.Block})
 
 
+def by_block(function, **arguments):
+    """What wraps a model in FSDP2's way."""
+
+    def wrap(model):
+        for block in model.blocks:
+            function(block, **arguments)
+        return function(model, **arguments)
+
+    return wrap
+
+
 def wrappers() -> dict:
     """Name -> what wraps a model; every rank makes the groups in the same order."""
     from libddp.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
@@ -46,14 +57,6 @@ def wrappers() -> dict:
         return lambda model: FullyShardedDataParallel(
             model, auto_wrap_policy=policy(), sharding_strategy=strategy
         )
-
-    def by_block(function, **arguments):
-        def wrap(model):
-            for block in model.blocks:
-                function(block, **arguments)
-            return function(model, **arguments)
-
-        return wrap
 
     return {
         "libddp DDP": DistributedDataParallel,
