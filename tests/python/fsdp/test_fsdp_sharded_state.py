@@ -8,94 +8,22 @@ import tempfile
 import checks
 import fsdp_models as models
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from fsdp_states import assert_equal, make, whole
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
-    get_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
-    set_state_dict,
 )
 
 WHOLE = StateDictOptions(full_state_dict=True)
 RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)
 FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-
-
-def narrow():
-    """Rows longer than a block of some ranks: pieces that are no rows."""
-    return models.TinyGpt(layers=1, width=36)
-
-
-def make(build, seed=17, steps=0):
-    model = build(models.build(narrow, seed))
-    optimizer = models.adamw(model.parameters())
-    models.train(model, steps, lambda _: optimizer)
-    return model, optimizer
-
-
-def whole(model, optimizer):
-    return get_state_dict(model, optimizer, options=WHOLE)
-
-
-def flat(state, prefix=""):
-    for key, value in state.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}/")
-        else:
-            yield prefix + str(key), value
-
-
-def assert_equal(found, wanted):
-    for one, other in zip(found, wanted, strict=True):
-        one, other = dict(flat(one)), dict(flat(other))
-        assert one.keys() == other.keys()
-        for key, value in other.items():
-            same = torch.equal(one[key], value) if torch.is_tensor(value) else one[key] == value
-            assert same, key
-
-
-def save(folder, build):
-    """Trains, saves in pieces, and returns what was saved in whole tensors."""
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    model, optimizer = make(getattr(models, build), steps=2)
-    weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optim": moments}, checkpoint_id=folder)
-    state = whole(model, optimizer)
-    destroy_process_group()
-    return state
-
-
-def load(folder, build):
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    model, optimizer = make(getattr(models, build), seed=5)
-    weights, moments = get_state_dict(model, optimizer)
-    dcp.load({"model": weights, "optim": moments}, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-    found = whole(model, optimizer)
-    destroy_process_group()
-    return found
-
-
-PATHS = [(1, 4, "shard", "wrap"), (4, 3, "shard", "shard"), (3, 2, "wrap", "shard")]
-
-
-@pytest.mark.parametrize("path", PATHS, ids=str)
-def test_another_number_of_ranks(tmp_path, path):
-    before, after, saver, loader = path
-    wanted = ranks.run(save, before, str(tmp_path / "saved"), saver)[0]
-    for found in ranks.run(load, after, str(tmp_path / "saved"), loader):
-        assert_equal(found, wanted)
 
 
 def check_pieces_are_what_this_rank_owns():

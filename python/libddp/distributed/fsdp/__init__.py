@@ -27,12 +27,14 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
+from libddp.distributed.fsdp._consolidate import consolidate, save_safetensors
 from libddp.distributed.fsdp._fully_shard import (
     FSDPModule,
     UnshardHandle,
     fully_shard,
     register_fsdp_forward_method,
 )
+from libddp.distributed.fsdp._snapshot import load_snapshot, save_snapshot
 from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
 
 __all__ = [
@@ -57,6 +59,10 @@ __all__ = [
     "StateDictSettings",
     "StateDictType",
     "UnshardHandle",
+    "consolidate",
     "fully_shard",
+    "load_snapshot",
     "register_fsdp_forward_method",
+    "save_safetensors",
+    "save_snapshot",
 ]

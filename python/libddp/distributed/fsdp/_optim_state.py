@@ -65,6 +65,11 @@ def only_of(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> dict[str
     return {**full, "state": state}
 
 
+def groups_to_load(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> list[dict]:
+    """The optimizer's groups with the saved settings."""
+    return _groups_to_load(optimizer, _names(model, _ordered(optimizer)), full)
+
+
 def _groups_to_load(optimizer, names: list[str], full: dict[str, Any]) -> list[dict[str, Any]]:
     """The optimizer's groups, each with the settings of the saved group of its parameters."""
     saved = {name: group for group in full["param_groups"] for name in group["params"]}
