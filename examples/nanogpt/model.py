@@ -82,6 +82,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.apply(self._init_weights)
         self.head.weight = self.token.weight  # tied: one matrix reads and writes tokens
+        self._num_params = sum(p.numel() for p in self.parameters()) - self.position.weight.numel()
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, Attention | FeedForward):
@@ -121,7 +122,7 @@ class GPT(nn.Module):
 
     def num_params(self) -> int:
         """Weights that multiply: all but the position embedding, which is only looked up."""
-        return sum(p.numel() for p in self.parameters()) - self.position.weight.numel()
+        return self._num_params  # counted at first: sharding leaves a rank less of each
 
     def estimate_mfu(self, sequences: int, seconds: float, peak_flops: float) -> float:
         """Share of `peak_flops` used by forward and backward of `sequences` (PaLM, appendix B)."""

@@ -50,13 +50,13 @@ class Report:
         self._progress.say(text)
 
     def before(self, iteration: int) -> None:
-        """Evaluate and save, each if its time has come. The others wait in their reduction."""
+        """Evaluate and save, each if its time has come."""
         with self._watch.paused():
             at_end = iteration == self._last
             if at_end or iteration % self._settings.eval_interval == 0:
                 self._evaluate(iteration)
             age = time.monotonic() - self._saved_at
-            if at_end or age >= self._settings.checkpoint_seconds:
+            if self._trainer.agree(at_end or age >= self._settings.checkpoint_seconds):
                 self.save()
             if at_end:
                 self._write(iteration, self._evaluated["train_loss"])
@@ -131,6 +131,6 @@ def write_sample(trainer: Trainer, path: Path) -> str:
         start="\n" if "\n" in chars else chars[0],
         max_new_tokens=trainer.settings.sample_tokens,
     )
-    text = continue_text(trainer.core, chars, request)
+    text = continue_text(trainer.whole_core(), chars, request)
     path.write_text(text, encoding="utf-8")
     return text

@@ -36,8 +36,8 @@ def store(trainer: Trainer) -> None:
     """Save the run's state. Raises: UserError (the disk is full, ...)."""
     state = {
         "iter": trainer.iteration,
-        "model": trainer.core.state_dict(),
-        "optimizer": trainer.optimizer.state_dict(),
+        "model": trainer.weights(),
+        "optimizer": trainer.moments(),
         "scaler": trainer.scaler.state_dict(),
         "best_val_loss": trainer.best_val_loss,
         "model_config": asdict(trainer.core.config),

@@ -5,7 +5,7 @@
     torchrun --nproc-per-node=2 train.py --config=mine.json           # the same
 
 `--help` lists the keys. Ctrl-C or SIGTERM saves and stops; the same command then goes on. Only the
-two imports from libddp differ from a script for torch.distributed.
+imports from libddp (here and in trainer.py) differ from a script for torch.distributed.
 """
 
 import os
@@ -24,7 +24,6 @@ from libddp.distributed import (
     get_world_size,
     init_process_group,
 )
-from libddp.nn.parallel import DistributedDataParallel as DDP
 from prepare import prepare
 from report import Report, finish, opening
 from settings import TrainSettings, check
@@ -32,32 +31,32 @@ from stop import StopSignal
 from trainer import Ranks, Trainer
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], make_trainer=Trainer) -> int:
     settings = check(parse(TrainSettings, arguments))
     if os.environ.get("RANK", "0") != "0":
-        return run(settings)
+        return run(settings, make_trainer)
     with resume.claim(Path(settings.out_dir)):
-        return run(settings)
+        return run(settings, make_trainer)
 
 
-def run(settings: TrainSettings) -> int:
+def run(settings: TrainSettings, make_trainer) -> int:
     # The text comes first: if it is no good, no rank has to wait for another one.
     folder = Path(settings.data_dir or Path(settings.out_dir) / "data")
     corpus = Corpus(prepare(settings.data, folder, settings.corpus_mib), settings.block_size)
     ranks = join(settings)
     with StopSignal() as stop:
-        trainer = Trainer(settings, corpus, ranks)
+        trainer = make_trainer(settings, corpus, ranks)
         resume.restore(trainer)
         agree_on_start(trainer)
         if ranks.distributed:
-            trainer.wrap(DDP)
+            trainer.wrap()
         last = last_iteration(trainer)
         if ranks.rank == 0:
             with Report(trainer, last) as report:
                 report.say(opening(settings, trainer.iteration, last))
                 train(trainer, stop, last, report)
         else:
-            train(trainer, stop, last)
+            train(trainer, stop, last, trainer.follower(last))
         if ranks.distributed and not stop.alone:
             destroy_process_group()
     if ranks.rank == 0:
@@ -109,8 +108,8 @@ def last_iteration(trainer: Trainer) -> int:
     return max(stretch, trainer.iteration)
 
 
-def train(trainer: Trainer, stop: StopSignal, last: int, report: Report | None = None) -> None:
-    """Iterate until `last` or until a rank has been asked to stop. Rank 0 brings a report."""
+def train(trainer: Trainer, stop: StopSignal, last: int, report=None) -> None:
+    """Iterate until `last` or until a rank has been asked to stop. Rank 0 brings a Report."""
     try:
         while not asked_to_stop(trainer, stop):
             iteration = trainer.iteration
@@ -122,7 +121,7 @@ def train(trainer: Trainer, stop: StopSignal, last: int, report: Report | None =
             if report:
                 report.after(iteration, loss)
     except RuntimeError:
-        if not stop.signum:
+        if not stop.signum or trainer.saves_together:
             raise
         # The rank whose absence this error reports was asked to stop too, and was quicker. The
         # weights are those of the last whole iteration.

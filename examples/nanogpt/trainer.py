@@ -2,7 +2,7 @@
 
     trainer = Trainer(settings, corpus, ranks)
     resume.restore(trainer)
-    trainer.wrap(DistributedDataParallel)
+    trainer.wrap()
     loss = trainer.step()
 
 Nothing random is carried from one iteration to the next: batches and dropout of an iteration
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from config import UserError
 from data import SPLITS, Corpus
+from libddp.nn.parallel import DistributedDataParallel as DDP
 from model import GPT, GPTConfig
 from schedule import learning_rate
 from settings import MODEL_KEYS, TrainSettings
@@ -34,6 +35,9 @@ class Ranks(NamedTuple):
 
 class Trainer:
     """Thread rule: one thread."""
+
+    #: Whether a checkpoint needs all ranks.
+    saves_together = False
 
     def __init__(self, settings: TrainSettings, corpus: Corpus, ranks: Ranks):
         self.settings, self.corpus, self.ranks = settings, corpus, ranks
@@ -58,10 +62,29 @@ class Trainer:
         self._net = torch.compile(self.core) if settings.compile else self.core
         self._model = self._net
 
-    def wrap(self, wrapper) -> None:
-        """From now on gradients are averaged over all ranks by `wrapper` (DDP)."""
+    def wrap(self) -> None:
+        """From now on gradients are averaged over all ranks."""
         index = [self.ranks.device.index] if self.ranks.device.type == "cuda" else None
-        self._model = wrapper(self._net, device_ids=index)
+        self._model = DDP(self._net, device_ids=index)
+
+    def weights(self) -> dict:
+        """All of them, for a checkpoint."""
+        return self.core.state_dict()
+
+    def moments(self) -> dict:
+        """The optimizer's whole state, for a checkpoint."""
+        return self.optimizer.state_dict()
+
+    def whole_core(self) -> GPT:
+        """The network with all of its weights, on rank 0, after the training."""
+        return self.core
+
+    def agree(self, wish: bool) -> bool:
+        """Whether to save now. Rank 0 decides, and nobody else has to know."""
+        return wish
+
+    def follower(self, last: int) -> None:
+        """What the other ranks do while rank 0 evaluates and saves: wait in their reduction."""
 
     @property
     def tokens_per_iteration(self) -> int:
@@ -77,12 +100,12 @@ class Trainer:
             group["lr"] = self.rate
         for micro_step in range(self._local_steps):
             # The gradients of all micro-steps are summed here and reduced with the last one.
-            self._model.require_backward_grad_sync = micro_step == self._local_steps - 1
-            place = self.ranks.rank * self._local_steps + micro_step  # in the global batch
-            draw = (0, settings.seed, self.iteration, place)
-            loss = self._loss(self._model, "train", draw) / self._local_steps
-            loss_sum += loss.detach()
-            self.scaler.scale(loss).backward()
+            with self._reducing(micro_step == self._local_steps - 1):
+                place = self.ranks.rank * self._local_steps + micro_step  # in the global batch
+                draw = (0, settings.seed, self.iteration, place)
+                loss = self._loss(self._model, "train", draw) / self._local_steps
+                loss_sum += loss.detach()
+                self.scaler.scale(loss).backward()
         if settings.grad_clip:
             self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.core.parameters(), settings.grad_clip)
@@ -94,12 +117,12 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict:
-        """Mean loss of each split on batches that are always the same. Talks to no other rank."""
+        """Mean loss of each split on batches that are always the same."""
         self.core.eval()
         means = {}
         for split in SPLITS:
             draws = ((1, self.settings.seed, k) for k in range(self.settings.eval_iters))
-            losses = [self._loss(self._net, split, draw) for draw in draws]
+            losses = [self._loss(self._evaluated, split, draw) for draw in draws]
             means[f"{split}_loss"] = torch.stack(losses).mean().item()
         self.core.train()
         self.val_loss = means["val_loss"]
@@ -110,6 +133,16 @@ class Trainer:
         """Model FLOP/s of this rank over the peak, for iterations of `seconds`."""
         sequences = self._local_steps * self.settings.batch_size
         return self.core.estimate_mfu(sequences, seconds, self.settings.peak_tflops * 1e12)
+
+    def _reducing(self, reduces: bool):
+        """Around a micro-step: whether its backward reduces what has been summed."""
+        self._model.require_backward_grad_sync = reduces
+        return contextlib.nullcontext()
+
+    @property
+    def _evaluated(self):
+        """Not wrapped, so that evaluating talks to no other rank."""
+        return self._net
 
     def _loss(self, model, split: str, draw: tuple) -> torch.Tensor:
         x, y = self.corpus.batch(split, draw, self.settings.batch_size, self.ranks.device)

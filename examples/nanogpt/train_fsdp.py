@@ -1,0 +1,16 @@
+"""The training of train.py with parameters, gradients and moments sharded over the ranks.
+
+    libddp run --nproc-per-node=2 train_fsdp.py --max_iters=1000
+
+Keys, files and losses are those of train.py, and each takes up the other's checkpoints, on any
+number of ranks. What differs is the trainer: sharded.py.
+"""
+
+import sys
+
+from config import run_script
+from sharded import ShardedTrainer
+from train import main
+
+if __name__ == "__main__":
+    sys.exit(run_script(lambda arguments: main(arguments, ShardedTrainer), "train_fsdp.py"))
