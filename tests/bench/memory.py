@@ -4,10 +4,11 @@
 
 Each candidate has two fresh processes. Measured is PSS (a page that two ranks map counts half for
 each) without files, summed over the ranks, above what they had with torch and the group warmed up
-(`base_mib`). `state`: between two steps, with gradients (parameters + gradients + optimizer state +
-buffers that are kept); `peak`: the most inside a step. `..._x`: in units of the model's parameters.
-`plan_...` is what `libddp plan` says, `..._ratio` measured / planned. glibc is told to give freed
-memory back: otherwise it keeps holes of what a step has freed.
+(`base_mib`). `wrapped`: with a wrapped model; `state`: between two steps, with gradients
+(parameters + gradients + optimizer state + buffers that are kept); `peak`: the most inside a step.
+`..._x`: in units of the model's parameters. `plan_...` is what `libddp plan` says, `..._ratio`
+measured / planned. glibc is told to give freed memory back (not with --default-malloc): otherwise
+it keeps holes of what a step has freed.
 """
 
 import argparse
@@ -35,30 +36,39 @@ FRUGAL = {
     "MALLOC_ARENA_MAX": "1",
 }
 STEPS = 3
-#: Candidate -> the planner's name of the setting.
+#: Candidate -> the planner's name of the setting, and how many ranks it sees on a host.
 PLANNED = {
-    "libddp DDP": "DDP",
-    "libddp ZeRO-1": "ZeRO-1",
-    "libddp FULL_SHARD": "FULL_SHARD",
-    "libddp SHARD_GRAD_OP": "SHARD_GRAD_OP",
-    "libddp NO_SHARD": "NO_SHARD",
-    "libddp fully_shard": "FULL_SHARD",
+    "libddp DDP": ("DDP", 2),
+    "libddp ZeRO-1": ("ZeRO-1", 2),
+    "libddp FULL_SHARD": ("FULL_SHARD", 2),
+    "libddp SHARD_GRAD_OP": ("SHARD_GRAD_OP", 2),
+    "libddp NO_SHARD": ("NO_SHARD", 2),
+    "libddp fully_shard": ("FULL_SHARD", 2),
+    "libddp FULL_SHARD over Gloo": ("FULL_SHARD", 1),
+    "libddp SHARD_GRAD_OP over Gloo": ("SHARD_GRAD_OP", 1),
 }
 
 
 def wrappers() -> dict:
     """Those of the step's benchmark, and what differs in memory only."""
+    from libddp.distributed import from_c10d
     from libddp.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
     from libddp.nn.parallel import DistributedDataParallel
 
     found = fsdp_step.wrappers()
     del found["no sync"]
     gloo = dist.new_group(backend="gloo")
-    found["libddp SHARD_GRAD_OP"] = lambda model: FullyShardedDataParallel(
-        model,
-        auto_wrap_policy=fsdp_step.policy(),
-        sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
-    )
+    # What is not our host's group is gathered, as it is between hosts.
+    other = from_c10d(dist.new_group(backend="gloo"))
+
+    def sharded(strategy, group=None):
+        return lambda model: FullyShardedDataParallel(
+            model, group, strategy, auto_wrap_policy=fsdp_step.policy()
+        )
+
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP):
+        found[f"libddp {strategy.name}"] = sharded(strategy)
+        found[f"libddp {strategy.name} over Gloo"] = sharded(strategy, other)
     found["libddp ZeRO-1"] = DistributedDataParallel
     found["torch DDP"] = lambda model: torch.nn.parallel.DistributedDataParallel(
         model, process_group=gloo
@@ -164,7 +174,7 @@ def prepared(options: argparse.Namespace):
 
 
 def plans(options: argparse.Namespace, optimizer: str) -> tuple[int, dict]:
-    """Bytes of the parameters, and the setting's name -> its Memory."""
+    """Bytes of the parameters, and (setting, ranks per host) -> its Memory."""
     from libddp.plan import Batch, Job, all_settings, survey, torch_optimizer
 
     facts = survey(
@@ -172,19 +182,25 @@ def plans(options: argparse.Namespace, optimizer: str) -> tuple[int, dict]:
         Batch(options.batch, options.length),
     )
     name = {"libddp": "libddp.adamw", "torch": "adamw"}[optimizer]
-    found = all_settings(facts, Job(2, 2), torch_optimizer(name))
+    found = [
+        plan
+        for job in (Job(2, 2), Job(2, 1))
+        for plan in all_settings(facts, job, torch_optimizer(name))
+    ]
     return facts.parameter_bytes, {
-        p.setting: p for p in found if p.recompute == options.checkpointing
+        (p.setting, p.ranks_per_host): p for p in found if p.recompute == options.checkpointing
     }
 
 
 def line_of(candidate: str, optimizer: str, options: argparse.Namespace, plan_of) -> dict:
-    values = ranks.run(measure, 2, candidate, optimizer, options, deadline=280, env=FRUGAL)
+    env = {} if options.default_malloc else FRUGAL
+    values = ranks.run(measure, 2, candidate, optimizer, options, deadline=280, env=env)
     total = {key: sum(value[key] for value in values) for key in values[0]}
     parameters, planned = plan_of(optimizer)
     line = {
         "case": f"gpt {options.layers} x {options.width}, batch {options.batch} x {options.length}"
-        + (", checkpointing" if options.checkpointing else ""),
+        + (", checkpointing" if options.checkpointing else "")
+        + (", default malloc" if options.default_malloc else ""),
         "candidate": candidate,
         "optimizer": optimizer,
         "model_mib": round(parameters / 2**20, 1),
@@ -194,7 +210,9 @@ def line_of(candidate: str, optimizer: str, options: argparse.Namespace, plan_of
         line[f"{key}_mib"] = round(total[key] / 2**20, 1)
         line[f"{key}_x"] = round(total[key] / parameters, 2)
     if plan := planned.get(PLANNED.get(candidate)):
+        hosts = 2 // plan.ranks_per_host
         for key, size in (("state", plan.state_per_host), ("peak", plan.step_per_host)):
+            size *= hosts
             line[f"plan_{key}_mib"] = round(size / 2**20, 1)
             line[f"{key}_ratio"] = round(total[key] / size, 3)
     return line
@@ -208,6 +226,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=gpt.LENGTH)
     parser.add_argument("--checkpointing", action="store_true", help="blocks are recomputed")
+    parser.add_argument("--default-malloc", action="store_true", help="glibc as it comes")
     parser.add_argument("--only", default="", help="candidates, separated by commas")
     parser.add_argument("--optimizers", default="torch,libddp")
     options = parser.parse_args()

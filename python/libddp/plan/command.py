@@ -26,7 +26,7 @@ from libddp.plan.facts import Job, Memory, ModelFacts, Optimizer
 from libddp.plan.gpt import VOCABULARY, Gpt
 from libddp.plan.observe import optimizer_cost
 from libddp.plan.sizes import parse_bytes, show_bytes
-from libddp.plan.strategies import all_settings, check
+from libddp.plan.strategies import SETTINGS, ZERO_1, all_settings, check
 from libddp.plan.survey import Batch, Precision, survey
 
 _DTYPES = {
@@ -69,7 +69,7 @@ def _plan(chosen: argparse.Namespace) -> int:
     batch = Batch(chosen.batch, chosen.length, _inputs(chosen.inputs))
     blocks = tuple(chosen.block.split(",")) if chosen.block else None
     facts = survey(_maker(chosen), batch, blocks, precision)
-    plans = all_settings(facts, job, optimizer)
+    plans = all_settings(facts, job, optimizer, _settings(chosen))
     fits = limit is None or bool(table.choose(plans, limit, process))
     if chosen.json:
         print(json.dumps(_with_limit(table.as_dict(facts, job, plans), plans, limit, process)))
@@ -79,6 +79,12 @@ def _plan(chosen: argparse.Namespace) -> int:
         if limit:
             print(table.verdict(plans, limit, process))
     return 0 if fits else NOTHING_FITS
+
+
+def _settings(chosen: argparse.Namespace) -> list[str]:
+    """ZeRO-1 is AdamW's, and not for mixed precision."""
+    has_zero = chosen.optimizer.lower() in ("adamw", "libddp.adamw") and not chosen.param_dtype
+    return [setting for setting in SETTINGS if setting != ZERO_1 or has_zero]
 
 
 def _maker(chosen: argparse.Namespace) -> Callable[[], nn.Module]:

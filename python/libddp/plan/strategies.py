@@ -8,6 +8,8 @@ It follows what libddp allocates, not what the strategies would need at least: s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from libddp.errors import ArgumentError
 from libddp.plan import layout
 from libddp.plan.facts import Job, Memory, ModelFacts, Optimizer, OptimizerCost, Parameter, Pass
@@ -21,15 +23,17 @@ HYBRID_SHARD = "HYBRID_SHARD"
 SETTINGS = (DDP, ZERO_1, NO_SHARD, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD)
 
 
-def all_settings(facts: ModelFacts, job: Job, optimizer: Optimizer) -> list[Memory]:
-    """One Memory for each setting, without and with recomputed blocks.
+def all_settings(
+    facts: ModelFacts, job: Job, optimizer: Optimizer, settings: Sequence[str] = SETTINGS
+) -> list[Memory]:
+    """One Memory for each of the settings, without and with recomputed blocks.
 
     Raises:
         ArgumentError: ranks that don't fill whole hosts.
     """
     check(job)
     plans = []
-    for setting in SETTINGS:
+    for setting in settings:
         plan = _plan_of(setting, facts, job)
         cost = _worst_cost(plan.owned, optimizer)
         plans += [plan.memory(recompute, one, cost) for recompute, one in facts.passes()]
@@ -90,27 +94,31 @@ def _plan_of(setting: str, facts: ModelFacts, job: Job) -> _Plan:
 
 
 class _Replicated(_Plan):
-    """DDP: every rank has the model; gradients are their buckets. ZeRO-1: the parameters exist once
-    per host, and each rank updates its share of them."""
+    """DDP: every rank has the model; gradients are their buckets. ZeRO-1: each rank updates its
+    share of the parameters, which exist once if all ranks are on one host."""
 
     def __init__(self, setting: str, facts: ModelFacts, job: Job) -> None:
         super().__init__(setting, facts, job)
         trained = [p for p in facts.parameters if p.trained]
+        numel = sum(p.numel for p in trained)
         low = sum(p.numel for p in facts.parameters) * (job.param_itemsize or 0)
+        self.parameters = facts.parameter_bytes + low
         self.gradients = layout.bucket_bytes(trained)
-        self._compressed = sum(p.numel for p in trained) * (
-            job.reduce_itemsize or job.param_itemsize or 0
-        )
-        self.wrapping = job.ranks_per_host * (facts.parameter_bytes + facts.buffers)
+        self._compressed = numel * (job.reduce_itemsize or job.param_itemsize or 0)
+        whole = self.parameters + facts.buffers + self.gradients
+        self.wrapping = job.ranks_per_host * whole
         if setting == DDP:
-            self.parameters = facts.parameter_bytes + low
             self.owned = [[(p.shape, p.itemsize) for p in trained]]
             return
-        shared = sum(p.bytes for p in trained)
-        self.shared = shared
-        self.parameters = facts.parameter_bytes - shared + low
-        self.wrapping += shared
-        self.owned = [_pieces(trained, job.ranks, rank) for rank in _some_ranks(job.ranks)]
+        self.owned = [_pieces_by_dtype(trained, job.ranks, r) for r in _some_ranks(job.ranks)]
+        if job.hosts == 1:
+            self._share(trained)
+
+    def _share(self, trained: list[Parameter]) -> None:
+        """They move in the first step, when gradients are there."""
+        self.shared = sum(p.bytes for p in trained)
+        self.parameters -= self.shared
+        self.wrapping += self.shared
 
     def communication(self, one: Pass) -> int:
         return self._compressed
@@ -127,7 +135,7 @@ class _Sharded(_Plan):
         self._flats = layout.flats(facts.parameters)
         for flat in self._flats:
             self._add(flat)
-        self.wrapping = self.shared + job.ranks_per_host * self._unwrapped()
+        self.wrapping = self._wrapping()
         trained = [p for flat in self._flats for p in flat if p.trained]
         if self._group == 1:
             self.owned = [[(p.shape, p.itemsize) for p in trained]]
@@ -147,11 +155,14 @@ class _Sharded(_Plan):
         if flat[0].trained:
             self.gradients += block * itemsize
 
-    def _unwrapped(self) -> int:
-        """Of one rank, at most: the model as it was made, or one unit of it at a time."""
-        if not self.job.deferred:
-            return self.facts.parameter_bytes + self.facts.buffers
-        return max(sum(p.bytes for p in flat) for flat in self._flats) + self.facts.buffers
+    def _wrapping(self) -> int:
+        """The model as each rank has made it gives way to its units one by one; one that is on the
+        meta device is made unit by unit."""
+        unit = max(sum(p.bytes for p in flat) for flat in self._flats)
+        ranks, kept = self.job.ranks_per_host, self.facts.buffers
+        if self.job.deferred:
+            return self.shared + ranks * (self.parameters + unit + kept)
+        return ranks * (self.facts.parameter_bytes + kept) + unit
 
     def _owned_by(self, rank: int) -> list:
         trained = [flat for flat in self._flats if flat[0].trained]
@@ -189,6 +200,12 @@ class _Sharded(_Plan):
 
 def _pieces(parameters: list[Parameter], ranks: int, rank: int) -> list:
     return [(shape, parameters[0].itemsize) for shape in layout.pieces(parameters, ranks, rank)]
+
+
+def _pieces_by_dtype(parameters: list[Parameter], ranks: int, rank: int) -> list:
+    sizes = dict.fromkeys(p.itemsize for p in parameters)
+    alike = [[p for p in parameters if p.itemsize == size] for size in sizes]
+    return [piece for group in alike for piece in _pieces(group, ranks, rank)]
 
 
 def _some_ranks(ranks: int) -> list[int]:

@@ -71,6 +71,12 @@ def test_json_has_bytes(capsys):
     assert result["units"] == 3
 
 
+@pytest.mark.parametrize("options", [["--optimizer", "sgd"], ["--param-dtype", "bf16"]])
+def test_zero_1_is_planned_where_it_exists(capsys, options):
+    result = planned(capsys, *SMALL, *options)
+    assert [s["setting"] for s in result["settings"]][:3] == ["DDP", "DDP", "NO_SHARD"]
+
+
 def test_a_limit_says_what_fits(capsys):
     assert main([*SMALL, "--limit", "1GiB"]) == 0
     out = capsys.readouterr().out

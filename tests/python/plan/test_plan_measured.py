@@ -10,7 +10,9 @@ import memory
 
 #: Small: what is the same at every size (pages of pools, of the allocator) weighs more than in
 #: tests/bench/memory.py, where a larger model is within 10 %.
-OPTIONS = Namespace(layers=6, width=384, heads=4, batch=8, length=64, checkpointing=False)
+OPTIONS = Namespace(
+    layers=6, width=384, heads=4, batch=8, length=64, checkpointing=False, default_malloc=False
+)
 
 
 def test_what_is_planned_is_what_is_measured():

@@ -53,6 +53,9 @@ def test_zero_1_shares_parameters_and_splits_the_optimizer():
     assert memory.parameters == 0
     assert memory.shared_parameters == memory.gradients == memory.optimizer == 4 * MIB
     assert memory.per_rank == (2 + 4 + 4 + 10) * MIB
+    between = plan("ZeRO-1", Job(4, 2))
+    assert (between.parameters, between.shared_parameters) == (4 * MIB, 0)
+    assert between.optimizer == 2 * MIB
 
 
 def test_full_shard_on_one_host_has_parameters_once_and_three_buffers():
@@ -106,7 +109,9 @@ def test_the_larger_of_pass_and_optimizer_counts():
 
 
 def test_wrapping_holds_a_whole_model_per_rank():
-    assert plan("FULL_SHARD").wrapping == 12 * MIB
+    assert plan("FULL_SHARD").wrapping == 9 * MIB
+    assert plan("DDP").wrapping == 16 * MIB
+    assert plan("ZeRO-1").wrapping == 20 * MIB
     assert plan("FULL_SHARD", Job(2, 2, deferred=True)).wrapping == 6 * MIB
     tight = Memory("FULL_SHARD", False, 2, shared_parameters=4, wrapping=12)
     assert (tight.step_per_host, tight.per_host) == (4, 12)
