@@ -12,9 +12,8 @@ if str(GPT2_FSDP) not in sys.path:
     sys.path.append(str(GPT2_FSDP))  # behind this folder
 
 import engine
-from fsdp_trainer import gather, memory_mib
+from fsdp_trainer import gather, meet, memory_mib
 from shared import GPT, GPTConfig, Ranks, UserError, at_least, key, parse, run_script
-from train_fsdp import meet
 
 __all__ = [
     "GPT",

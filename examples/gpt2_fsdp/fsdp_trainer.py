@@ -15,12 +15,20 @@ import resource
 import engine as engines
 import numpy as np
 import torch
-from libddp.distributed import all_reduce
+from libddp.distributed import all_reduce, init_process_group
 from options import Options, recomputed
-from shared import Ranks, UserError, learning_rate
+from shared import Ranks, UserError, join, learning_rate
 from tokens import Order, Tokens
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+
+def meet(options: Options) -> Ranks:
+    """Meet the other ranks; a process that no launcher has started is a group by itself."""
+    ranks = join(options)
+    if not ranks.distributed:
+        init_process_group(options.backend, rank=0, world_size=1)
+    return ranks
 
 
 class FsdpTrainer:

@@ -17,17 +17,15 @@ import engine
 import shards
 import torch
 from fsdp_report import Report
-from fsdp_trainer import FsdpTrainer
-from libddp.distributed import destroy_process_group, init_process_group
+from fsdp_trainer import FsdpTrainer, meet
+from libddp.distributed import destroy_process_group
 from options import Options, check
 from shared import (
     GPT,
     GPTConfig,
-    Ranks,
     StopSignal,
     UserError,
     claim,
-    join,
     parse,
     run_script,
 )
@@ -89,14 +87,6 @@ def network(options: Options, corpus: Tokens) -> GPT:
             f"{net.config.vocab_size}: convert the text with the network's own tokenizer"
         )
     return net
-
-
-def meet(options: Options) -> Ranks:
-    """Meet the other ranks; a process that no launcher has started is a group by itself."""
-    ranks = join(options)
-    if not ranks.distributed:
-        init_process_group(options.backend, rank=0, world_size=1)
-    return ranks
 
 
 def train(trainer: FsdpTrainer, stop: StopSignal, last: int, report: Report | None) -> None:
