@@ -1,11 +1,14 @@
 """What scripts do with sharded models, and the errors that they can cause."""
 
+import functools
+import time
 import warnings
 
 import checks
 import ddp_models
 import fsdp_models as models
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -406,6 +409,32 @@ def check_mistakes():
     assert MixedPrecision is fsdp.MixedPrecision
 
 
+def check_policies_that_choose_nothing():
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy, transformer_auto_wrap_policy
+
+    for classes, text in ((set(), "for no class"), ({nn.Conv2d}, "for Conv2d")):
+        by_function = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=classes)
+        for policy in (ModuleWrapPolicy(classes), by_function):
+            with pytest.raises(ValueError, match=f"{text}, and TinyGpt has no such module"):
+                models.wrap(auto_wrap_policy=policy)
+    block = models.wrap(models.Block(12), auto_wrap_policy=ModuleWrapPolicy({models.Block}))
+    assert block(torch.ones(1, 2, 12)).shape == (1, 2, 12)
+
+
+def check_a_parameter_that_two_units_share():
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    text = r"parameter 'head\.weight' of TinyGpt belongs to the wrapped module 'embedding' too"
+    with pytest.raises(ValueError, match=text):
+        models.wrap(auto_wrap_policy=ModuleWrapPolicy({nn.Embedding}))
+    model = models.build()
+    models.libddp_fsdp().fully_shard(model.embedding)
+    with pytest.raises(ValueError, match=text):
+        models.libddp_fsdp().fully_shard(model)
+    with pytest.raises(ValueError, match=r"'Linear'.*'weight' belongs to a sharded unit already"):
+        models.libddp_fsdp().fully_shard(model.head)
+
+
 def check_parameters_changed_after_wrapping():
     model = models.wrap()
     name, parameter = next((n, p) for n, p in model.named_parameters() if p.numel())
@@ -467,3 +496,29 @@ results = checks.fixture(run_all, world_size=2)
 @pytest.mark.parametrize("name", checks.names(globals()))
 def test_usage(results, name):
     checks.verify(results, name)
+
+
+def wrap_with_an_error_on_rank_1():
+    """Rank 0 waits for rank 1, which has found a mistake of its own."""
+    from libddp.distributed import get_rank, init_process_group
+
+    init_process_group("libddp")
+
+    def init(module):
+        raise LookupError("no weights for this rank")
+
+    with torch.device("meta" if get_rank() == 1 else "cpu"):
+        model = models.TinyGpt()
+    began = time.monotonic()
+    try:
+        models.wrap(model, param_init_fn=init)
+    except Exception as error:
+        return time.monotonic() - began, type(error).__name__, str(error)
+
+
+def test_an_error_of_one_rank_in_wrapping_reaches_the_others():
+    first, second = ranks.run(wrap_with_an_error_on_rank_1, 2)
+    assert second[1] == "LookupError"
+    assert first[1] == "PeerError", first
+    assert "in wrapping: LookupError: no weights for this rank" in first[2]
+    assert first[0] < 30  # the timeout is 30 minutes

@@ -22,6 +22,7 @@ from libddp.distributed.fsdp import (
 from libddp.errors import ArgumentError
 
 
+@_shards.announcing
 def fully_shard(
     module: torch.nn.Module,
     *,

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
 from torch.distributed.utils import _apply_to_tensors
 
 from libddp._load import load
-from libddp.distributed._exit import describe
+from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp import _advice
 from libddp.errors import ArgumentError
 
@@ -100,12 +101,50 @@ def shards_in(module: torch.nn.Module) -> Iterator[Shard]:
 def own_parameters(
     module: torch.nn.Module, ignored: Iterable[torch.nn.Parameter] = ()
 ) -> list[tuple[str, torch.nn.Parameter]]:
-    """Those of `module` that no wrapped module under it has; shared ones once."""
+    """Those of `module` that no wrapped module under it has; shared ones once.
+
+    Raises:
+        ArgumentError: a wrapped module under it has one that a module outside of it uses as well.
+    """
     taken = {id(parameter) for parameter in ignored}
+    owners: dict[int, torch.nn.Module] = {}
+    inside: set[int] = set()
     for child in shards_in(module):
         if child.module is not module:
-            taken.update(id(p) for p in child.module.parameters())
+            owners.update((id(p), child.module) for p in child.module.parameters())
+            inside.update(id(part) for part in child.module.modules())
+    for name, part in module.named_modules():
+        if id(part) in inside:
+            continue
+        for own, parameter in part.named_parameters(name, recurse=False):
+            if id(parameter) in owners and id(parameter) not in taken:
+                _refuse_shared(module, own, owners[id(parameter)])
+    taken.update(owners)
     return [(n, p) for n, p in module.named_parameters() if id(p) not in taken]
+
+
+def _refuse_shared(module: torch.nn.Module, name: str, owner: torch.nn.Module) -> None:
+    where = next(n for n, part in module.named_modules() if part is owner)
+    raise ArgumentError(
+        f"libddp fsdp: parameter {name!r} of {type(module).__name__} belongs to the wrapped module "
+        f"{where!r} too, and would be whole only while that one runs. Hint: leave {where!r} "
+        "unwrapped, so that one unit has all modules that use the parameter."
+    )
+
+
+def announcing(function):
+    """The other ranks are told of an error in `function`, which wraps: they would wait for us."""
+
+    @wraps(function)
+    def announce(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            for group in live_groups():
+                group.announce_trouble(f"in wrapping: {describe(error)}")
+            raise
+
+    return announce
 
 
 def attach(module: torch.nn.Module, name: str, parameters, sharding: Sharding) -> Shard:

@@ -25,13 +25,15 @@ def wrap_children(module: torch.nn.Module, policy, wrapper, ignored, **arguments
     """Wraps the modules under `module` that the policy chooses, innermost first.
 
     Raises:
-        ArgumentError: something under it is wrapped already; the policy is none.
+        ArgumentError: something under it is wrapped already; the policy is none, or one of classes
+            that the module has no instance of.
     """
     for shard in shards_in(module):
         raise ArgumentError(
             f"libddp fsdp: {type(shard.module).__name__} under {type(module).__name__} is wrapped "
             "already, so auto_wrap_policy cannot wrap it again. Hint: wrap by hand, or by policy."
         )
+    _refuse_empty(module, policy)
     token = _names.set(_modules.names_of(module.named_modules()))
     try:
         if isinstance(policy, _Policy):
@@ -53,6 +55,20 @@ def wrap_children(module: torch.nn.Module, policy, wrapper, ignored, **arguments
             )
     finally:
         _names.reset(token)
+
+
+def _refuse_empty(module: torch.nn.Module, policy) -> None:
+    """A policy of classes that chooses nothing is a mistake: of a class, or of a model."""
+    classes = getattr(policy, "_module_classes", None)
+    if classes is None:
+        classes = getattr(policy, "keywords", {}).get("transformer_layer_cls")
+    if classes is None or any(isinstance(part, tuple(classes)) for part in module.modules()):
+        return
+    names = ", ".join(sorted(kind.__name__ for kind in classes)) or "no class"
+    raise ArgumentError(
+        f"libddp fsdp: auto_wrap_policy is for {names}, and {type(module).__name__} has no such "
+        "module. Hint: name the class of its blocks, or leave auto_wrap_policy out."
+    )
 
 
 def _by_policy(module, policy: _Policy, wrapper, ignored, arguments) -> None:

@@ -81,6 +81,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         >>> model(x).sum().backward()                                       # doctest: +SKIP
     """
 
+    @_shards.announcing
     def __init__(
         self,
         module: torch.nn.Module,
