@@ -142,6 +142,7 @@ def measure(candidate: str, optimizer_name: str, options: argparse.Namespace) ->
 
     init_process_group("libddp")
     torch.set_num_threads(1)
+    gpt.VOCABULARY = options.vocabulary
     wrap = wrappers()[candidate]
     tokens = torch.randint(gpt.VOCABULARY, (options.batch, options.length))
     prepare = prepared(options)
@@ -177,6 +178,7 @@ def plans(options: argparse.Namespace, optimizer: str) -> tuple[int, dict]:
     """Bytes of the parameters, and (setting, ranks per host) -> its Memory."""
     from libddp.plan import Batch, Job, all_settings, survey, torch_optimizer
 
+    gpt.VOCABULARY = options.vocabulary
     facts = survey(
         lambda: gpt.Gpt(options.layers, options.width, options.heads),
         Batch(options.batch, options.length),
@@ -198,7 +200,8 @@ def line_of(candidate: str, optimizer: str, options: argparse.Namespace, plan_of
     total = {key: sum(value[key] for value in values) for key in values[0]}
     parameters, planned = plan_of(optimizer)
     line = {
-        "case": f"gpt {options.layers} x {options.width}, batch {options.batch} x {options.length}"
+        "case": f"gpt {options.layers} x {options.width}, vocabulary {options.vocabulary}, "
+        f"batch {options.batch} x {options.length}"
         + (", checkpointing" if options.checkpointing else "")
         + (", default malloc" if options.default_malloc else ""),
         "candidate": candidate,
@@ -225,6 +228,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=gpt.LENGTH)
+    parser.add_argument("--vocabulary", type=int, default=gpt.VOCABULARY)
     parser.add_argument("--checkpointing", action="store_true", help="blocks are recomputed")
     parser.add_argument("--default-malloc", action="store_true", help="glibc as it comes")
     parser.add_argument("--only", default="", help="candidates, separated by commas")

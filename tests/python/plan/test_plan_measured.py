@@ -11,7 +11,14 @@ import memory
 #: Small: what is the same at every size (pages of pools, of the allocator) weighs more than in
 #: tests/bench/memory.py, where a larger model is within 10 %.
 OPTIONS = Namespace(
-    layers=6, width=384, heads=4, batch=8, length=64, checkpointing=False, default_malloc=False
+    layers=6,
+    width=384,
+    heads=4,
+    batch=8,
+    length=64,
+    vocabulary=128,
+    checkpointing=False,
+    default_malloc=False,
 )
 
 
