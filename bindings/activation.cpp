@@ -2,8 +2,10 @@
 
 #include <ATen/core/grad_mode.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,10 +13,11 @@
 #include <vector>
 
 #include "bindings/activation.h"
-#include "bindings/saved_slot.h"
+#include "bindings/activation_errors.h"
 #include "libddp/activation/checkpoint_error.h"
-#include "libddp/activation/frame.h"
+#include "libddp/activation/checkpoint_frame.h"
 #include "libddp/activation/saved_input.h"
+#include "libddp/activation/slot_scope.h"
 
 namespace py = pybind11;
 
@@ -33,7 +36,7 @@ class KeptArguments {
     }
   }
 
-  py::tuple args(const Frame::Name& block) const {
+  py::tuple args(const CheckpointFrame::Name& block) const {
     py::tuple args(positional_.size());
     for (std::size_t i = 0; i < positional_.size(); ++i) {
       args[i] = positional_[i].get([&] { return block() + ": input " + std::to_string(i); });
@@ -41,7 +44,7 @@ class KeptArguments {
     return args;
   }
 
-  py::dict kwargs(const Frame::Name& block) const {
+  py::dict kwargs(const CheckpointFrame::Name& block) const {
     py::dict kwargs;
     for (std::size_t i = 0; i < named_.size(); ++i) {
       kwargs[names_[i]] =
@@ -60,7 +63,7 @@ class KeptArguments {
       }
     }
 
-    py::object get(const Frame::Name& name) const {
+    py::object get(const CheckpointFrame::Name& name) const {
       if (!tensor) return object;
       return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor->unpack(name)));
     }
@@ -94,52 +97,113 @@ void add_devices(py::handle value, int depth, std::vector<c10::Device>& devices)
   }
 }
 
-/// Calls the block again; true unless it raised. The pass ends it by an exception of its own.
-void replay_block(const py::object& function, const KeptArguments& kept, const Frame::Name& name,
-                  const std::shared_ptr<Frame>& frame, const std::shared_ptr<ReplayPass>& pass) {
-  const py::tuple args = kept.args(name);
-  const py::dict kwargs = kept.kwargs(name);
-  const HookScope hooks(frame, pass);
-  const auto result =
-      py::reinterpret_steal<py::object>(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
-  if (result) return;
-  if (!pass->is_stopped() || PyErr_ExceptionMatches(stop_replay_type()) == 0) {
-    throw py::error_already_set();
+/// A Python block: what it takes to call it again.
+struct Block {
+  py::object function;
+  py::object name_of;
+  py::object on_error;
+  KeptArguments kept;
+
+  std::string name() const {
+    const py::gil_scoped_acquire gil;
+    return name_of(function).cast<std::string>();
   }
-  PyErr_Clear();
+
+  /// Calls the block again. The pass ends it by an exception of its own.
+  void replay(const std::shared_ptr<CheckpointFrame>& frame,
+              const std::shared_ptr<ReplayPass>& pass) const;
+
+  [[noreturn]] void fail(const std::string& message) const {
+    const py::gil_scoped_acquire gil;
+    try {
+      if (!on_error.is_none()) on_error(message);
+      throw CheckpointError(message);
+    } catch (...) {
+      throw_python_error();
+    }
+  }
+};
+
+void Block::replay(const std::shared_ptr<CheckpointFrame>& frame,
+                   const std::shared_ptr<ReplayPass>& pass) const {
+  const py::gil_scoped_acquire gil;
+  try {
+    const CheckpointFrame::Name own_name = [this] { return name(); };
+    const py::tuple args = kept.args(own_name);
+    const py::dict kwargs = kept.kwargs(own_name);
+    const SlotScope scope(frame, pass);
+    const auto result =
+        py::reinterpret_steal<py::object>(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
+    if (result) return;
+    if (!pass->is_stopped() || PyErr_ExceptionMatches(stop_replay_type()) == 0) {
+      throw py::error_already_set();
+    }
+    PyErr_Clear();
+  } catch (...) {
+    throw_python_error();
+  }
 }
 
-std::shared_ptr<Frame> make_frame(const Frame::Settings& settings, const py::object& function,
-                                  const py::object& name_of, const py::tuple& args,
-                                  const py::dict& kwargs) {
-  Frame::Name name = [function, name_of] { return name_of(function).cast<std::string>(); };
-  // The function lives in the frame: it may hold a plain pointer to it, but not a share.
-  auto own = std::make_shared<Frame*>(nullptr);
-  auto frame = std::make_shared<Frame>(
-      settings, name,
-      [function, name, own, kept = std::make_shared<KeptArguments>(args, kwargs)](
-          const std::shared_ptr<ReplayPass>& pass) {
-        replay_block(function, *kept, name, (*own)->shared_from_this(), pass);
-      });
-  *own = frame.get();
+/// For compiled autograd, which knows hooks as a Python function and what it is called with.
+std::pair<c10::SafePyObject, c10::SafePyObject> python_slot(
+    const std::shared_ptr<CheckpointFrame>& frame, std::uint32_t slot) {
+  const py::gil_scoped_acquire gil;
+  py::object unpack = py::cpp_function(
+      [frame, slot](const py::object&) { return frame->unpack(slot); }, py::arg("slot"));
+  return {c10::SafePyObject(unpack.release().ptr(), getPyInterpreter()),
+          c10::SafePyObject(py::none().release().ptr(), getPyInterpreter())};
+}
+
+/// Waits without the interpreter lock, which the replay that is waited for needs.
+void wait_unlocked(const std::function<void()>& wait) {
+  if (PyGILState_Check() == 0) return wait();
+  const py::gil_scoped_release release;
+  wait();
+}
+
+/// Its last owner may be a thread of autograd; the block's objects go under the interpreter lock.
+std::shared_ptr<CheckpointFrame> make_frame(const CheckpointFrame::Settings& settings,
+                                            Block block) {
+  struct Held {
+    Block block;
+    CheckpointFrame* frame = nullptr;
+  };
+  // The block lives in the frame: it may hold a plain pointer to it, but not a share.
+  auto held = std::make_shared<Held>(Held{std::move(block)});
+  CheckpointFrame::Caller caller;
+  caller.name = [held] { return held->block.name(); };
+  caller.replay = [held](const std::shared_ptr<ReplayPass>& pass) {
+    held->block.replay(held->frame->shared_from_this(), pass);
+  };
+  caller.stop = &throw_stop_replay;
+  caller.fail = [held](const std::string& message) { held->block.fail(message); };
+  caller.wait_unlocked = &wait_unlocked;
+  caller.python_slot = &python_slot;
+  const auto destroy = [](CheckpointFrame* frame) {
+    const py::gil_scoped_acquire gil;
+    delete frame;
+  };
+  Held& place = *held;
+  const std::shared_ptr<CheckpointFrame> frame(new CheckpointFrame(settings, std::move(caller)),
+                                               destroy);
+  held.reset();
+  place.frame = frame.get();
   return frame;
 }
 
 /// function(*args, **kwargs), recomputed in backward by replay(*args, **kwargs).
 py::object checkpoint(const py::object& function, const py::object& replay,
-                      const py::object& name_of, const Frame::Settings& settings,
+                      const py::object& name_of, const CheckpointFrame::Settings& settings,
                       const py::tuple& args, const py::dict& kwargs, const py::object& on_error) {
-  const auto frame = make_frame(settings, replay, name_of, args, kwargs);
-  if (!on_error.is_none()) {
-    frame->on_difference([on_error](const std::string& message) { on_error(message); });
-  }
+  const auto frame =
+      make_frame(settings, Block{replay, name_of, on_error, KeptArguments(args, kwargs)});
   std::vector<c10::Device> devices;
   add_devices(args, 0, devices);
   add_devices(kwargs, 0, devices);
   frame->begin_forward(devices);
   py::object result;
   {
-    const HookScope hooks(frame);
+    const SlotScope scope(frame);
     result =
         py::reinterpret_steal<py::object>(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
   }
@@ -151,10 +215,10 @@ py::object checkpoint(const py::object& function, const py::object& replay,
 }  // namespace
 
 void bind_activation(py::module_& module) {
-  py::class_<Frame::Settings>(module, "CheckpointSettings", "How a block is recomputed.")
+  py::class_<CheckpointFrame::Settings>(module, "CheckpointSettings", "How a block is recomputed.")
       .def(py::init(
                [](bool preserve_random, std::optional<bool> stop_early, bool check_determinism) {
-                 return Frame::Settings{preserve_random, stop_early, check_determinism};
+                 return CheckpointFrame::Settings{preserve_random, stop_early, check_determinism};
                }),
            py::arg("preserve_random") = true, py::arg("stop_early") = py::none(),
            py::arg("check_determinism") = true);

@@ -1,11 +1,11 @@
 #pragma once
 
-// The tensors of one replay, by slot. See frame.h.
-// Thread rule: as Frame.
+// The tensors of one replay, by slot. See checkpoint_frame.h.
+// Thread rule: under the frame's lock, so nothing here runs code of others or lets go of a tensor.
 //
-//   at::Tensor kept = pass.pack(tensor);         // into the next slot
+//   pass.pack(tensor);                           // into the next slot
 //   if (pass.is_stopped()) end the block here;   // it was the last one needed
-//   at::Tensor tensor = pass.take(slot, name);   // once
+//   auto [tensor, version] = pass.take(slot);    // once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/DimVector.h>
@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace libddp {
@@ -41,6 +42,10 @@ class ReplayPass {
   ReplayPass(int task, Limits limits, std::function<bool(std::size_t)> is_wanted);
 
   int task() const { return task_; }
+  /// Whether another thread runs the block at present.
+  bool is_run_by_another() const { return is_running_ && runner_ != std::this_thread::get_id(); }
+  bool is_running() const { return is_running_; }
+  void end_run() { is_running_ = false; }
   bool is_stopped() const { return is_stopped_; }
   /// Tensors seen so far.
   std::size_t num_packed() const { return num_packed_; }
@@ -48,14 +53,19 @@ class ReplayPass {
   bool is_used_up() const { return num_kept_ == 0; }
   std::size_t num_slots() const { return limits_.num_slots; }
 
-  /// Keeps the tensor in the next slot if it is wanted. Returns what the replay's own graph may
-  /// save: the same data without history, so that no circle of references arises.
-  at::Tensor pack(const at::Tensor& tensor);
+  /// Keeps the tensor in the next slot if it is wanted. REQUIRES: it has no history, else a circle
+  /// of references would arise.
+  void pack(const at::Tensor& tensor);
 
   /// What the slot holds; undefined if nothing.
   const at::Tensor& peek(std::size_t slot) const { return tensors_[slot]; }
-  at::Tensor take(std::size_t slot, const std::function<std::string()>& name);
-  void drop(std::size_t slot);
+
+  struct Taken {
+    at::Tensor tensor;
+    std::int64_t version = 0;
+  };
+  /// The slot's tensor and the version it had when it was saved; undefined if there is none.
+  Taken take(std::size_t slot);
 
  private:
   int task_;
@@ -65,6 +75,8 @@ class ReplayPass {
   std::vector<std::int64_t> versions_;
   std::size_t num_packed_ = 0;
   std::size_t num_kept_ = 0;
+  std::thread::id runner_ = std::this_thread::get_id();
+  bool is_running_ = true;
   bool is_stopped_ = false;
 };
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "libddp/activation/checkpoint_error.h"
+#include "libddp/activation/slot_scope.h"
 
 namespace libddp {
 
@@ -12,7 +13,8 @@ std::int64_t version_of(const at::Tensor& tensor) {
 }
 
 SavedInput::SavedInput(const at::Tensor& tensor) {
-  const bool has_hooks = !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+  const bool has_hooks = SlotScope::innermost() != nullptr ||
+                         !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
   if (has_hooks && !tensor.is_inference()) {
     packed_.emplace(tensor, /*is_output=*/false);
   } else {

@@ -2,7 +2,7 @@
 
 // Selective checkpointing by operator: the results of chosen operators (matrix products, say) are
 // kept in the forward pass and handed out in the replay, so that only the cheap ones run again.
-// Thread rule: as Frame.
+// Thread rule: as CheckpointFrame.
 //
 //   auto store = std::make_shared<SelectiveStore>(operators, /*allow_mutation=*/false);
 //   SavingRun saving(store);     saving.enter();    block();  saving.leave();     // forward pass
