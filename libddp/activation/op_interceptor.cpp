@@ -1,5 +1,7 @@
 #include "libddp/activation/op_interceptor.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 #include <string>
 #include <utility>
 
@@ -11,11 +13,21 @@ namespace {
 using Modes = c10::impl::TorchDispatchModeTLS;
 using Mode = c10::impl::PyObject_TorchDispatchMode;
 
-/// Takes the top mode off the stack within its life.
+/// Operators need not note the thread's dispatch keys before they ask the stack of modes: the
+/// interceptor has noted them once, which spares each operator a turn through boxed arguments.
+void note_no_keys() {
+  c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::PythonTLSSnapshot, false);
+}
+
+/// Takes the top mode off the stack within its life. It must not stay there: operators written in
+/// Python look for an interpreter in it.
 class ModeAside {
  public:
   ModeAside() : mode_(Modes::pop_stack()) {}
-  ~ModeAside() { Modes::push_non_infra_mode_onto_stack(std::move(mode_)); }
+  ~ModeAside() {
+    Modes::push_non_infra_mode_onto_stack(std::move(mode_));
+    note_no_keys();
+  }
   ModeAside(const ModeAside&) = delete;
   ModeAside& operator=(const ModeAside&) = delete;
 
@@ -108,8 +120,13 @@ OpInterceptor::~OpInterceptor() = default;
 
 void OpInterceptor::enter() {
   Modes::push_non_infra_mode_onto_stack(std::make_shared<Mode>(nullptr, &interpreter_));
+  note_no_keys();
+  keys_on_entry_.emplace();
 }
 
-void OpInterceptor::leave() { Modes::pop_stack(); }
+void OpInterceptor::leave() {
+  keys_on_entry_.reset();
+  Modes::pop_stack();
+}
 
 }  // namespace libddp

@@ -16,12 +16,14 @@
 // While one is entered, Python code that lists the modes of the stack (higher-order operators such
 // as flex attention do) gets torch's internal error.
 
+#include <ATen/core/PythonFallbackKernel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SafePyObject.h>
 #include <c10/core/impl/PyInterpreter.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <memory>
+#include <optional>
 
 namespace libddp {
 
@@ -43,6 +45,8 @@ class OpInterceptor {
   class Table;
   std::unique_ptr<Table> table_;
   c10::impl::PyInterpreter interpreter_;
+  /// What torch restores before it asks a mode. Empty while not entered.
+  std::optional<at::impl::MaybeSetTLSOnEntryGuard> keys_on_entry_;
 };
 
 }  // namespace libddp

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
 from libddp._load import load
 
 _C = load()
+#: ids of the operators of a list -> the list, so that the ids stay theirs, and its C++ set
+_known: dict = {}
 
 
 def contexts(policy, allow_mutation: bool):
@@ -17,12 +17,18 @@ def contexts(policy, allow_mutation: bool):
         return None
     if torch.compiler.is_compiling():
         return None
+    key = tuple(map(id, policy))
+    found = _known.get(key)
+    if found is None:
+        operators = _operators(policy)
+        if operators is None:
+            return None
+        found = _known[key] = (list(policy), operators)
+    return _C.selective_contexts(found[1], bool(allow_mutation))
+
+
+def _operators(policy: list):
     # torch refuses what is no operator, and takes higher-order ones, which have no C++ form.
     if not all(isinstance(op, torch._ops.OpOverload) for op in policy):
         return None
-    return _C.selective_contexts(_operators(tuple(policy)), bool(allow_mutation))
-
-
-@cache
-def _operators(ops: tuple):
-    return _C.OperatorSet([(op._schema.name, op._schema.overload_name) for op in ops])
+    return _C.OperatorSet([(op._schema.name, op._schema.overload_name) for op in policy])

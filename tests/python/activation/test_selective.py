@@ -12,6 +12,7 @@ from libddp.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
 )
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ADDMM = torch.ops.aten.addmm.default
@@ -44,6 +45,45 @@ def test_torchs_policy_functions_run_too():
     assert isinstance(contexts[0], TorchDispatchMode)
     plain = blocks.step(blocks.Stack())
     blocks.assert_equal(blocks.step(blocks.Stack(call=by(policy))), plain)
+
+
+@pytest.mark.parametrize(
+    ("policy", "runs"),
+    [("MUST_SAVE", 1), ("PREFER_SAVE", 1), ("MUST_RECOMPUTE", 2), ("PREFER_RECOMPUTE", 2)],
+)
+def test_policies_by_operator(policy, runs):
+    def of(context, op, *args, **kwargs):
+        is_counted = op == torch.ops.libddp_test.counted.default
+        return CheckpointPolicy[policy] if is_counted else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def block(x):
+        return (x * torch.ops.libddp_test.counted(x.detach())).sin()
+
+    with counted_operator() as kernel_calls:
+        x = torch.ones(2, requires_grad=True)
+        by(of, early_stop=False)(block, x).sum().backward()
+    assert len(kernel_calls) == runs
+    expected = torch.ones(2, requires_grad=True)
+    (expected * expected.detach()).sin().sum().backward()
+    assert torch.equal(x.grad, expected.grad)
+
+
+def test_policies_by_module_class_and_by_operator():
+    def build(form=None):
+        torch.manual_seed(0)
+        layers = [blocks.Block(), nn.Linear(8, 8), blocks.Block(), nn.LayerNorm(8)]
+        model = blocks.Stack()
+        model.blocks = nn.ModuleList(layers)
+        if form is not None:
+            blocks.wrap(model, form, (blocks.Block, nn.LayerNorm))
+        return model
+
+    plain = blocks.step(build())
+    for form in ("selective", "own graph"):
+        model = build(form)
+        kinds = [type(layer) is nn.Linear for layer in model.blocks]
+        assert kinds == [False, True, False, False]
+        blocks.assert_equal(blocks.step(model), plain)
 
 
 def test_chosen_operators_run_once():
@@ -141,3 +181,49 @@ def test_compiled():
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     blocks.assert_equal(blocks.step(compiled), blocks.step(plain))
     assert theirs.create_selective_checkpoint_contexts is not create_selective_checkpoint_contexts
+
+
+def test_a_mode_within_the_block_sees_the_operators_and_results_are_still_kept():
+    seen = []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    def block(x):
+        with Seeing():
+            return (x * torch.ops.libddp_test.counted(x.detach())).sin()
+
+    with counted_operator() as kernel_calls:
+        x = torch.ones(2, requires_grad=True)
+        counted = torch.ops.libddp_test.counted.default
+        by([counted], early_stop=False)(block, x).sum().backward()
+        assert seen.count(counted) == 2
+    assert len(kernel_calls) == 1
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_a_tensor_subclass_within_the_block():
+    class Wrapped(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(
+                cls, inner.shape, dtype=inner.dtype, requires_grad=inner.requires_grad
+            )
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            plain = torch.utils._pytree.tree_map_only(Wrapped, lambda t: t.inner, args)
+            return Wrapped(func(*plain, **(kwargs or {})))
+
+    x = torch.full((2,), 0.5)
+    results = []
+    for call in (lambda block, y: block(y), by([torch.ops.aten.exp.default])):
+        leaf = Wrapped(x).requires_grad_()
+        call(lambda y: y.exp().sin(), leaf).sum().backward()
+        results.append([leaf.grad.inner])
+    blocks.assert_equal(*results)

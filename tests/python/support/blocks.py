@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
+from libddp.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from libddp.utils.checkpoint import (
+    checkpoint,
+    checkpoint_module,
+    create_selective_checkpoint_contexts,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -50,3 +61,22 @@ def assert_equal(ours: list, theirs: list) -> None:
     """To the bit."""
     assert len(ours) == len(theirs)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+_PRODUCTS = functools.partial(
+    create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default, torch.ops.aten.mm.default]
+)
+#: name -> function(block, x)
+FORMS = {
+    "own graph": functools.partial(checkpoint, use_reentrant=False),
+    "early stop": functools.partial(checkpoint, use_reentrant=False, early_stop=True),
+    "reentrant": functools.partial(checkpoint, use_reentrant=True),
+    "module": checkpoint_module,
+    "selective": functools.partial(checkpoint, use_reentrant=False, context_fn=_PRODUCTS),
+}
+
+
+def wrap(model: nn.Module, form: str, classes=Block) -> None:
+    """Checkpoints each module of `classes` within the model."""
+    wrapper = functools.partial(checkpoint_wrapper, checkpoint_fn=FORMS[form])
+    apply_activation_checkpointing(model, wrapper, lambda m: isinstance(m, classes))
