@@ -9,6 +9,7 @@ import torch.utils.checkpoint as _theirs
 from torch.utils.checkpoint import CheckpointError, noop_context_fn
 
 from libddp._load import load
+from libddp.errors import ArgumentError
 
 _CHECKS = {"default": True, "none": False}
 _C = load()
@@ -68,8 +69,18 @@ def call_module_as_node(module: torch.nn.Module, args: tuple, preserve_rng_state
     return _C.checkpoint_node(module, name_of, bool(preserve_rng_state), args, parameters, False)
 
 
+#: Where libddp.distributed.fsdp keeps the shard of a module.
+_SHARD = "_libddp_shard"
+
+
 def _parameters_of(module: torch.nn.Module) -> list:
     """As module.parameters(), at a fraction of its time."""
+    if _SHARD in module.__dict__:
+        raise ArgumentError(
+            f"libddp checkpoint_module: {name_of(module)} is a unit of FSDP: outside of its calls "
+            "its parameters are shards, which have other shapes. Hint: checkpoint inside of the "
+            "unit (FSDP around the wrapper), or use checkpoint(..., use_reentrant=False)."
+        )
     found = [p for p in module._parameters.values() if p is not None]
     for child in module._modules.values():
         if child is not None:
