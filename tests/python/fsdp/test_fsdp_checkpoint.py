@@ -69,7 +69,7 @@ def check_equal(found, wanted):
         assert torch.equal(found[key], value), key
 
 
-@pytest.mark.parametrize("path", [(2, 3), (3, 1), (1, 2)])
+@pytest.mark.parametrize("path", [(3, 1)])
 def test_another_number_of_ranks(tmp_path, path):
     before, after = path
     wanted = ranks.run(save, before, str(tmp_path / "saved"))[0]
