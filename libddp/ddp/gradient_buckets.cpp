@@ -15,19 +15,9 @@ namespace {
 /// Each gradient starts on a cache line: vector kernels of optimizers run without a prologue.
 constexpr std::size_t kSlotAlignment = 64;
 
-std::size_t padded_bytes(std::size_t bytes) {
-  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
-}
-
-/// A tensor like `parameter` over `data`, which is part of `flat`. Strides follow the parameter
-/// where autograd's gradients do (its gradient layout contract), else they are contiguous.
-at::Tensor piece_of(const at::Tensor& flat, void* data, const at::Tensor& parameter) {
-  const auto options = at::TensorOptions().dtype(flat.scalar_type()).device(flat.device());
-  const auto keep_alive = [flat](void*) {};
-  if (parameter.is_non_overlapping_and_dense()) {
-    return at::from_blob(data, parameter.sizes(), parameter.strides(), keep_alive, options);
-  }
-  return at::from_blob(data, parameter.sizes(), keep_alive, options);
+std::size_t padded_bytes(std::size_t bytes, int num_parts = 1) {
+  const std::size_t unit = kSlotAlignment * static_cast<std::size_t>(num_parts);
+  return (bytes + unit - 1) / unit * unit;
 }
 
 std::string label_of(std::size_t bucket, const std::vector<std::size_t>& members,
@@ -37,6 +27,19 @@ std::string label_of(std::size_t bucket, const std::vector<std::size_t>& members
 }
 
 }  // namespace
+
+// The storage is the piece's own. Strides follow the parameter where autograd's gradients do (its
+// gradient layout contract).
+at::Tensor piece_of(const at::Tensor& flat, std::int64_t offset, const at::Tensor& like) {
+  const auto options = at::TensorOptions().dtype(flat.scalar_type()).device(flat.device());
+  const auto keep_alive = [flat](void*) {};
+  auto* const data = static_cast<std::byte*>(flat.data_ptr()) +
+                     static_cast<std::size_t>(offset) * flat.element_size();
+  if (like.is_non_overlapping_and_dense()) {
+    return at::from_blob(data, like.sizes(), like.strides(), keep_alive, options);
+  }
+  return at::from_blob(data, like.sizes(), keep_alive, options);
+}
 
 std::vector<ParameterSize> sizes_of(const NamedTensors& parameters) {
   std::vector<ParameterSize> sizes;
@@ -48,8 +51,12 @@ std::vector<ParameterSize> sizes_of(const NamedTensors& parameters) {
 
 GradientBuckets::GradientBuckets(ProcessGroup& group, const NamedTensors& parameters,
                                  const std::vector<ParameterSize>& sizes, BucketPlan plan,
-                                 bool with_usage)
-    : plan_(std::move(plan)), bucket_of_(parameters.size()), views_(parameters.size()) {
+                                 bool with_usage, int num_owners)
+    : plan_(std::move(plan)),
+      num_owners_(num_owners),
+      bucket_of_(parameters.size()),
+      offset_of_(parameters.size()),
+      views_(parameters.size()) {
   for (std::size_t bucket = 0; bucket < plan_.size(); ++bucket) {
     buckets_.push_back(build(group, parameters, sizes, bucket, with_usage));
   }
@@ -62,6 +69,7 @@ GradientBuckets::Bucket GradientBuckets::build(ProcessGroup& group, const NamedT
   const at::ScalarType dtype = sizes[members.front()].dtype;
   std::size_t bytes = 0;
   for (const std::size_t index : members) bytes += padded_bytes(sizes[index].bytes);
+  bytes = padded_bytes(bytes, num_owners_);
   const std::size_t numel = bytes / c10::elementSize(dtype);
   const std::size_t tail_numel = 1 + (with_usage ? members.size() : 0);
 
@@ -77,10 +85,11 @@ GradientBuckets::Bucket GradientBuckets::build(ProcessGroup& group, const NamedT
   const auto* const one_bytes = static_cast<const std::byte*>(one.const_data_ptr());
   built.one.assign(one_bytes, one_bytes + built.element_bytes);
 
-  std::byte* next = data;
+  std::size_t next = 0;
   for (const std::size_t index : members) {
     bucket_of_[index] = bucket;
-    views_[index] = piece_of(built.flat, next, parameters[index].tensor);
+    offset_of_[index] = static_cast<std::int64_t>(next / built.element_bytes);
+    views_[index] = piece_of(built.flat, offset_of_[index], parameters[index].tensor);
     next += padded_bytes(sizes[index].bytes);
   }
   return built;
@@ -92,13 +101,33 @@ at::Tensor GradientBuckets::gradients(std::size_t bucket) const {
 }
 
 std::vector<std::size_t> GradientBuckets::offsets(std::size_t bucket) const {
-  const auto* const begin = static_cast<const std::byte*>(buckets_[bucket].flat.const_data_ptr());
   std::vector<std::size_t> offsets;
   for (const std::size_t index : plan_[bucket]) {
-    const auto* const at = static_cast<const std::byte*>(views_[index].const_data_ptr());
-    offsets.push_back(static_cast<std::size_t>(at - begin) / buckets_[bucket].element_bytes);
+    offsets.push_back(static_cast<std::size_t>(offset_of_[index]));
   }
   return offsets;
+}
+
+std::int64_t GradientBuckets::block_numel(std::size_t bucket) const {
+  const Bucket& b = buckets_[bucket];
+  return (b.flat.numel() - static_cast<std::int64_t>(b.num_flags)) / num_owners_;
+}
+
+at::Tensor GradientBuckets::block(std::size_t bucket, int owner) const {
+  const std::int64_t numel = block_numel(bucket);
+  return buckets_[bucket].flat.narrow(0, owner * numel, numel);
+}
+
+ElementRange GradientBuckets::owned(std::size_t parameter, int owner) const {
+  const std::int64_t numel = block_numel(bucket_of_[parameter]);
+  const std::int64_t begin = owner * numel - offset_of_[parameter];
+  const std::int64_t all = views_[parameter].numel();
+  return {std::clamp<std::int64_t>(begin, 0, all), std::clamp<std::int64_t>(begin + numel, 0, all)};
+}
+
+at::Tensor GradientBuckets::flat_view(std::size_t parameter) const {
+  return buckets_[bucket_of_[parameter]].flat.narrow(0, offset_of_[parameter],
+                                                     views_[parameter].numel());
 }
 
 at::Tensor GradientBuckets::flags() const {

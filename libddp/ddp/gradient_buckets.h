@@ -8,6 +8,8 @@
 //   missing      1 where this rank has no gradient for some parameter of the bucket
 //   used[k]      1 where this rank has one for member k   (only if `with_usage`)
 // After averaging a flag is 0 exactly if it was 0 on all ranks.
+// With several owners the gradients of a bucket are padded so that they can be cut into one block
+// for each, of whole cache lines.
 // Thread rule: immutable after construction, except for the bytes.
 //
 //   GradientBuckets buckets(*group, parameters, sizes, plan, false);
@@ -17,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -26,17 +29,30 @@
 
 namespace libddp {
 
+/// A tensor like `like`, or contiguous where that is not dense, over `flat` from element `offset`
+/// on. Its storage shows no more than itself.
+at::Tensor piece_of(const at::Tensor& flat, std::int64_t offset, const at::Tensor& like);
+
 /// What `parameters` are now.
 std::vector<ParameterSize> sizes_of(const NamedTensors& parameters);
+
+/// Elements [begin, end).
+struct ElementRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t numel() const { return end - begin; }
+};
 
 class GradientBuckets {
  public:
   /// `sizes`: of the gradients; a parameter itself may have another dtype for a while. A parameter
   /// that the plan leaves out has no bucket: `bucket_of` and `view` are not for it.
   GradientBuckets(ProcessGroup& group, const NamedTensors& parameters,
-                  const std::vector<ParameterSize>& sizes, BucketPlan plan, bool with_usage);
+                  const std::vector<ParameterSize>& sizes, BucketPlan plan, bool with_usage,
+                  int num_owners = 1);
 
   std::size_t size() const { return plan_.size(); }
+  std::size_t num_parameters() const { return views_.size(); }
   const BucketPlan& plan() const { return plan_; }
   const std::vector<std::size_t>& members(std::size_t bucket) const { return plan_[bucket]; }
   std::size_t bucket_of(std::size_t parameter) const { return bucket_of_[parameter]; }
@@ -45,6 +61,14 @@ class GradientBuckets {
   /// The part of it that holds gradients, and where each member's starts there, in elements.
   at::Tensor gradients(std::size_t bucket) const;
   std::vector<std::size_t> offsets(std::size_t bucket) const;
+  /// The part of the gradients that `owner` (0 .. num_owners - 1) has, and its length.
+  at::Tensor block(std::size_t bucket, int owner) const;
+  std::int64_t block_numel(std::size_t bucket) const;
+  /// What `owner` has of a parameter's elements, as they lie in memory.
+  ElementRange owned(std::size_t parameter, int owner) const;
+  /// Where the parameter's piece starts in its bucket, in elements; and the piece without a shape.
+  std::int64_t offset(std::size_t parameter) const { return offset_of_[parameter]; }
+  at::Tensor flat_view(std::size_t parameter) const;
   /// "bucket 3 (h.0.attn.weight, ...)", for errors.
   const std::string& label(std::size_t bucket) const { return buckets_[bucket].label; }
   /// The parameter's piece. It has a storage of its own size, so saving it saves nothing else.
@@ -76,7 +100,9 @@ class GradientBuckets {
   bool flag(std::size_t bucket, std::size_t position) const;
 
   BucketPlan plan_;
+  const int num_owners_;
   std::vector<std::size_t> bucket_of_;
+  std::vector<std::int64_t> offset_of_;
   std::vector<Bucket> buckets_;
   std::vector<at::Tensor> views_;
 };

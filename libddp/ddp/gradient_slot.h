@@ -47,6 +47,11 @@ class GradientSlot {
   void also_accept(at::ScalarType dtype) { also_accepted_ = dtype; }
 
   bool has_gradient() const { return parameter_.grad().defined(); }
+  /// Whether `.grad` is the view, so that autograd adds to what stands there.
+  bool shows_bucket() const {
+    const at::Tensor& grad = parameter_.grad();
+    return grad.defined() && grad.const_data_ptr() == data_;
+  }
   const std::string& name() const { return name_; }
   const at::Tensor& parameter() const { return parameter_; }
 

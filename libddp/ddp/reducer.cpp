@@ -37,6 +37,7 @@ Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
       num_fired_(parameters_.size(), 0),
       num_expected_(parameters_.size(), 1),
       touched_(parameters_.size(), 0),
+      has_average_(parameters_.size(), 0),
       hooks_(tensors_of(parameters_),
              [this](std::size_t index) { guarded([&] { on_gradient(index); }); }) {
   for (const auto& [name, tensor] : parameters_) slots_.emplace_back(name, tensor, where());
@@ -73,6 +74,7 @@ void Reducer::on_output_reached(std::uint64_t& pass_of_forward) {
     }
     // Another forward's pass has ended since this one was armed.
     if (phase_ == Phase::Idle) reset_counters();
+    spread_averages();
     begin_pass(PassEnd::Certain);
   }
   pass_of_forward = pass_number_;
@@ -88,6 +90,8 @@ void Reducer::on_gradient(std::size_t index) {
   if (sparse_.contains(index)) {
     sparse_.check(index);
   } else {
+    if (has_average_[index]) refuse_old_average(index);
+    has_average_[index] = 0;
     slots_[index].adopt();
   }
   touched_[index] = 1;
@@ -178,9 +182,12 @@ void Reducer::launch(std::size_t bucket, bool async) {
   if (options_.skip_unused_buckets && can_skip(bucket)) return timeline_.done(bucket);
   if (hook_) return hook_->start(*buckets_, bucket, parameters_);
   if (group_->size() == 1) return timeline_.done(bucket);
+  CallOptions call{.async = async, .timeout = {}, .label = buckets_->label(bucket)};
   states_[bucket].work =
-      group_->all_reduce(buckets_->flat(bucket), {.op = ReduceOp::Avg, .scale = gradient_scale_},
-                         {.async = async, .timeout = {}, .label = buckets_->label(bucket)});
+      has_blocks()
+          ? average_block(bucket, std::move(call))
+          : group_->all_reduce(buckets_->flat(bucket),
+                               {.op = ReduceOp::Avg, .scale = gradient_scale_}, std::move(call));
   if (!async) timeline_.done(bucket);
 }
 

@@ -17,6 +17,8 @@
 // Parameters with sparse gradients have no bucket: the end of the pass averages them behind the
 // buckets; see sparse_gradients.h.
 // Gradients accumulate locally in passes that do not synchronise, in the same memory.
+// With sharded averages (`shard`), a rank gets only the averages that it owns; see
+// reducer_shards.cpp.
 // Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
 //
 //   auto reducer = Reducer::create(parameters, group, {});
@@ -112,8 +114,23 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// before the first synchronising pass, on every rank alike.
   void set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
 
+  // reducer_shards.cpp: each rank owns a part of every bucket.
+  /// From the next pass on (the one after, where none has synchronised yet) this rank gets the
+  /// averages of its blocks only: GradientBuckets::block(bucket, rank). The rest of `.grad` is this
+  /// rank's own. Between passes, on every rank alike; once, and not with a hook or sparse
+  /// gradients.
+  void shard();
+  /// Whether the buckets have got the shape that they keep, with blocks.
+  bool has_blocks() const { return is_sharded_ && !is_learning_; }
+  /// For the optimizer: throws StateError naming a parameter whose gradient has not been averaged.
+  void check_averaged() const;
+  /// After a forward whose backward does not synchronise.
+  void arm_local_pass(const std::vector<at::Tensor>& outputs);
+
   std::size_t num_buckets() const { return buckets_->size(); }
   const GradientBuckets& buckets() const { return *buckets_; }
+  std::shared_ptr<const GradientBuckets> shared_buckets() const { return buckets_; }
+  const NamedTensors& parameters() const { return parameters_; }
   const Group& group() const { return group_; }
   /// What lies in which bucket now, and when what happened in the last passes.
   const BucketLayout& layout() const { return *timeline_.layout(); }
@@ -170,6 +187,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void install_gradients_of_others();
   void learn();
 
+  // reducer_shards.cpp.
+  WorkPtr average_block(std::size_t bucket, CallOptions call);
+  void share_flags();
+  void spread_averages();
+  void mark_averages();
+  void refuse_old_average(std::size_t index) const;
+
   // reducer_buckets.cpp: the shape of the buckets.
   bool tolerates_unused() const { return options_.find_unused_parameters || options_.static_graph; }
   BucketPlan plan_of(std::vector<std::size_t> order) const;
@@ -192,7 +216,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ReducerOptions options_;
   SparseGradients sparse_;
   std::vector<GradientSlot> slots_;
-  std::unique_ptr<GradientBuckets> buckets_;
+  std::shared_ptr<GradientBuckets> buckets_;
   std::unique_ptr<BucketState[]> states_;
   std::optional<BucketPlan> planned_;
   PassTimeline timeline_;
@@ -222,6 +246,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::uint32_t> num_expected_;
   /// Fired since the last synchronisation, passes without one included.
   std::vector<std::uint8_t> touched_;
+  /// See reducer_shards.cpp. Per parameter: `.grad` holds averages, in this rank's blocks only.
+  bool is_sharded_ = false;
+  std::vector<std::uint8_t> has_average_;
   /// Order in which gradients fired in the pass that learns.
   bool is_learning_ = true;
   std::vector<std::size_t> fired_order_;

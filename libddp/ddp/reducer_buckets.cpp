@@ -27,6 +27,11 @@ void Reducer::set_static_graph() {
 }
 
 void Reducer::set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  if (is_sharded_) {
+    throw StateError(
+        "libddp: a communication hook cannot exchange gradients whose averages are sharded. Hint: "
+        "make the optimizer without shard_over.");
+  }
   if (hook_) {
     throw StateError(
         "libddp: register_comm_hook or register_builtin_comm_hook can only be called once. Hint: "
@@ -55,8 +60,9 @@ void Reducer::accept_gradients_of(at::ScalarType dtype) {
 void Reducer::build_buckets(BucketPlan plan) {
   buckets_ = nullptr;
   for (GradientSlot& slot : slots_) slot.leave_bucket();
-  buckets_ = std::make_unique<GradientBuckets>(*group_, parameters_, sizes_, std::move(plan),
-                                               tolerates_unused());
+  buckets_ =
+      std::make_shared<GradientBuckets>(*group_, parameters_, sizes_, std::move(plan),
+                                        tolerates_unused(), is_sharded_ ? group_->size() : 1);
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     if (!sparse_.contains(index)) slots_[index].move_to(buckets_->view(index));
   }

@@ -80,6 +80,7 @@ void Reducer::take_averages() {
   if (is_missing && !is_empty_pass_) install_gradients_of_others();
   if (is_learning_) learn();
   touched_.assign(touched_.size(), 0);
+  if (is_sharded_) mark_averages();
 }
 
 // The lowest of the ranks that wait speaks for all: what they wait for is the same.
@@ -98,12 +99,15 @@ void Reducer::watch_slow_ranks() {
 // Whether some rank has no gradient for some parameter.
 bool Reducer::collect_results() {
   if (hook_) hook_->finish(*buckets_);
-  bool is_missing = false;
   for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
     if (const WorkPtr work = std::exchange(states_[bucket].work, nullptr)) {
       work->wait();
       if (work->finished_ns() != 0) timeline_.done(bucket, work->finished_ns());
     }
+  }
+  if (has_blocks()) share_flags();
+  bool is_missing = false;
+  for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
     is_missing |= buckets_->is_missing(bucket);
   }
   return is_missing;
@@ -154,7 +158,10 @@ void Reducer::install_gradients_of_others() {
 void Reducer::learn() {
   is_learning_ = false;
   BucketPlan plan = plan_of(agreed_order());
-  if (plan != buckets_->plan()) planned_ = std::move(plan);
+  if (plan != buckets_->plan()) {
+    planned_ = std::move(plan);
+    if (is_sharded_) rebuild_if_planned();  // the gradients move along
+  }
   describe_layout();
   // Counts of a pass without data say nothing: buckets then wait for the end of each pass.
   if (options_.static_graph && !is_empty_pass_) num_expected_ = num_fired_;

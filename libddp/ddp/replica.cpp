@@ -164,6 +164,7 @@ bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
   }
   if (delayed_) delayed_->arm(sync);
   if (!sync) {
+    reducer_->arm_local_pass(outputs);
     raise_after_backward(outputs);
     return false;
   }
@@ -184,6 +185,15 @@ void Replica::raise_after_backward(const std::vector<at::Tensor>& outputs) {
   if (!low_) return;
   output_leaves_ =
       call_before_backward(outputs, [low = low_] { call_after_backward([low] { low->raise(); }); });
+}
+
+void Replica::shard() {
+  if (low_ || delayed_) {
+    throw ArgumentError(fmt::format(
+        "libddp: an optimizer cannot be sharded over a model with {}. Hint: leave out shard_over.",
+        low_ ? "mixed_precision" : "delay_all_reduce_named_params"));
+  }
+  reducer_->shard();
 }
 
 void Replica::check_parameters(const NamedTensors& parameters) {
