@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/ddp_shards.h"
 #include "bindings/ddp_timeline.h"
 #include "bindings/groups.h"
 #include "bindings/tensors.h"
@@ -100,6 +101,7 @@ void bind_ddp(py::module_& module) {
   bind_options(module);
   ReplicaClass replica(module, "Replica");
   bind_ddp_timeline(replica);
+  bind_ddp_shards(module, replica);
   replica
       .def(py::init(&make_replica), py::kw_only(), py::arg("parameters"), py::arg("buffers"),
            py::arg("group"), py::arg("options"), py::arg("delayed"), py::arg("delayed_until"))

@@ -110,12 +110,16 @@ def candidates_of(width: int, steps: int) -> dict:
     def ours(model):
         return AdamW(model.parameters(), lr=3e-4)
 
+    def zero_1(model):
+        return AdamW(model.parameters(), lr=3e-4, shard_over=model)
+
     candidates = {
         "torch DDP, torch fused": (over_gloo, fused),
         "neither": (lambda model: model, lambda model: None),
         "alone, torch fused": (lambda model: model, fused),
         "libddp DDP, torch fused": (DistributedDataParallel, fused),
         "libddp DDP, libddp": (DistributedDataParallel, ours),
+        "libddp DDP, libddp, shard_over": (DistributedDataParallel, zero_1),
         "libddp FULL_SHARD, libddp": (full_shard, ours),
     }
     return {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from libddp._load import load
-from libddp.errors import ArgumentError
+from libddp.errors import ArgumentError, StateError
+from libddp.optim._shards import Shards
 
 _C = load()
 
@@ -21,17 +23,30 @@ class AdamW(torch.optim.AdamW):
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as in torch; `lr` may be a tensor.
+        shard_over: a DistributedDataParallel model whose trained parameters are those of the
+            optimizer. Then each rank gets the averages of a part of the elements only, has the
+            state of that part and updates it (ZeRO-1); parameters stay whole. See docs/ddp.md.
         foreach, fused: without effect.
         capturable, differentiable: not supported; ArgumentError.
 
     Raises:
-        ArgumentError: (a ValueError and a RuntimeError) at the step: a parameter that is not a
+        ArgumentError: (a ValueError and a RuntimeError) `shard_over` is no such model, or one with
+            mixed_precision or delayed parameters; a parameter is missing or not the model's.
+        StateError: (a RuntimeError) the model has a communication hook, sparse gradients, or
+            another sharded optimizer; at the step: gradients that have not been averaged.
+        ArgumentError: at the step: a parameter that is not a
             dense floating-point tensor on the CPU.
+
+    Note:
+        With `shard_over`, step() is a collective, and so is state_dict() between hosts (on one
+        host any rank may call it by itself). State dicts hold whole tensors.
 
     Example:
         >>> optimizer = AdamW(model.parameters(), lr=3e-4)             # doctest: +SKIP
         >>> optimizer.step()                                           # doctest: +SKIP
     """
+
+    _shards: Shards | None = None
 
     def __init__(
         self,
@@ -47,6 +62,7 @@ class AdamW(torch.optim.AdamW):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        shard_over: torch.nn.Module | None = None,
     ) -> None:
         if capturable or differentiable:
             raise ArgumentError(
@@ -57,6 +73,35 @@ class AdamW(torch.optim.AdamW):
             params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, foreach=False
         )
         self._step_supports_amp_scaling = True
+        if shard_over is not None:
+            self._shards = Shards(shard_over, self)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; ArgumentError where the model of `shard_over` does not train it."""
+        super().add_param_group(param_group)
+        if self._shards is not None:
+            self._shards.check(self.param_groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's, with whole tensors; with `shard_over` a collective between hosts."""
+        state_dict = super().state_dict()
+        if self._shards is None:
+            return state_dict
+        return self._shards.whole(state_dict, self.param_groups)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A state of torch's AdamW or of this one, saved by any number of ranks."""
+        super().load_state_dict(state_dict)
+        if self._shards is not None:
+            self._shards.cut(self.state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._shards is not None:
+            raise StateError(
+                "libddp: AdamW with shard_over cannot be copied or pickled, as the ranks share its "
+                "state. Hint: copy or save its state_dict()."
+            )
+        return super().__getstate__()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None):
@@ -65,11 +110,15 @@ class AdamW(torch.optim.AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._shards is not None and not self._shards.begin():
+            return loss
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
                 self._begin(parameters, group["amsgrad"])
                 self._update(parameters, group)
+        if self._shards is not None:
+            self._shards.publish()
         return loss
 
     def _begin(self, parameters: list[torch.Tensor], amsgrad: bool) -> None:
@@ -79,15 +128,23 @@ class AdamW(torch.optim.AdamW):
             return
         for parameter in new:
             _check(parameter)
+            if self._shards is not None:
+                self.state[parameter].update(self._shards.new_state(parameter))
+        if self._shards is not None:
+            return
         for parameter, entries in zip(new, _C.make_adamw_state(new, amsgrad), strict=True):
             self.state[parameter].update(entries)
 
     def _update(self, parameters: list[torch.Tensor], group: dict) -> None:
+        if self._shards is not None:
+            parameters, values, gradients = self._shards.own(parameters)
+        else:
+            values, gradients = parameters, [p.grad for p in parameters]
         states = [self.state[p] for p in parameters]
         beta1, beta2 = group["betas"]
         _C.fused_adamw(
-            parameters,
-            [p.grad for p in parameters],
+            values,
+            gradients,
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],

@@ -73,6 +73,12 @@ class DistributedDataParallelJoinHook(JoinHook):
                 "rank without data has no forward to call the hook around. Hint: leave the hook or "
                 "the join context out."
             )
+        if ddp._is_sharded:
+            raise StateError(
+                "libddp: a model whose optimizer is sharded over the ranks cannot join uneven "
+                "inputs: a rank without data would not update its part. Hint: leave out "
+                "AdamW(shard_over=...) or the join context."
+            )
         self.ddp = ddp
         ddp._has_joined = True
         ddp._divide_by_initial_world_size = divide_by_initial_world_size

@@ -173,6 +173,7 @@ class DistributedDataParallel(
 
     def _replicate(self, init_sync: bool, init_sync_buffers: bool = False) -> None:
         """Builds the C++ side for the module as it is now."""
+        self._is_sharded = False  # by AdamW(shard_over=self)
         parameters = self._tensors(self.module.named_parameters())
         _arguments.check_module(self.module, parameters)
         self._module_parameters = [parameter for _, parameter in parameters]
