@@ -104,5 +104,4 @@ def test_the_block_is_named_on_every_rank(how, form, wrap, text):
     assert own.error == ("RuntimeError" if form == "module" else "CheckpointError")
     assert other.error == "PeerError"
     assert "rank 1" in other.message
-    if wrap == "ddp":
-        assert f"in backward: {own.error}: libddp checkpoint of {text}" in other.message
+    assert f"in backward: {own.error}: libddp checkpoint of {text}" in other.message

@@ -20,6 +20,7 @@ from libddp._load import load
 from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp import _advice
 from libddp.errors import ArgumentError
+from libddp.nn.parallel import _backward_errors
 
 _C = load()
 #: Attribute of a wrapped module.
@@ -54,6 +55,8 @@ class Shard:
     #: Of the whole model; None before the first forward.
     model: Any = None
     is_root: bool = False
+    #: A forward under grad has ended and no backward pass has since.
+    awaits_backward: bool = False
 
     def run(self, forward, args, kwargs):
         """`forward(*args, **kwargs)` with whole parameters."""
@@ -67,22 +70,27 @@ class Shard:
         except BaseException as error:
             model.forward_failed(unit)
             if self.is_root:
-                self._announce(error)
+                self._announce(f"in forward: {describe(error)}")
             raise
         if sharding.output_dtype is not None:
             output = _cast(output, sharding.output_dtype)
         model.after_forward(unit, output)
+        self.awaits_backward = self.is_root and torch.is_grad_enabled()
         return output
 
     def groups(self) -> tuple:
         """C++ groups of the ranks that shard and replicate; either may be None."""
         return self.sharding.shard, self.sharding.replicate
 
-    def _announce(self, error: BaseException) -> None:
+    def backward_failed(self, what: str) -> None:
+        """What the other ranks learn of an exception in a backward pass."""
+        self._announce(f"in backward: {what}")
+
+    def _announce(self, what: str) -> None:
         """The other ranks may wait for this one: they are told why it does not come."""
         group = self.sharding.shard or self.sharding.replicate
         if group is not None and torch.is_grad_enabled():
-            group.announce_trouble(f"in forward: {describe(error)}")
+            group.announce_trouble(what)
 
 
 def shard_of(module: torch.nn.Module) -> Shard | None:
@@ -183,6 +191,7 @@ def join(root: Shard):
     for shard in shards:
         shard.model = model
     root.is_root = True
+    _backward_errors.watch_shard(root)
     group = root.sharding.shard
     if len(shards) == 1 and group is not None and group.size() > 1 and group.rank() == 0:
         _advice.advise(root.module, root.parameters, root.unit)

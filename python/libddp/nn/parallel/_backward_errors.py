@@ -16,6 +16,8 @@ from torch.autograd import Variable
 from libddp.distributed._exit import describe
 
 _models = weakref.WeakSet()
+#: Roots of sharded models.
+_shards = weakref.WeakSet()
 
 
 class _Engine(torch._C._ImperativeEngine):
@@ -23,10 +25,13 @@ class _Engine(torch._C._ImperativeEngine):
 
     def run_backward(self, *args, **kwargs):
         try:
-            return super().run_backward(*args, **kwargs)
+            result = super().run_backward(*args, **kwargs)
         except BaseException as error:
             tell(error)
             raise
+        for shard in list(_shards):
+            shard.awaits_backward = False
+        return result
 
 
 @cache
@@ -42,9 +47,19 @@ def watch(model) -> None:
     _models.add(model)
 
 
+def watch_shard(root) -> None:
+    """The same for a sharded model: `root.backward_failed(what)` after `root.awaits_backward`."""
+    _install()
+    _shards.add(root)
+
+
 def tell(error: BaseException) -> None:
     """To the ranks that may wait for gradients of this one."""
     for model in list(_models):
         replica = model.__dict__.get("_replica")
         if replica is not None:
             replica.backward_failed(describe(error))
+    for shard in list(_shards):
+        if shard.awaits_backward:
+            shard.awaits_backward = False
+            shard.backward_failed(describe(error))
