@@ -11,7 +11,7 @@
 namespace libddp {
 namespace {
 
-constexpr std::size_t kMostReductions = 2;
+constexpr std::size_t kMostReductions = 1;
 
 }  // namespace
 

@@ -13,8 +13,8 @@
 // step gives the second. No other synchronisation is needed, and none per unit.
 //
 // Where they are gathered, a unit's all-gather starts when the one before it begins to compute, in
-// the order of the first step; at most two gathered units wait. Reductions run beside the backward;
-// at most two are in flight, so at most three units' whole gradients are there at a time.
+// the order of the first step; at most two gathered units wait. Reductions run beside the backward,
+// one at a time, so at most two units' whole gradients are there at a time.
 // Collective order: the barrier of the step; all-gathers and reductions in the order in which the
 // modules run; units that a pass did not reach take no part in it, on all ranks alike.
 // Thread rule: one forward or backward at a time.

@@ -16,7 +16,7 @@ from libddp.plan.facts import Event, Parameter, Shape
 BLOCK_ALIGNMENT = 32
 SLOT_ALIGNMENT = 64
 #: Units whose averages may be under way while another one fills its buffer.
-MOST_REDUCTIONS = 2
+MOST_REDUCTIONS = 1
 
 #: What a buffer is found by when it is used again: elements and bytes of an element.
 Size = tuple[int, int]

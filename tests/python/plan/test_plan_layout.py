@@ -57,10 +57,10 @@ def events_of(*units):
     return [*forward, *(Event("gradient", u) for u in units)]
 
 
-def test_at_most_three_units_have_a_buffer_for_gradients():
+def test_at_most_two_units_have_a_buffer_for_gradients():
     sizes = {unit: [(100, 4)] for unit in range(6)}
     schedule = layout.Schedule(range(6), sizes, {}, keep_unsharded=False)
-    assert schedule.run(events_of(5, 4, 3, 2, 1, 0), [1] * 6) == 3 * 400
+    assert schedule.run(events_of(5, 4, 3, 2, 1, 0), [1] * 6) == 2 * 400
 
 
 def test_a_unit_whose_first_gradient_is_early_keeps_its_buffer():

@@ -58,11 +58,11 @@ def test_zero_1_shares_parameters_and_splits_the_optimizer():
     assert between.optimizer == 2 * MIB
 
 
-def test_full_shard_on_one_host_has_parameters_once_and_three_buffers():
+def test_full_shard_on_one_host_has_parameters_once_and_two_buffers():
     memory = plan("FULL_SHARD")
     assert (memory.parameters, memory.shared_parameters) == (0, 4 * MIB)
     assert (memory.gradients, memory.optimizer) == (2 * MIB, 4 * MIB)
-    assert memory.communication == 3 * MIB
+    assert memory.communication == 2 * MIB
     assert plan("HYBRID_SHARD").per_rank == memory.per_rank
     assert plan("SHARD_GRAD_OP").per_rank == memory.per_rank
 
@@ -88,7 +88,7 @@ def test_mixed_precision_shares_the_low_one():
     memory = plan("FULL_SHARD", Job(2, 2, param_itemsize=2, reduce_itemsize=2))
     assert memory.shared_parameters == 2 * MIB
     assert memory.parameters == 2 * MIB  # a block in full precision
-    assert memory.communication == 3 * MIB // 2 + MIB  # buffers, and averages until they are added
+    assert memory.communication == 2 * MIB // 2 + MIB  # buffers, and averages until they are added
     ddp = plan("DDP", Job(2, 2, param_itemsize=2))
     assert (ddp.parameters, ddp.gradients) == (6 * MIB, 4 * MIB)
 
