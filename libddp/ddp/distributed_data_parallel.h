@@ -22,28 +22,17 @@
 
 #include <memory>
 #include <optional>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "libddp/autograd/output_tensors.h"
+#include "libddp/base/first_line.h"
 #include "libddp/ddp/replica.h"
 #include "libddp/ddp/sparse_modules.h"
+#include "libddp/group/module_tensors.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {
-
-/// What a module holds, with full names.
-inline NamedTensors named_parameters(const torch::nn::Module& module) {
-  NamedTensors found;
-  for (const auto& item : module.named_parameters()) found.push_back({item.key(), item.value()});
-  return found;
-}
-inline NamedTensors named_buffers(const torch::nn::Module& module) {
-  NamedTensors found;
-  for (const auto& item : module.named_buffers()) found.push_back({item.key(), item.value()});
-  return found;
-}
 
 /// `options` with the names of the parameters to which torch's own modules give sparse gradients.
 inline DistributedDataParallelOptions with_sparse_parameters(DistributedDataParallelOptions options,
@@ -60,17 +49,6 @@ inline NamedTensors without(NamedTensors all, const NamedTensors& some) {
     std::erase_if(all, [&](const NamedTensor& t) { return t.tensor.is_same(one.tensor); });
   }
   return all;
-}
-
-/// With mixed precision, floating-point inputs are converted; anything else is passed on.
-template <typename Argument>
-decltype(auto) in_dtype(Argument&& argument, const std::optional<c10::ScalarType>& dtype) {
-  if constexpr (std::is_same_v<std::remove_cvref_t<Argument>, at::Tensor>) {
-    const bool converts = dtype && argument.defined() && argument.is_floating_point();
-    return converts ? argument.to(*dtype) : at::Tensor(std::forward<Argument>(argument));
-  } else {
-    return std::forward<Argument>(argument);
-  }
 }
 
 template <typename Module>

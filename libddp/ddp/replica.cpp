@@ -10,6 +10,7 @@
 
 #include "libddp/autograd/after_backward.h"
 #include "libddp/base/error.h"
+#include "libddp/base/first_line.h"
 #include "libddp/base/monotonic_clock.h"
 #include "libddp/ddp/compress_hook.h"
 #include "libddp/group/group_identity.h"
@@ -128,18 +129,6 @@ void Replica::broadcast(const std::vector<at::Tensor>& tensors, int root) {
   const std::int64_t begin = monotonic_ns();
   broadcaster_.broadcast(tensors, root, "buffers");
   reducer_->add_exposed(monotonic_ns() - begin);
-}
-
-std::string first_line_of(const std::exception_ptr& error) {
-  constexpr std::size_t kMaxText = 500;
-  std::string text = "an exception that is no std::exception";
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& exception) {
-    text = exception.what();
-  } catch (...) {
-  }
-  return text.substr(0, std::min(text.find('\n'), kMaxText));
 }
 
 void Replica::before_forward() {

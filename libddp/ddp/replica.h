@@ -98,7 +98,4 @@ class Replica {
   std::shared_ptr<Reducer> reducer_;
 };
 
-/// The first line of an exception's text, for other ranks.
-std::string first_line_of(const std::exception_ptr& error);
-
 }  // namespace libddp
