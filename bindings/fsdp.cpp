@@ -21,15 +21,22 @@ namespace {
 std::shared_ptr<Unit> make_unit(std::string name, const PythonTensors& parameters, Group shard,
                                 Group replicate, bool keep_unsharded,
                                 std::optional<at::ScalarType> param_dtype,
-                                std::optional<at::ScalarType> reduce_dtype) {
+                                std::optional<at::ScalarType> reduce_dtype,
+                                bool keep_low_gradients) {
   const py::gil_scoped_release release;
   return std::make_shared<Unit>(std::move(name), named(parameters),
                                 ShardOptions{std::move(shard), std::move(replicate), keep_unsharded,
-                                             param_dtype, reduce_dtype});
+                                             param_dtype, reduce_dtype, keep_low_gradients});
 }
 
-std::shared_ptr<ShardedModel> make_model(std::vector<std::shared_ptr<Unit>> units,
-                                         bool forward_prefetch, bool backward_prefetch) {
+using Units = std::vector<std::shared_ptr<Unit>>;
+
+void show_copies(ShardedModel& model, const Units& units, bool with_gradients, bool here) {
+  model.show_copies(units, {with_gradients, here});
+}
+
+std::shared_ptr<ShardedModel> make_model(Units units, bool forward_prefetch,
+                                         bool backward_prefetch) {
   return ShardedModel::create(std::move(units),
                               {forward_prefetch, backward_prefetch, &rethrow_as_python_error});
 }
@@ -70,7 +77,7 @@ void bind_fsdp(py::module_& module) {
   py::class_<Unit, std::shared_ptr<Unit>>(module, "Unit")
       .def(py::init(&make_unit), py::kw_only(), py::arg("name"), py::arg("parameters"),
            py::arg("shard"), py::arg("replicate"), py::arg("keep_unsharded"),
-           py::arg("param_dtype"), py::arg("reduce_dtype"))
+           py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("keep_low_gradients"))
       .def_property_readonly("name", &Unit::name)
       .def("layout", &layout_of, py::arg("rank"))
       .def("gradient_blocks", &gradient_blocks);
@@ -82,8 +89,10 @@ void bind_fsdp(py::module_& module) {
       .def("forward_failed", &ShardedModel::forward_failed, py::arg("unit"), unlocked)
       .def_property("syncs", &ShardedModel::syncs, &ShardedModel::set_sync)
       .def("publish", &ShardedModel::publish, unlocked)
-      .def("show_copies", &ShardedModel::show_copies, unlocked)
-      .def("end_copies", &ShardedModel::end_copies, py::arg("keep"), unlocked);
+      .def("show_copies", &show_copies, py::arg("units"), py::kw_only(), py::arg("with_gradients"),
+           py::arg("here"), unlocked)
+      .def("end_copies", py::overload_cast<const Units&, bool>(&ShardedModel::end_copies),
+           py::arg("units"), py::arg("keep"), unlocked);
 }
 
 }  // namespace libddp

@@ -64,8 +64,27 @@ void FlatParameter::check(const at::Tensor& grad, std::size_t index) const {
 
 void FlatParameter::begin_array() {
   if (gradients_.defined()) return;
-  gradients_ = pool_->take(layout_.numel(), reduce_dtype_);
+  if (!is_sharded() && reduce_dtype_ == gradient_dtype_ && !keeps_any()) {
+    begin_block();
+    gradients_ = gradient_block_;
+  } else {
+    gradients_ = pool_->take(layout_.numel(), reduce_dtype_);
+  }
   std::fill(filled_.begin(), filled_.end(), 0);
+}
+
+void FlatParameter::begin_block() {
+  if (gradient_block_.defined()) return;
+  const std::int64_t numel = layout_.block_numel();
+  const bool is_reduced = !is_sharded() && options_.replicate;
+  gradient_block_ = is_reduced ? options_.replicate->allocate({numel}, gradient_dtype_).zero_()
+                               : at::zeros({numel}, gradient_dtype_);
+}
+
+void FlatParameter::end_array() {
+  const bool is_ours = gradients_.defined() && !gradients_.is_same(gradient_block_);
+  if (is_ours) pool_->give(gradients_);
+  gradients_ = at::Tensor();
 }
 
 void FlatParameter::copy_in(const at::Tensor& grad, std::size_t index) {
@@ -113,10 +132,8 @@ void FlatParameter::reduce() {
       work_ = options_.replicate->all_reduce(reduced_, {ReduceOp::Avg}, async);
     return;
   }
-  if (!gradient_block_.defined()) {
-    gradient_block_ = at::zeros({layout_.block_numel()}, dtype_);
-  }
-  const bool may_overwrite = reduce_dtype_ == dtype_ && !keeps_any();
+  begin_block();
+  const bool may_overwrite = reduce_dtype_ == gradient_dtype_ && !keeps_any();
   reduced_ = may_overwrite ? gradient_block_ : at::empty({layout_.block_numel()}, reduce_dtype_);
   work_ = options_.shard->reduce_scatter_into(reduced_, gradients_, {ReduceOp::Avg}, async);
 }
@@ -130,8 +147,7 @@ void FlatParameter::collect() {
   const WorkPtr work = std::move(work_);
   work->wait();
   if (!is_sharded()) return;
-  pool_->give(std::move(gradients_));
-  gradients_ = at::Tensor();
+  end_array();
   if (options_.replicate) {
     options_.replicate->all_reduce(reduced_, {ReduceOp::Avg}, {.label = label_});
   }
@@ -163,20 +179,21 @@ void FlatParameter::install() {
 }
 
 void FlatParameter::add_to_block(const at::Tensor& result) {
-  if (!gradient_block_.defined()) gradient_block_ = at::zeros({layout_.block_numel()}, dtype_);
-  if (result.is_same(gradient_block_)) return;
+  begin_block();
+  const bool is_there = result.is_same(gradient_block_);
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor mine = piece_of(gradient_block_, i);
     // Somebody may have put another tensor there.
     const bool is_ours = keeps_[i] && hidden_[i].const_data_ptr() == mine.const_data_ptr();
+    if (is_there) {
+      if (keeps_[i] && !is_ours) mine.add_(hidden_[i]);
+      continue;
+    }
     if (keeps_[i] && !is_ours) mine.copy_(hidden_[i]);
     if (!keeps_[i]) mine.zero_();
   }
-  gradient_block_.add_(result);
-  if (!is_sharded()) {
-    pool_->give(std::move(gradients_));
-    gradients_ = at::Tensor();
-  }
+  if (!is_there) gradient_block_.add_(result);
+  if (!is_sharded()) end_array();
 }
 
 void FlatParameter::abandon() {
@@ -187,8 +204,7 @@ void FlatParameter::abandon() {
       // The group has failed: the next collective says so.
     }
   }
-  if (gradients_.defined()) pool_->give(std::move(gradients_));
-  gradients_ = at::Tensor();
+  end_array();
   reduced_ = at::Tensor();
   if (!hides_gradients_) return;
   hides_gradients_ = false;

@@ -43,6 +43,9 @@ FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
       dtype_(parameters_.front().tensor.scalar_type()),
       compute_dtype_(compute_dtype_of(dtype_, options)),
       reduce_dtype_(options.reduce_dtype.value_or(compute_dtype_)),
+      gradient_dtype_(!options.keep_low_gradients ? dtype_
+                      : is_sharded()              ? compute_dtype_
+                                                  : reduce_dtype_),
       is_trained_(parameters_.front().tensor.requires_grad()),
       hidden_(size()),
       keeps_(size()),
@@ -110,27 +113,6 @@ void FlatParameter::check_pieces() const {
 void FlatParameter::show_pieces() {
   if (!shows_full_) return;
   for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, pieces_[i]);
-  shows_full_ = false;
-}
-
-void FlatParameter::show_copies() {
-  if (shows_copies_) return;
-  memory_->unshard();
-  const c10::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < size(); ++i) {
-    parameters_[i].tensor.set_data(full_[i].to(dtype_, /*non_blocking=*/false, /*copy=*/true));
-  }
-  shows_copies_ = true;
-}
-
-void FlatParameter::end_copies(bool keep) {
-  if (!shows_copies_) return;
-  const c10::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < size(); ++i) {
-    if (keep) take_piece(i);
-    show_data(parameters_[i].tensor, pieces_[i]);
-  }
-  shows_copies_ = false;
   shows_full_ = false;
 }
 

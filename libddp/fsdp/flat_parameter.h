@@ -57,9 +57,15 @@ class FlatParameter {
   void show_full();
   /// Lets the parameters show what this rank owns. The bytes of the array stay.
   void show_pieces();
+  struct CopyOptions {
+    /// `.grad` shows copies of the whole averaged gradients too.
+    bool with_gradients = false;
+    /// Whether this rank is one that shows them; all take part.
+    bool here = true;
+  };
   /// Lets the parameters show copies of the whole tensors, which may be changed; `keep` takes what
-  /// this rank owns of them over.
-  void show_copies();
+  /// this rank owns of them over. Throws StateError where a copy has another shape then.
+  void show_copies(const CopyOptions& options);
   void end_copies(bool keep);
 
   // A backward pass.
@@ -79,18 +85,27 @@ class FlatParameter {
   /// After a pass that failed: `.grad` is what it was before; what the pass had done is lost.
   void abandon();
 
-  /// The block of gradients, [block_numel] in the parameters' dtype; undefined before the first.
+  /// The block of gradients, [block_numel]; undefined before the first.
   const at::Tensor& gradient_block() const { return gradient_block_; }
 
  private:
   void check_pieces() const;
   /// Takes what this rank owns of the whole tensor that a parameter shows into the own block.
   void take_piece(std::size_t index);
+  /// Whole tensors with memory of their own, of what each rank brings a block.
+  std::vector<at::Tensor> whole_parameters();
+  std::vector<at::Tensor> whole_gradients() const;
+  at::Tensor gather(const at::Tensor& block) const;
+  at::Tensor own_part(const at::Tensor& whole, std::size_t index) const;
+  std::string wrong_copy() const;
+  void end_gradient_copy(std::size_t index, bool keep);
   at::Tensor piece_of(const at::Tensor& block, std::size_t index) const;
   void check(const at::Tensor& grad, std::size_t index) const;
   void copy_in(const at::Tensor& grad, std::size_t index);
   void fill_missing();
   void begin_array();
+  void begin_block();
+  void end_array();
   void add_to_block(const at::Tensor& result);
   bool keeps_any() const;
   int rank() const { return options_.shard ? options_.shard->rank() : 0; }
@@ -104,18 +119,22 @@ class FlatParameter {
   const at::ScalarType dtype_;
   const at::ScalarType compute_dtype_;
   const at::ScalarType reduce_dtype_;
+  const at::ScalarType gradient_dtype_;
   const bool is_trained_;
   std::unique_ptr<FlatMemory> memory_;
   std::vector<at::Tensor> full_;
   std::vector<at::Tensor> pieces_;
   bool shows_full_ = false;
   bool shows_copies_ = false;
+  /// What `.grad` was before it showed copies; empty where it does not.
+  std::vector<at::Tensor> kept_gradients_;
 
   bool hides_gradients_ = false;
   /// Pieces of `.grad` from before the pass, and whether new ones are added to them.
   std::vector<at::Tensor> hidden_;
   std::vector<std::uint8_t> keeps_;
-  /// Whole gradients, in the pool's memory; with views of each.
+  /// Whole gradients, in the pool's memory; where nothing is sharded, gradient_block_ itself if
+  /// nothing stands there.
   at::Tensor gradients_;
   std::vector<std::uint8_t> filled_;
   std::vector<std::uint8_t> fired_;

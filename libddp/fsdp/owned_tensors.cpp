@@ -1,14 +1,15 @@
 #include "libddp/fsdp/owned_tensors.h"
 
 #include <mutex>
-#include <unordered_set>
+#include <unordered_map>
+#include <utility>
 
 namespace libddp {
 namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::unordered_set<const void*> owned;
+  std::unordered_map<const void*, std::string> owned;
 };
 
 Registry& registry() {
@@ -23,12 +24,13 @@ OwnedTensors::~OwnedTensors() {
   for (const void* tensor : added_) registry().owned.erase(tensor);
 }
 
-bool OwnedTensors::add(const at::Tensor& tensor) {
+std::optional<std::string> OwnedTensors::add(const at::Tensor& tensor, std::string words) {
   const void* const key = tensor.unsafeGetTensorImpl();
   const std::lock_guard lock(registry().mutex);
-  if (!registry().owned.insert(key).second) return false;
+  const auto [known, is_new] = registry().owned.try_emplace(key, std::move(words));
+  if (!is_new) return known->second;
   added_.push_back(key);
-  return true;
+  return std::nullopt;
 }
 
 }  // namespace libddp

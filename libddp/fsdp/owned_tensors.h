@@ -4,10 +4,13 @@
 // first one. Thread rule: `add` from any thread; one list for the process.
 //
 //   OwnedTensors owned;
-//   if (!owned.add(parameter)) refuse();     // the destructor lets go of what was added
+//   if (auto owner = owned.add(parameter, "'weight' of unit 'h.0'")) refuse(*owner);
+//   // the destructor lets go of what was added
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+#include <string>
 #include <vector>
 
 namespace libddp {
@@ -19,8 +22,8 @@ class OwnedTensors {
   OwnedTensors(const OwnedTensors&) = delete;
   OwnedTensors& operator=(const OwnedTensors&) = delete;
 
-  /// False if it belongs to somebody already.
-  bool add(const at::Tensor& tensor);
+  /// Who owns it already, in the words of its owner; nothing is added then.
+  std::optional<std::string> add(const at::Tensor& tensor, std::string words);
 
  private:
   std::vector<const void*> added_;

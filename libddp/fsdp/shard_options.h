@@ -26,6 +26,8 @@ struct ShardOptions {
   std::optional<at::ScalarType> param_dtype{};
   /// Gradients travel in this dtype; nullopt = param_dtype, else that of the parameters.
   std::optional<at::ScalarType> reduce_dtype{};
+  /// Averaged gradients stay in param_dtype; otherwise they get the parameters' dtype.
+  bool keep_low_gradients = false;
 };
 
 }  // namespace libddp

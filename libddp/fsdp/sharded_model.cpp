@@ -46,10 +46,10 @@ void ShardedModel::guarded(Function&& function) {
 void ShardedModel::before_forward(Unit& unit) {
   // Inside a backward pass it is a recomputation, which reads what the first computation read.
   if (depth_ == 0 && !(is_in_pass_ && is_nested_backward())) begin_step();
-  ++depth_;
   record(unit);
   unit.show_full();
   if (options_.forward_prefetch && !is_in_pass_) prefetch(unit, 1);
+  ++depth_;  // last: what throws has not begun
 }
 
 void ShardedModel::after_forward(Unit& unit, const std::vector<at::Tensor>& outputs) {
@@ -87,6 +87,7 @@ void ShardedModel::begin_step() {
 void ShardedModel::recover() {
   reducing_.clear();
   is_in_pass_ = false;
+  pass_ = nullptr;
   for (const UnitPtr& unit : units_) {
     if (unit->hides_gradients()) unit->abandon();
     unit->show_pieces(/*reshard=*/true);
@@ -128,10 +129,24 @@ void ShardedModel::begin_pass() {
   is_in_pass_ = true;
   accumulates_ = false;
   pass_syncs_ = syncs_;
-  call_after_backward([weak = weak_from_this()] {
-    const auto self = weak.lock();
+  const auto pass = std::make_shared<Pass>(weak_from_this());
+  pass_ = pass.get();
+  call_after_backward([pass] {
+    const auto self = pass->model.lock();
     if (self) self->guarded([&] { self->end_pass(); });
   });
+}
+
+// Autograd drops the callback of a pass that fails. Where averages are under way, the next forward
+// waits for them: the error must come out now.
+ShardedModel::Pass::~Pass() {
+  const auto self = model.lock();
+  if (!self || self->pass_ != this || self->depth_ > 0 || !self->reducing_.empty()) return;
+  try {
+    self->recover();
+  } catch (const Error&) {
+    // The next forward says what is wrong.
+  }
 }
 
 void ShardedModel::on_gradient(Unit& unit) {
@@ -157,6 +172,7 @@ void ShardedModel::collect_oldest(std::size_t most) {
 }
 
 void ShardedModel::end_pass() {
+  pass_ = nullptr;
   if (accumulates_ && pass_syncs_) reduce_rest();
   collect_oldest(0);
   for (const UnitPtr& unit : units_) {
@@ -177,31 +193,40 @@ void ShardedModel::reduce_rest() {
   }
 }
 
-void ShardedModel::show_copies() {
+void ShardedModel::show_copies(const std::vector<UnitPtr>& units,
+                               const FlatParameter::CopyOptions& options) {
   if (depth_ > 0 || is_in_pass_) {
     throw StateError(
         "libddp fsdp: parameters cannot be summoned inside a forward or backward pass. Hint: call "
         "summon_full_params between steps.");
   }
   begin_step();
-  for (const UnitPtr& unit : units_) {
+  for (const UnitPtr& unit : units) {
     for (const auto& flat : unit->flats()) {
-      flat->show_copies();
+      flat->show_copies(options);
       flat->memory().reshard();
     }
   }
   // Nobody changes what others still copy.
-  for (const UnitPtr& unit : units_) {
+  for (const UnitPtr& unit : units) {
     if (!unit->needs_meeting()) continue;
     unit->options().shard->barrier({.label = "full parameters are copied"});
     break;
   }
 }
 
-void ShardedModel::end_copies(bool keep) {
-  for (const UnitPtr& unit : units_) {
-    for (const auto& flat : unit->flats()) flat->end_copies(keep);
+void ShardedModel::end_copies(const std::vector<UnitPtr>& units, bool keep) {
+  std::exception_ptr problem;
+  for (const UnitPtr& unit : units) {
+    for (const auto& flat : unit->flats()) {
+      try {
+        flat->end_copies(keep);
+      } catch (const StateError&) {
+        if (!problem) problem = std::current_exception();
+      }
+    }
   }
+  if (problem) std::rethrow_exception(problem);
 }
 
 }  // namespace libddp

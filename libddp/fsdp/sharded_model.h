@@ -31,6 +31,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "libddp/fsdp/unit.h"
@@ -65,14 +66,24 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
   /// Makes the values that this rank owns visible to all. Collective. A forward does it by itself.
   void publish();
-  /// Lets all parameters show copies of the whole tensors; collective, outside of any forward.
-  void show_copies();
+  /// Lets the parameters of some units show copies of the whole tensors; collective, outside of any
+  /// forward.
+  void show_copies(const std::vector<UnitPtr>& units, const FlatParameter::CopyOptions& options);
+  void show_copies() { show_copies(units_, {}); }
   /// `keep`: changes of the copies go into the parameters; every rank takes what it owns.
-  void end_copies(bool keep);
+  void end_copies(const std::vector<UnitPtr>& units, bool keep);
+  void end_copies(bool keep) { end_copies(units_, keep); }
 
   const std::vector<UnitPtr>& units() const { return units_; }
 
  private:
+  /// A backward pass, which may fail.
+  struct Pass {
+    explicit Pass(std::weak_ptr<ShardedModel> of) : model(std::move(of)) {}
+    ~Pass();
+    const std::weak_ptr<ShardedModel> model;
+  };
+
   ShardedModel(std::vector<UnitPtr> units, ShardedModelOptions options);
 
   void begin_step();
@@ -94,6 +105,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   bool syncs_ = true;
   int depth_ = 0;
   bool is_in_pass_ = false;
+  const Pass* pass_ = nullptr;
   bool pass_syncs_ = true;
   /// Whether this pass writes gradients; one that computes those of given inputs does not.
   bool accumulates_ = false;

@@ -12,33 +12,47 @@
 namespace libddp {
 namespace {
 
-[[noreturn]] void refuse(const std::string& unit, const std::string& parameter,
-                         const std::string& what, const std::string& hint) {
-  throw ArgumentError(fmt::format("libddp fsdp: unit '{}': parameter '{}' {}. Hint: {}.", unit,
-                                  parameter, what, hint));
+std::string refusal(const std::string& unit, const std::string& parameter, const std::string& what,
+                    const std::string& hint) {
+  return fmt::format("libddp fsdp: unit '{}': parameter '{}' {}. Hint: {}.", unit, parameter, what,
+                     hint);
 }
 
-void check_parameter(const std::string& unit, const NamedTensor& parameter) {
+/// Why a parameter cannot be sharded; empty if it can.
+std::string problem_of(const std::string& unit, const NamedTensor& parameter, OwnedTensors& owned) {
   const at::Tensor& tensor = parameter.tensor;
   if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
-    refuse(unit, parameter.name,
-           fmt::format("is on device {}, which cannot be sharded here", tensor.device().str()),
-           "move the module to the CPU first; a module on the meta device needs a param_init_fn, "
-           "or to_empty() and its own initialisation");
+    return refusal(
+        unit, parameter.name,
+        fmt::format("is on device {}, which cannot be sharded here", tensor.device().str()),
+        "move the module to the CPU first; a module on the meta device needs a param_init_fn, "
+        "or to_empty() and its own initialisation");
   }
   if (!tensor.is_leaf()) {
-    refuse(unit, parameter.name, "is not a leaf of the graph",
-           "wrap modules that own their parameters, outside of any computation");
+    return refusal(unit, parameter.name, "is not a leaf of the graph",
+                   "wrap modules that own their parameters, outside of any computation");
   }
+  const auto owner = owned.add(tensor, fmt::format("'{}' of unit '{}'", parameter.name, unit));
+  if (!owner) return {};
+  return refusal(unit, parameter.name,
+                 fmt::format("belongs to a sharded unit already: it is {}", *owner),
+                 "wrap a module once, and keep modules that share a parameter in one unit");
 }
 
-/// The ranks must agree before they share memory.
+/// The ranks must agree before they share memory; what one cannot wrap, all refuse.
 void check_alike(const std::string& name, const NamedTensors& parameters,
-                 const ShardOptions& options) {
+                 const ShardOptions& options, std::string problem) {
   const std::string what = fmt::format("sharded unit '{}'", name);
   const auto lines = describe_model(parameters, {}, "");
-  if (options.shard) check_model(*options.shard, what, lines);
-  if (options.replicate) check_model(*options.replicate, what, lines);
+  for (const Group& group : {options.shard, options.replicate}) {
+    if (!group) continue;
+    try {
+      check_model(*group, what, lines, problem);
+    } catch (const ArgumentError& error) {
+      problem = error.what();  // the ranks of the other group wait for this one
+    }
+  }
+  if (!problem.empty()) throw ArgumentError(problem);
 }
 
 }  // namespace
@@ -46,17 +60,13 @@ void check_alike(const std::string& name, const NamedTensors& parameters,
 Unit::Unit(std::string name, const NamedTensors& parameters, ShardOptions options)
     : name_(std::move(name)), options_(std::move(options)) {
   std::map<std::tuple<bool, at::ScalarType>, NamedTensors> kinds;
+  std::string problem;
   for (const NamedTensor& parameter : parameters) {
-    check_parameter(name_, parameter);
+    if (problem.empty()) problem = problem_of(name_, parameter, owned_);
     const at::Tensor& tensor = parameter.tensor;
     kinds[{!tensor.requires_grad(), tensor.scalar_type()}].push_back(parameter);
   }
-  for (const NamedTensor& parameter : parameters) {
-    if (owned_.add(parameter.tensor)) continue;
-    refuse(name_, parameter.name, "belongs to a sharded unit already",
-           "wrap a module once, and keep modules that share a parameter in one unit");
-  }
-  check_alike(name_, parameters, options_);
+  check_alike(name_, parameters, options_, std::move(problem));
   const auto pool = BufferPool::of(options_.shard);
   for (auto& [kind, members] : kinds) {
     const std::size_t flat = flats_.size();

@@ -53,6 +53,19 @@ std::vector<std::string> gather(ProcessGroup& group, const std::string& text) {
   return texts;
 }
 
+/// Begins what a rank sends that has a problem instead of a model.
+constexpr char kProblemMark = '\1';
+
+/// "rank 1: ..." for the first rank that has one; empty if none has.
+std::string first_problem(const std::vector<std::string>& texts) {
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank].starts_with(kProblemMark)) {
+      return fmt::format("rank {}: {}", rank, texts[rank].substr(1));
+    }
+  }
+  return {};
+}
+
 std::vector<std::string> split_lines(const std::string& text) {
   std::vector<std::string> lines;
   for (std::size_t begin = 0; begin < text.size();) {
@@ -102,18 +115,28 @@ std::vector<std::string> describe_model(const NamedTensors& parameters, const Na
 }
 
 void check_model(ProcessGroup& group, const std::string& what,
-                 const std::vector<std::string>& lines) {
-  if (group.size() == 1) return;
-  const std::vector<std::int64_t> hashes = gather(group, hash_of(lines), "model hash");
+                 const std::vector<std::string>& lines, const std::string& problem) {
+  std::string text = problem.empty() ? "" : kProblemMark + problem;
+  if (problem.empty()) {
+    for (const std::string& line : lines) text += line + '\n';
+  }
+  const auto refuse_own = [&] {
+    if (!problem.empty()) throw ArgumentError(problem);
+  };
+  if (group.size() == 1) return refuse_own();
+  const std::vector<std::int64_t> hashes = gather(group, hash_of({text}), "model hash");
   const auto differs = [&](std::int64_t hash) { return hash != hashes[0]; };
-  if (std::none_of(hashes.begin(), hashes.end(), differs)) return;
-  std::string text;
-  for (const std::string& line : lines) text += line + '\n';
+  if (std::none_of(hashes.begin(), hashes.end(), differs)) return refuse_own();
+  const std::vector<std::string> texts = gather(group, text);
+  refuse_own();
   const GroupIdentity me{group.name(), group.rank(), group.size()};
+  if (const std::string theirs = first_problem(texts); !theirs.empty()) {
+    throw ArgumentError(fmt::format("{} {}: {}", me.where(), what, theirs));
+  }
   throw ArgumentError(
       fmt::format("{} {}: the ranks wrap different models: {}. Hint: build the model from the same "
                   "configuration, and pass the same arguments, on every rank.",
-                  me.where(), what, first_difference(gather(group, text))));
+                  me.where(), what, first_difference(texts)));
 }
 
 }  // namespace libddp

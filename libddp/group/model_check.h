@@ -24,8 +24,9 @@ std::vector<std::string> describe_model(const NamedTensors& parameters, const Na
                                         const std::vector<std::string>& sparse = {});
 
 /// Throws ArgumentError on every rank where the lines of any two ranks differ.
-/// `what` wraps it, for the message.
+/// `what` wraps it, for the message. `problem`: why this rank cannot wrap it at all, or empty; the
+/// others throw it with this rank's number, and the group stays usable.
 void check_model(ProcessGroup& group, const std::string& what,
-                 const std::vector<std::string>& lines);
+                 const std::vector<std::string>& lines, const std::string& problem = {});
 
 }  // namespace libddp

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.fsdp import CPUOffload
 
+from libddp.distributed.fsdp._shards import shards_in
 from libddp.errors import ArgumentError
 
 
@@ -89,25 +90,26 @@ def take_from_first(parameters, module: torch.nn.Module, shard, replicate) -> No
             group.broadcast(tensor, root=0)
 
 
-def cast_buffers(module: torch.nn.Module, dtype: torch.dtype | None, ignored: Ignored) -> None:
-    """Floating-point buffers in another dtype."""
+def cast_buffers(
+    module: torch.nn.Module, dtype: torch.dtype | None, ignored: Ignored
+) -> dict[str, torch.dtype]:
+    """Floating-point buffers in another dtype; those of wrapped modules have had their turn.
+
+    Returns:
+        names -> the dtypes before.
+    """
+    before: dict[str, torch.dtype] = {}
     if dtype is None:
-        return
-    for part in module.modules():
-        if part in ignored.modules:
+        return before
+    done = {child for s in shards_in(module) for child in s.module.modules()} | ignored.modules
+    for prefix, part in module.named_modules():
+        if part in done:
             continue
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.is_floating_point():
+                before[f"{prefix}.{name}" if prefix else name] = buffer.dtype
                 part._buffers[name] = buffer.to(dtype)
-
-
-def refuse_gradients(with_grads: bool) -> None:
-    """summon_full_params(with_grads=True) is not there."""
-    if with_grads:
-        raise ArgumentError(
-            "libddp fsdp: summon_full_params(with_grads=True) is not supported. "
-            "Hint: read the pieces in .grad."
-        )
+    return before
 
 
 def refuse_assign(assign: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.distributed.utils import _apply_to_tensors
 from libddp._load import load
 from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp import _advice
-from libddp.errors import ArgumentError
+from libddp.errors import ArgumentError, StateError
 from libddp.nn.parallel import _backward_errors
 
 _C = load()
@@ -39,6 +39,9 @@ class Sharding:
     reduce_dtype: torch.dtype | None = None
     output_dtype: torch.dtype | None = None
     cast_inputs: bool = False
+    #: Where the module is the outermost one.
+    cast_root_inputs: bool = False
+    keep_low_gradients: bool = False
     forward_prefetch: bool = True
     backward_prefetch: bool = True
 
@@ -57,14 +60,25 @@ class Shard:
     is_root: bool = False
     #: A forward under grad has ended and no backward pass has since.
     awaits_backward: bool = False
+    #: (registry of a module, name in it, name in the unit, parameter) wherever one is registered.
+    places: list[tuple] = field(default_factory=list)
+    #: Of the root: the shards of the whole model.
+    all_shards: list[Shard] = field(default_factory=list)
 
     def run(self, forward, args, kwargs):
         """`forward(*args, **kwargs)` with whole parameters."""
         model = self.model or join(self)
         unit, sharding = self.unit, self.sharding
-        if sharding.cast_inputs:
+        if sharding.cast_inputs or (self.is_root and sharding.cast_root_inputs):
             args, kwargs = _cast((args, kwargs), sharding.param_dtype)
-        model.before_forward(unit)
+        try:
+            if self.is_root:
+                self._check_parameters()
+            model.before_forward(unit)
+        except BaseException as error:
+            if self.is_root:
+                self._announce(f"in forward: {describe(error)}")
+            raise
         try:
             output = forward(*args, **kwargs)
         except BaseException as error:
@@ -91,6 +105,17 @@ class Shard:
         group = self.sharding.shard or self.sharding.replicate
         if group is not None and torch.is_grad_enabled():
             group.announce_trouble(what)
+
+    def _check_parameters(self) -> None:
+        """A parameter that was replaced would train unseen, on each rank by itself."""
+        for shard in self.all_shards:
+            for registry, key, name, parameter in shard.places:
+                if registry.get(key) is not parameter:
+                    raise StateError(
+                        f"libddp fsdp: unit {shard.unit.name!r}: parameter {name!r} was replaced "
+                        "by another object after wrapping. Hint: write values in place (copy_), "
+                        "or replace parameters before wrapping."
+                    )
 
 
 def shard_of(module: torch.nn.Module) -> Shard | None:
@@ -148,8 +173,10 @@ def announcing(function):
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            for group in live_groups():
-                group.announce_trouble(f"in wrapping: {describe(error)}")
+            if not getattr(error, "_libddp_is_known", False):
+                error._libddp_is_known = True
+                for group in live_groups():
+                    group.announce_trouble(f"in wrapping: {describe(error)}")
             raise
 
     return announce
@@ -162,7 +189,7 @@ def attach(module: torch.nn.Module, name: str, parameters, sharding: Sharding) -
             f"libddp fsdp: module {name or type(module).__name__!r} is wrapped already. "
             "Hint: wrap each module once."
         )
-    unit = _C.Unit(
+    unit = _make_unit(
         name=name,
         parameters=parameters,
         shard=sharding.shard,
@@ -170,10 +197,29 @@ def attach(module: torch.nn.Module, name: str, parameters, sharding: Sharding) -
         keep_unsharded=sharding.keep_unsharded,
         param_dtype=sharding.param_dtype,
         reduce_dtype=sharding.reduce_dtype,
+        keep_low_gradients=sharding.keep_low_gradients,
     )
-    shard = Shard(module, unit, sharding, parameters)
+    shard = Shard(module, unit, sharding, parameters, places=_places(module, parameters))
     module.__dict__[_SHARD] = shard
     return shard
+
+
+def _make_unit(**arguments):
+    try:
+        return _C.Unit(**arguments)
+    except Exception as error:
+        error._libddp_is_known = True  # the ranks have told each other
+        raise
+
+
+def _places(module: torch.nn.Module, parameters) -> list[tuple]:
+    names = {id(parameter): name for name, parameter in parameters}
+    return [
+        (part._parameters, key, names[id(parameter)], parameter)
+        for part in module.modules()
+        for key, parameter in part._parameters.items()
+        if id(parameter) in names
+    ]
 
 
 def join(root: Shard):
@@ -182,7 +228,7 @@ def join(root: Shard):
     shards.remove(root)
     shards.insert(0, root)
     for shard in shards:  # the old model lets go of its units first
-        shard.model, shard.is_root = None, False
+        shard.model, shard.is_root, shard.all_shards = None, False, []
     model = _C.ShardedModel(
         [shard.unit for shard in shards],
         forward_prefetch=root.sharding.forward_prefetch,
@@ -195,6 +241,7 @@ def join(root: Shard):
     group = root.sharding.shard
     if len(shards) == 1 and group is not None and group.size() > 1 and group.rank() == 0:
         _advice.advise(root.module, root.parameters, root.unit)
+    root.all_shards = shards
     return model
 
 
@@ -204,20 +251,26 @@ def model_of(shard: Shard):
 
 
 @contextmanager
-def whole_parameters(shard: Shard, keep: bool) -> Iterator[None]:
-    """All parameters under `shard`'s root show copies of the whole tensors; a collective.
+def whole_parameters(
+    shard: Shard, units: list, keep: bool, with_gradients: bool = False, rank0_only: bool = False
+) -> Iterator[None]:
+    """Parameters of `units`, some of `shard`'s model, show copies of whole tensors; a collective.
 
     Args:
         keep: changes of the copies become the parameters' values.
+        with_gradients: `.grad` shows whole gradients too.
+        rank0_only: on the first rank of the group.
     """
     model = model_of(shard)
-    model.show_copies()
+    group = shard.sharding.shard or shard.sharding.replicate
+    here = not rank0_only or group is None or group.rank() == 0
+    model.show_copies(units, with_gradients=with_gradients, here=here)
     try:
         yield
     except BaseException:
-        model.end_copies(False)
+        model.end_copies(units, False)
         raise
-    model.end_copies(keep)
+    model.end_copies(units, keep)
 
 
 @contextmanager

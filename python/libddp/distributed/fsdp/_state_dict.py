@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.fsdp import StateDictType
 
-from libddp.distributed.fsdp._shards import Shard, whole_parameters
+from libddp.distributed.fsdp._shards import Shard, shards_in, whole_parameters
 
 #: What FullyShardedDataParallel puts in front of its module's names.
 PREFIX = "_fsdp_wrapped_module."
@@ -50,6 +50,14 @@ def keep_copies(state: OrderedDict, prefix: str) -> None:
             state[key] = value.detach().clone()
 
 
+def restore_buffers(state, prefix: str, dtypes: dict[str, torch.dtype]) -> None:
+    """Gives buffers in `state` the dtypes from before they were cast for the computation."""
+    for name, dtype in dtypes.items():
+        key = prefix + canonical(name)
+        if key in state:
+            state[key] = state[key].to(dtype)
+
+
 def is_full(kind: StateDictType) -> bool:
     """Whether state dicts of this kind hold whole tensors."""
     return kind is StateDictType.FULL_STATE_DICT
@@ -66,17 +74,31 @@ def wants_result(config, rank: int) -> bool:
 
 
 @contextmanager
-def summoned(shard: Shard, keep: bool) -> Iterator[bool]:
-    """whole_parameters, unless they are whole already (then False)."""
-    if shard.model is not None and shard.model in _summoned:
+def summoned(
+    shard: Shard,
+    keep: bool,
+    recurse: bool = True,
+    with_gradients: bool = False,
+    rank0_only: bool = False,
+) -> Iterator[bool]:
+    """whole_parameters of `shard` and what is under it, where they are not whole already.
+
+    Yields:
+        Whether anything was not.
+    """
+    shards = shards_in(shard.module) if recurse else [shard]
+    units = [each.unit for each in shards if each.unit not in _summoned]
+    if not units:
         yield False
         return
-    with whole_parameters(shard, keep):
-        _summoned.append(shard.model)
+    with whole_parameters(shard, units, keep, with_gradients, rank0_only):
+        _summoned.extend(units)
         try:
             yield True
         finally:
-            _summoned.remove(shard.model)
+            for unit in units:
+                _summoned.remove(unit)
 
 
+#: Units whose parameters are whole.
 _summoned: list = []

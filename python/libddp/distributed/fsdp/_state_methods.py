@@ -40,10 +40,12 @@ class StateMethods:
             _state_dict.without_prefix(state, prefix)
             if _state_dict.is_sharded(self._state_dict_type):
                 _sharded_state.mark_pieces(state, self, prefix)
+                _state_dict.restore_buffers(state, prefix, self._buffer_dtypes)
             return state
         with _state_dict.summoned(self._shard, keep=False) as is_outermost:
             state = super().state_dict(*args, **kwargs)
             _state_dict.without_prefix(state, prefix)
+            _state_dict.restore_buffers(state, prefix, self._buffer_dtypes)
             if is_outermost:
                 _state_dict.keep_copies(state, prefix)
         if not _state_dict.wants_result(self._state_dict_config, self.rank):

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from functools import partial
 
 import torch
-from torch.distributed.fsdp.wrap import _Policy, _post_order_apply, _recursive_wrap
+from torch.distributed.fsdp._common_utils import _override_module_mixed_precision
+from torch.distributed.fsdp._wrap_utils import _warn_on_overridden_mixed_precision
+from torch.distributed.fsdp.wrap import (
+    _or_policy,
+    _Policy,
+    _post_order_apply,
+    _recursive_wrap,
+    _run_mixed_precision_override_policy,
+    _wrap_module_cls_individually,
+)
 
 from libddp.distributed.fsdp import _modules
 from libddp.distributed.fsdp._shards import shards_in
@@ -36,12 +46,14 @@ def wrap_children(module: torch.nn.Module, policy, wrapper, ignored, **arguments
     _refuse_empty(module, policy)
     token = _names.set(_modules.names_of(module.named_modules()))
     try:
+        classes = _in_full_precision(module, arguments["mixed_precision"])
         if isinstance(policy, _Policy):
-            _by_policy(module, policy, wrapper, ignored, arguments)
+            _by_policy(module, policy, wrapper, ignored, arguments, classes)
         elif callable(policy):
+            apart = partial(_wrap_module_cls_individually, module_classes=classes)
             _recursive_wrap(
                 module=module,
-                auto_wrap_policy=policy,
+                auto_wrap_policy=partial(_or_policy, policies=[policy, apart]),
                 wrapper_cls=wrapper,
                 ignored_modules=ignored.modules,
                 ignored_params=ignored.parameters,
@@ -71,8 +83,23 @@ def _refuse_empty(module: torch.nn.Module, policy) -> None:
     )
 
 
-def _by_policy(module, policy: _Policy, wrapper, ignored, arguments) -> None:
+def _in_full_precision(module: torch.nn.Module, precision) -> tuple[type, ...]:
+    """Classes of modules that mixed precision leaves alone: each becomes a unit without it.
+
+    torch's hooks convert what goes into such a module and what comes out.
+    """
+    if precision is None:
+        return ()
+    classes = tuple(precision._module_classes_to_ignore)
+    _warn_on_overridden_mixed_precision(_override_module_mixed_precision(module, classes))
+    return classes
+
+
+def _by_policy(module, policy: _Policy, wrapper, ignored, arguments, classes) -> None:
     chosen = policy._run_policy(module, ignored.modules, dict(arguments))
+    chosen = _run_mixed_precision_override_policy(
+        module, classes, ignored.modules, dict(arguments), chosen
+    )
     chosen.pop(module, None)
 
     def wrap(part: torch.nn.Module) -> torch.nn.Module | None:

@@ -6,7 +6,7 @@ The class wraps once; unsharding, averaging and prefetching run in C++. See docs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from libddp.distributed.fsdp import (
     _modules,
     _shards,
     _state_dict,
+    _summon,
     _torch_state,
     _wrapping,
 )
@@ -102,10 +103,10 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         device_mesh=None,
     ) -> None:
         super().__init__()
-        _modules.check_device(device_id)
         strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
         shard, replicate = _groups_of.groups_of(process_group, device_mesh, strategy)
         precision = mixed_precision or MixedPrecision()
+        _modules.check_device(device_id)
         ignored = _modules.Ignored.of(module, ignored_modules, ignored_states)
         if auto_wrap_policy is not None:
             _wrapping.wrap_children(
@@ -137,15 +138,18 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         parameters = _shards.own_parameters(module, ignored.parameters)
         if sync_module_states:
             _modules.take_from_first(parameters, module, shard, replicate)
-        _modules.cast_buffers(module, precision.buffer_dtype, ignored)
+        self._buffer_dtypes = _modules.cast_buffers(module, precision.buffer_dtype, ignored)
         self._fsdp_wrapped_module = module
+        casts = precision.param_dtype is not None
         sharding = _shards.Sharding(
             shard=shard,
             replicate=replicate,
             keep_unsharded=_groups_of.keeps_unsharded(strategy),
             param_dtype=precision.param_dtype,
             reduce_dtype=precision.reduce_dtype,
-            cast_inputs=precision.cast_forward_inputs and precision.param_dtype is not None,
+            cast_inputs=precision.cast_forward_inputs and casts and bool(parameters),
+            cast_root_inputs=precision.cast_root_forward_inputs and casts,
+            keep_low_gradients=precision.keep_low_precision_grads,
             forward_prefetch=forward_prefetch,
             backward_prefetch=backward_prefetch is BackwardPrefetch.BACKWARD_PRE,
         )
@@ -227,13 +231,18 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         Args:
             module: wrapped, or with wrapped modules under it.
             writeback: changes become the parameters' values; each rank takes the part it owns.
-            recurse, rank0_only, offload_to_cpu: accepted; all ranks see whole parameters.
-            with_grads: not supported; ArgumentError.
+            recurse: wrapped modules under `module` too; otherwise its own parameters alone.
+            rank0_only: only rank 0 of the process group; not with `writeback`.
+            offload_to_cpu: without effect; torch's warning and refusals.
+            with_grads: `.grad` shows whole gradients; not with `offload_to_cpu`.
+
+        Raises:
+            NotImplementedError: (an ArgumentError too) arguments that exclude each other.
         """
-        _modules.refuse_gradients(with_grads)
-        with ExitStack() as stack:
-            for root in FullyShardedDataParallel.fsdp_modules(module, root_only=True):
-                stack.enter_context(_state_dict.summoned(root._shard, keep=writeback))
+        wish = _summon.Wish(writeback, rank0_only, offload_to_cpu, with_grads)
+        roots = FullyShardedDataParallel.fsdp_modules(module, root_only=True)
+        shards = [root._shard for root in roots if recurse or root is module]
+        with _summon.summon(shards, recurse, wish):
             yield
 
     @staticmethod

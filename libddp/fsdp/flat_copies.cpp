@@ -1,0 +1,121 @@
+// Copies of the whole tensors of a FlatParameter, for who reads or writes the model between steps.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/fsdp/flat_parameter.h"
+#include "libddp/fsdp/show_data.h"
+
+namespace libddp {
+
+void FlatParameter::show_copies(const CopyOptions& options) {
+  if (shows_copies_) return;
+  const c10::NoGradGuard no_grad;
+  const std::vector<at::Tensor> whole = whole_parameters();
+  std::vector<at::Tensor> gradients;
+  if (options.with_gradients && is_trained_) gradients = whole_gradients();
+  if (!options.here) return;
+  for (std::size_t i = 0; i < size(); ++i) parameters_[i].tensor.set_data(whole[i]);
+  kept_gradients_.resize(gradients.size());
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    kept_gradients_[i] = std::exchange(parameters_[i].tensor.mutable_grad(), gradients[i]);
+  }
+  shows_copies_ = true;
+}
+
+std::vector<at::Tensor> FlatParameter::whole_parameters() {
+  std::vector<at::Tensor> whole;
+  if (compute_dtype_ == dtype_) {
+    memory_->unshard();
+    for (const at::Tensor& full : full_) whole.push_back(full.clone());
+    return whole;
+  }
+  // What the computation reads has lost digits.
+  const at::Tensor all = gather(memory_->own_block());
+  for (std::size_t i = 0; i < size(); ++i) whole.push_back(own_part(all, i));
+  return whole;
+}
+
+/// All ranks take part, also where some have no gradients.
+std::vector<at::Tensor> FlatParameter::whole_gradients() const {
+  const at::Tensor block = at::zeros({layout_.block_numel()}, gradient_dtype_);
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor& grad = parameters_[i].tensor.grad();
+    if (grad.defined()) piece_of(block, i).copy_(grad);
+  }
+  const at::Tensor all = gather(block);
+  std::vector<at::Tensor> whole(size());
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (parameters_[i].tensor.grad().defined()) whole[i] = own_part(all, i);
+  }
+  return whole;
+}
+
+at::Tensor FlatParameter::gather(const at::Tensor& block) const {
+  if (!is_sharded()) return block;
+  at::Tensor whole = at::empty({layout_.numel()}, block.options());
+  options_.shard->all_gather_into(whole, block, {.label = label_});
+  return whole;
+}
+
+/// The tensor of one parameter out of the whole array.
+at::Tensor FlatParameter::own_part(const at::Tensor& whole, std::size_t index) const {
+  return whole.narrow(0, layout_.offset(index), layout_.numel_of(index))
+      .view(layout_.shape(index))
+      .clone();
+}
+
+void FlatParameter::end_copies(bool keep) {
+  if (!shows_copies_) return;
+  const c10::NoGradGuard no_grad;
+  const std::string problem = keep ? wrong_copy() : "";
+  keep = keep && problem.empty();
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (keep) take_piece(i);
+    show_data(parameters_[i].tensor, pieces_[i]);
+    if (!kept_gradients_.empty()) end_gradient_copy(i, keep);
+  }
+  kept_gradients_.clear();
+  shows_copies_ = false;
+  shows_full_ = false;
+  if (!problem.empty()) throw StateError(problem);
+}
+
+void FlatParameter::end_gradient_copy(std::size_t index, bool keep) {
+  at::Tensor& grad = parameters_[index].tensor.mutable_grad();
+  at::Tensor kept = std::move(kept_gradients_[index]);
+  if (keep && grad.defined()) {
+    const FlatLayout::Piece piece = layout_.piece(index, rank());
+    const at::Tensor changed = grad.reshape(-1).narrow(0, piece.begin, piece.numel());
+    const at::Tensor shaped = changed.view(layout_.piece_shape(index, rank()));
+    kept = kept.defined() ? kept.copy_(shaped) : shaped.clone();
+  }
+  const bool was_cleared = keep && !grad.defined();
+  grad = was_cleared ? at::Tensor() : std::move(kept);
+}
+
+/// What is said where somebody has put a tensor of another shape there; empty if nobody has.
+std::string FlatParameter::wrong_copy() const {
+  for (std::size_t i = 0; i < size(); ++i) {
+    const auto& [name, tensor] = parameters_[i];
+    const at::Tensor& grad = tensor.grad();
+    const bool checks_grad = !kept_gradients_.empty() && grad.defined();
+    const bool is_grad = checks_grad && grad.sizes() != at::IntArrayRef(layout_.shape(i));
+    if (!is_grad && tensor.sizes() == at::IntArrayRef(layout_.shape(i))) continue;
+    return fmt::format(
+        "libddp {}: the whole {}parameter '{}' was given the shape [{}], and is [{}]; nothing of "
+        "this unit is kept. Hint: write values in place (copy_), of the same shape.",
+        label_, is_grad ? "gradient of " : "", name,
+        fmt::join(is_grad ? grad.sizes() : tensor.sizes(), ", "),
+        fmt::join(layout_.shape(i), ", "));
+  }
+  return {};
+}
+
+}  // namespace libddp

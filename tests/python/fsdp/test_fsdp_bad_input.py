@@ -1,0 +1,246 @@
+"""Mistakes with sharded models: named on every rank, soon, and the group stays usable."""
+
+import os
+import time
+
+import checks
+import fsdp_models as models
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+SOON = 10.0  # seconds; the groups' timeout is minutes
+
+
+def two_layers():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def wrap_layers(module=None, **arguments):
+    return models.wrap(
+        module or two_layers(), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), **arguments
+    )
+
+
+def batch():
+    return torch.arange(8.0).view(2, 4) / 7 + dist.get_rank()
+
+
+def message_of(call, error=ValueError):
+    """What `call` raises on this rank; quickly."""
+    begin = time.monotonic()
+    with pytest.raises(error) as caught:
+        call()
+    assert time.monotonic() - begin < SOON
+    return str(caught.value)
+
+
+def group_is_usable():
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == dist.get_world_size()
+
+
+def whole_gradients(model):
+    with type(model).summon_full_params(model, with_grads=True):
+        return [p.grad.clone() for p in model.parameters()]
+
+
+def check_backward_twice():
+    wanted = wrap_layers()
+    wanted(batch()).sum().backward()
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD):
+        model = wrap_layers(sharding_strategy=strategy)
+        loss = model(batch()).sum()
+        loss.backward()
+        shapes = [p.shape for p in model.parameters()]
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+        # As if the second one had not been.
+        assert [p.shape for p in model.parameters()] == shapes
+        for found, gradient in zip(whole_gradients(model), whole_gradients(wanted), strict=True):
+            torch.testing.assert_close(found, gradient)
+        model(batch()).sum().backward()
+        for found, gradient in zip(whole_gradients(model), whole_gradients(wanted), strict=True):
+            torch.testing.assert_close(found, 2 * gradient)
+
+
+def check_backward_twice_with_a_retained_graph():
+    plain = two_layers()
+    for rank in range(2):
+        (plain(torch.arange(8.0).view(2, 4) / 7 + rank).sum() / 2).backward()
+    model = wrap_layers()
+    loss = model(batch()).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    for found, parameter in zip(whole_gradients(model), plain.parameters(), strict=True):
+        torch.testing.assert_close(found, 2 * parameter.grad)
+
+
+def check_parameters_on_different_devices():
+    module = two_layers()
+    module[2].weight = nn.Parameter(torch.empty(2, 6, device="meta"))
+    fsdp = models.libddp_fsdp()
+    text = message_of(lambda: fsdp.fully_shard(module))
+    assert "unit 'Sequential': parameter '2.weight' is on device meta" in text
+    group_is_usable()
+
+
+def check_one_rank_with_a_parameter_elsewhere():
+    module = two_layers()
+    if dist.get_rank() == 1:
+        module[2].weight = nn.Parameter(torch.empty(2, 6, device="meta"))
+    fsdp = models.libddp_fsdp()
+    text = message_of(lambda: fsdp.fully_shard(module))
+    assert "unit 'Sequential'" in text
+    assert "parameter '2.weight' is on device meta" in text
+    assert dist.get_rank() == 1 or "rank 1: " in text
+    group_is_usable()
+
+
+def check_one_rank_in_a_hybrid_mesh():
+    if dist.get_world_size() != 4:
+        return
+    mesh = dist.init_device_mesh("cpu", (2, 2))
+    module = two_layers()
+    if dist.get_rank() == 3:
+        module[0].bias = nn.Parameter(torch.empty(6, device="meta"))
+    fsdp = models.libddp_fsdp()
+    text = message_of(lambda: fsdp.fully_shard(module, mesh=mesh))
+    assert "parameter '0.bias' is on device meta" in text
+    group_is_usable()
+
+
+def check_one_rank_that_wraps_twice():
+    module = two_layers()
+    fsdp = models.libddp_fsdp()
+    owner = models.wrap(module[0], auto_wrap_policy=None)
+    if dist.get_rank() == 0:
+        text = message_of(lambda: fsdp.fully_shard(nn.Sequential(nn.Linear(4, 6))))
+    else:
+        text = message_of(lambda: fsdp.fully_shard(nn.Sequential(owner.module)))
+    assert "parameter '0.weight' belongs to a sharded unit already" in text
+    assert "'weight' of unit 'Linear'" in text
+    assert dist.get_rank() == 1 or "rank 1: " in text
+    group_is_usable()
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def check_a_parameter_shared_across_units():
+    text = message_of(lambda: wrap_layers(Tied()))
+    assert "unit 'second': parameter 'weight' belongs to a sharded unit already" in text
+    assert "it is 'weight' of unit 'first'" in text
+    assert "Hint: " in text
+    group_is_usable()
+    fine = models.wrap(Tied(), auto_wrap_policy=None)
+    fine(batch()).sum().backward()
+
+
+def check_a_parameter_that_is_replaced():
+    model = wrap_layers()
+    model(batch()).sum().backward()
+    kept = model[2]._fsdp_wrapped_module.bias
+    model[2]._fsdp_wrapped_module.bias = nn.Parameter(torch.zeros(2))
+    text = message_of(lambda: model(batch()), RuntimeError)
+    assert "unit '2': parameter 'bias' was replaced" in text
+    model[2]._fsdp_wrapped_module.bias = kept
+    model(batch()).sum().backward()
+
+
+def check_a_parameter_that_is_resized():
+    model = wrap_layers()
+    parameter = model[0]._fsdp_wrapped_module.weight
+    before = parameter.data
+    parameter.data = torch.ones(9, 4)
+    text = message_of(lambda: model(batch()), RuntimeError)
+    assert "unit '0': parameter 'weight' is not what this rank owns of it any more" in text
+    assert "[9, 4]" in text
+    parameter.data = before
+    model(batch()).sum().backward()
+    group_is_usable()
+
+
+def check_ranks_that_hybrid_sharding_does_not_divide():
+    before = os.environ.get("LOCAL_WORLD_SIZE")
+    os.environ["LOCAL_WORLD_SIZE"] = "3"
+    try:
+        text = message_of(lambda: models.wrap(sharding_strategy=ShardingStrategy.HYBRID_SHARD))
+    finally:
+        os.environ.pop("LOCAL_WORLD_SIZE")
+        if before is not None:
+            os.environ["LOCAL_WORLD_SIZE"] = before
+    assert f"LOCAL_WORLD_SIZE='3' does not divide the {dist.get_world_size()} ranks" in text
+    assert "Hint: " in text
+
+
+def check_a_gpu_that_is_not_there():
+    for device in (0, "cuda", torch.device("cuda", 1)):
+        text = message_of(lambda device=device: models.wrap(device_id=device))
+        assert "device_id=" in text
+        assert "on the CPU only" in text
+    models.wrap(device_id=torch.device("cpu"))
+
+
+def run_all():
+    from libddp.distributed import destroy_process_group, init_process_group
+
+    init_process_group("libddp")
+    results = checks.run(globals())
+    destroy_process_group()
+    return results
+
+
+def fail_alone_while_wrapping():
+    """Only rank 1 meets an error in Python, before its module becomes a unit."""
+    from libddp.distributed import destroy_process_group, init_process_group
+
+    init_process_group("libddp")
+    ignored = [3] if dist.get_rank() == 1 else None
+    begin = time.monotonic()
+    try:
+        wrap_layers(ignored_states=ignored)
+        text = "nothing"
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - begin
+    time.sleep(1.5)  # the others are told while this rank is busy elsewhere
+    destroy_process_group()
+    return text, seconds
+
+
+two = checks.fixture(run_all, world_size=2)
+four = checks.fixture(run_all, world_size=4)
+
+
+@pytest.mark.parametrize("name", checks.names(globals()))
+def test_two_ranks(two, name):
+    checks.verify(two, name)
+
+
+def test_four_ranks(four):
+    for name in ("one_rank_in_a_hybrid_mesh", "one_rank_with_a_parameter_elsewhere"):
+        checks.verify(four, name)
+
+
+def test_an_error_of_one_rank_reaches_the_others():
+    (others, seconds), (own, _) = ranks.run(fail_alone_while_wrapping, 2)
+    assert own.startswith("ArgumentError: libddp fsdp: cannot ignore a int")
+    assert others.startswith("PeerError: ")
+    assert "rank 1" in others
+    assert "in wrapping: ArgumentError: libddp fsdp: cannot ignore a int" in others
+    assert seconds < SOON
