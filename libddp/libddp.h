@@ -7,10 +7,12 @@
 //   libddp::Group group = libddp::init_process_group({});
 //   group->all_reduce(tensor);
 //   libddp::DistributedDataParallel model(net, group);
+//   libddp::FullyShardedDataParallel sharded(net, {.shard = group});
 //   group->shutdown();
 
 #include "libddp/activation/checkpoint.h"
 #include "libddp/base/error.h"
 #include "libddp/ddp/distributed_data_parallel.h"
+#include "libddp/fsdp/fully_sharded_data_parallel.h"
 #include "libddp/group/process_group.h"
 #include "libddp/group/rendezvous.h"

@@ -1,0 +1,33 @@
+#pragma once
+
+// The state of a sharded torch::nn::Module as whole tensors by name, and back.
+// Thread rule: collectives, between steps.
+//
+//   FullState state = full_state(*model, *module);
+//   torch::save(state.at("head.weight"), "head.pt");
+//   load_full_state(*model, *module, state);
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "libddp/fsdp/sharded_model.h"
+
+namespace libddp {
+
+/// Parameters and buffers by their names in the module, on the CPU, in their own dtype.
+using FullState = std::map<std::string, at::Tensor>;
+
+/// Runs `function` while all parameters show copies of the whole tensors. `writeback`: changes
+/// become the parameters' values, each rank takes what it owns, unless `function` throws.
+void with_full_params(ShardedModel& model, const std::function<void()>& function, bool writeback);
+
+FullState full_state(ShardedModel& model, const torch::nn::Module& module);
+/// Throws ArgumentError that names what is missing, unknown or of another shape; nothing is
+/// changed then.
+void load_full_state(ShardedModel& model, const torch::nn::Module& module, const FullState& state);
+
+}  // namespace libddp

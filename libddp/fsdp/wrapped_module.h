@@ -1,0 +1,77 @@
+#pragma once
+
+// A torch::nn::Module whose parameters are a unit, and where to find it: LibTorch's modules have no
+// hooks, so whoever runs the module asks here for what belongs around its forward.
+//
+// A module is found by its address until it ends or the model around it does.
+// Thread rule: finding and adding from any thread; one forward or backward at a time per model.
+//
+//   if (const auto wrapped = WrappedModule::find(block)) wrapped->run([&] { return f(x); });
+
+#include <torch/nn/module.h>
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "libddp/autograd/output_tensors.h"
+#include "libddp/fsdp/sharded_model.h"
+#include "libddp/group/named_tensor.h"
+
+namespace libddp {
+
+class WrappedModule {
+ public:
+  /// Shards what `module` holds and no wrapped module under it does. Collective.
+  /// Throws ArgumentError: it is wrapped already; what Unit refuses.
+  static std::shared_ptr<WrappedModule> wrap(const std::shared_ptr<torch::nn::Module>& module,
+                                             const std::string& name, const ShardOptions& options);
+  /// Null where the module is not wrapped.
+  static std::shared_ptr<WrappedModule> find(const torch::nn::Module& module);
+  /// `root` and all wrapped modules under it become one model; `root` must be wrapped.
+  static std::shared_ptr<ShardedModel> join(const torch::nn::Module& root,
+                                            ShardedModelOptions options);
+  /// TensorImpl of each parameter -> the ranks that own a part each of it (null: this rank has
+  /// all).
+  static std::unordered_map<const void*, Group> owners();
+  /// `root` and what is under it are not found any more.
+  static void forget(const torch::nn::Module& root);
+
+  WrappedModule(const std::shared_ptr<torch::nn::Module>& module, std::shared_ptr<Unit> unit)
+      : module_(module), unit_(std::move(unit)) {}
+
+  /// `forward()` with whole parameters.
+  template <typename Forward>
+  auto run(const Forward& forward) {
+    const std::shared_ptr<ShardedModel> model = begin();
+    auto output = guarded(*model, forward);
+    model->after_forward(*unit_, output_tensors(output));
+    return output;
+  }
+  /// What floating-point inputs are converted to.
+  const std::optional<at::ScalarType>& input_dtype() const { return unit_->options().param_dtype; }
+  const std::shared_ptr<Unit>& unit() const { return unit_; }
+
+ private:
+  template <typename Forward>
+  auto guarded(ShardedModel& model, const Forward& forward) {
+    try {
+      return forward();
+    } catch (...) {
+      fail(model, std::current_exception());
+      throw;
+    }
+  }
+  std::shared_ptr<ShardedModel> begin();
+  void fail(ShardedModel& model, const std::exception_ptr& error);
+  void announce(const ShardedModel& model, const std::exception_ptr& error) const;
+
+  const std::weak_ptr<torch::nn::Module> module_;
+  const std::shared_ptr<Unit> unit_;
+  std::weak_ptr<ShardedModel> model_;
+};
+
+}  // namespace libddp
