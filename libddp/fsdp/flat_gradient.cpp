@@ -168,7 +168,8 @@ void FlatParameter::install() {
   add_to_block(std::exchange(reduced_, at::Tensor()));
   if (gradient_pieces_.empty()) {
     for (std::size_t i = 0; i < size(); ++i) {
-      gradient_pieces_.push_back(piece_of(gradient_block_, i));
+      // LibTorch's optimizers detach gradients in place, which views refuse.
+      gradient_pieces_.push_back(piece_of(gradient_block_, i).variable_data());
     }
   }
   for (std::size_t i = 0; i < size(); ++i) {

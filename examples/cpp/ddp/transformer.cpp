@@ -56,7 +56,7 @@ TransformerImpl::TransformerImpl(const TransformerConfig& config)
                                        torch::nn::Embedding(config.vocabulary, config.width))),
       position_embedding_(register_module("position_embedding",
                                           torch::nn::Embedding(config.context, config.width))),
-      blocks_(register_module("blocks", torch::nn::ModuleList())),
+      blocks_(register_module("blocks", torch::nn::Sequential())),
       norm_(register_module("norm", layer_norm(config))) {
   for (std::int64_t layer = 0; layer < config.layers; ++layer) blocks_->push_back(Block(config));
   initialise();
@@ -74,7 +74,7 @@ void TransformerImpl::initialise() {
 at::Tensor TransformerImpl::forward(const at::Tensor& tokens) {
   const at::Tensor positions = at::arange(tokens.size(1), tokens.options());
   at::Tensor x = token_embedding_->forward(tokens) + position_embedding_->forward(positions);
-  for (const auto& block : *blocks_) x = block->as<Block>()->forward(x);
+  x = blocks_->forward(x);
   // The embedding's own tensor, not a second module with it: C++ lists shared parameters twice.
   return at::linear(norm_->forward(x), token_embedding_->weight);
 }

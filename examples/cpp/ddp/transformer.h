@@ -6,7 +6,7 @@
 //   at::Tensor logits = net->forward(tokens);  // int64 [rows, context] -> [rows, context, 65]
 
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
@@ -51,12 +51,15 @@ class TransformerImpl : public torch::nn::Module {
   /// tokens: int64 [rows, length], length <= context. Returns logits [rows, length, vocabulary].
   at::Tensor forward(const at::Tensor& tokens);
 
+  /// What a sharded model makes units of.
+  const torch::nn::Sequential& blocks() const { return blocks_; }
+
  private:
   void initialise();
 
   torch::nn::Embedding token_embedding_;
   torch::nn::Embedding position_embedding_;
-  torch::nn::ModuleList blocks_;
+  torch::nn::Sequential blocks_;
   torch::nn::LayerNorm norm_;
 };
 TORCH_MODULE(Transformer);

@@ -1,4 +1,4 @@
-"""Makes ``twin`` and ``program`` importable for the tests of examples/cpp/ddp."""
+"""Makes ``twin`` and ``program`` importable for the tests of examples/cpp."""
 
 import sys
 from pathlib import Path

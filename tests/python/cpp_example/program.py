@@ -1,4 +1,4 @@
-"""Builds examples/cpp/ddp and runs it, always with a deadline and with no process left behind."""
+"""Builds programs of examples/cpp and runs them, always with a deadline and nothing left behind."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ import torch
 
 import libddp
 
-SOURCES = Path(__file__).parents[3] / "examples" / "cpp" / "ddp"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "cpp"
+SOURCES = EXAMPLES / "ddp"
 BUILD_SECONDS = 300
 RUN_SECONDS = 120
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LINE = re.compile(r"^step (\d+) loss (\S+) average (\S+)$", re.M)
 
 
-def build(folder: Path) -> Path:
-    """The program, built in `folder` as a user builds it; skips where libddp is not installed."""
+def build(folder: Path, sources: Path = SOURCES) -> Path:
+    """The program of `sources`, built as a user builds it; skips where libddp is not installed."""
     prefix = Path(libddp.__file__).parent
     if not (prefix / "share/cmake/libddp/libddp-config.cmake").exists():
         pytest.skip(f"{prefix} is no installed libddp (pip install .): it has no CMake package")
     # One translation unit, not optimised: torch's headers are what takes long.
     check(
-        ["cmake", "-S", SOURCES, "-B", folder, "-G", "Ninja", "-DCMAKE_UNITY_BUILD=ON"]
+        ["cmake", "-S", sources, "-B", folder, "-G", "Ninja", "-DCMAKE_UNITY_BUILD=ON"]
         + ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0"]
         + [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DLIBDDP_TORCH_DIR={Path(torch.__file__).parent}"]
     )
@@ -123,6 +124,12 @@ def launcher(name: str) -> list:
     """The command of torchrun or libddp run, from this interpreter's environment."""
     module = {"torchrun": ["torch.distributed.run", "--standalone"], "libddp": ["libddp", "run"]}
     return [sys.executable, "-m", *module[name], "--no-python", "--nproc-per-node=2"]
+
+
+def run_by_hand(command: list):
+    """Both ranks of a command to their ends, rank 0's first."""
+    with by_hand(command) as (first, second):
+        return finish(first), finish(second)
 
 
 def losses(output: str) -> list[tuple[float, float]]:

@@ -23,13 +23,8 @@ def sgd_losses():
     return ranks.run(twin.train, 2, TEXT, STEPS, "sgd", 0.1)[0]
 
 
-def run_by_hand(arguments):
-    with program.by_hand(arguments) as (first, second):
-        return program.finish(first), program.finish(second)
-
-
 def test_started_by_hand_the_losses_are_python_s_bit_for_bit(train, sgd_losses):
-    first, second = run_by_hand(command(train))
+    first, second = program.run_by_hand(command(train))
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert program.losses(first.stdout) == sgd_losses
     assert len(sgd_losses) == STEPS
@@ -48,7 +43,7 @@ def test_started_by_a_launcher_the_losses_are_the_same(train, sgd_losses, name):
 
 def test_adamw_follows_python_s_up_to_the_order_of_one_sum(train):
     """LibTorch's C++ AdamW averages the gradient as b * m + (1 - b) * g, Python's by lerp."""
-    first, _ = run_by_hand(command(train, "adamw", 0.001))
+    first, _ = program.run_by_hand(command(train, "adamw", 0.001))
     python = ranks.run(twin.train, 2, TEXT, STEPS, "adamw", 0.001)[0]
     for ours, theirs in zip(program.losses(first.stdout), python, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)

@@ -1,6 +1,7 @@
-"""examples/cpp/ddp in Python: the same model, batches and losses, on libddp's Python side.
+"""The programs of examples/cpp in Python: the same model, batches and losses.
 
-    losses = ranks.run(twin.train, 2, path, 20, "sgd", 0.1)[0]   # what rank 0 would print
+    losses = ranks.run(twin.train, 2, path, 20, "sgd", 0.1)[0]   # what rank 0 of ddp would print
+    losses = ranks.run(twin.train_sharded, 2, path, 20, "sgd", 0.1)[0]   # of fsdp
 
 Modules are assigned in the order in which transformer.cpp registers them, so that both draw the
 same numbers from torch's generator.
@@ -103,14 +104,35 @@ def make_optimizer(name: str, parameters, lr: float) -> torch.optim.Optimizer:
 
 def train(path: str, steps: int, optimizer_name: str, lr: float) -> list[tuple[float, float]]:
     """On a rank: this rank's loss and the average over the ranks, for each step."""
-    import libddp.distributed as dist
     from libddp.nn.parallel import DistributedDataParallel
+
+    return _train(DistributedDataParallel, lambda model: None, path, steps, optimizer_name, lr)
+
+
+def train_sharded(
+    path: str, steps: int, optimizer_name: str, lr: float
+) -> list[tuple[float, float]]:
+    """The same with sharded parameters and clipped gradients."""
+    from libddp.distributed.fsdp import FullyShardedDataParallel
+    from libddp.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    def wrap(model):
+        return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}))
+
+    def clip(model):
+        model.clip_grad_norm_(1.0)
+
+    return _train(wrap, clip, path, steps, optimizer_name, lr)
+
+
+def _train(wrap, before_step, path, steps, optimizer_name, lr) -> list[tuple[float, float]]:
+    import libddp.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group()
     torch.manual_seed(SEED)
     text, vocabulary = read_text(path)
-    model = DistributedDataParallel(Transformer(vocabulary))
+    model = wrap(Transformer(vocabulary))
     optimizer = make_optimizer(optimizer_name, model.parameters(), lr)
     losses = []
     for step in range(steps):
@@ -118,6 +140,7 @@ def train(path: str, steps: int, optimizer_name: str, lr: float) -> list[tuple[f
         tokens, targets = batch(text, step, dist.get_rank())
         loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         loss.backward()
+        before_step(model)
         optimizer.step()
         average = loss.detach().clone()
         dist.all_reduce(average, dist.ReduceOp.AVG)

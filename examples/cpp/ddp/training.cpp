@@ -1,0 +1,72 @@
+#include "training.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace {
+
+/// int64 [rows, context] that looks into `tokens`.
+at::Tensor as_tensor(std::vector<std::int64_t>& tokens, BatchShape shape) {
+  return at::from_blob(tokens.data(), {shape.rows, shape.context}, at::kLong);
+}
+
+/// The library's messages name the rank after it has joined; what fails before is known by RANK.
+void print_error(const std::exception& error) {
+  const char* rank = std::getenv("RANK");
+  const std::string place = rank == nullptr ? "" : std::string(" rank ") + rank + ":";
+  std::fprintf(stderr, "train:%s %s\n", place.c_str(), error.what());
+}
+
+}  // namespace
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
+                                                        std::vector<at::Tensor> parameters) {
+  const double lr = options.learning_rate;
+  if (options.optimizer == OptimizerKind::Sgd) {
+    return std::make_unique<torch::optim::SGD>(std::move(parameters),
+                                               torch::optim::SGDOptions(lr).momentum(0.9));
+  }
+  return std::make_unique<torch::optim::AdamW>(std::move(parameters),
+                                               torch::optim::AdamWOptions(lr).weight_decay(0.01));
+}
+
+at::Tensor forward_and_backward(const std::function<at::Tensor(const at::Tensor&)>& forward,
+                                Batch batch, BatchShape shape) {
+  const at::Tensor logits = forward(as_tensor(batch.tokens, shape));
+  const at::Tensor targets = as_tensor(batch.targets, shape);
+  const at::Tensor loss = at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
+  loss.backward();
+  return loss.detach();
+}
+
+void report(const libddp::Group& group, std::int64_t step, const at::Tensor& loss) {
+  const at::Tensor average = loss.clone();
+  group->all_reduce(average, {.op = libddp::ReduceOp::Avg});
+  if (group->rank() != 0) return;
+  std::printf("step %lld loss %.9g average %.9g\n", static_cast<long long>(step),
+              loss.item<float>(), average.item<float>());
+  std::fflush(stdout);
+}
+
+int run_program(int argc, char** argv,
+                const std::function<void(const Options&, const Text&)>& train) {
+  try {
+    const Options options = parse_options(argc, argv);
+    if (options.help) return std::fputs(usage().c_str(), stdout) < 0;
+    at::set_num_threads(options.threads);
+    train(options, Text(options.data, BatchShape{}));
+    return 0;
+  } catch (const std::exception& error) {
+    print_error(error);
+    return 1;
+  }
+}
