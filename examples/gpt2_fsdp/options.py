@@ -4,11 +4,21 @@ options = check(parse(Options, ["--sharding_strategy=SHARD_GRAD_OP", "--n_layer"
 """
 
 import difflib
-import importlib.util
 from dataclasses import dataclass, fields
 
 import engine
-from shared import Attention, Block, FeedForward, UserError, at_least, key, one_of
+from shared import (
+    Attention,
+    Block,
+    CommonSettings,
+    FeedForward,
+    UserError,
+    at_least,
+    check_common,
+    key,
+    need,
+    one_of,
+)
 
 #: Classes of which --activation_checkpointing can recompute the activations.
 RECOMPUTABLE = {kind.__name__: kind for kind in (Block, Attention, FeedForward)}
@@ -17,7 +27,7 @@ SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "vocab_size", "bias")
 
 
 @dataclass
-class Options:
+class Options(CommonSettings):
     # Where things are.
     out_dir: str = key("out/gpt2_fsdp", "folder of checkpoints and metrics; all ranks must see it")
     data_dir: str = key("out/gpt2_fsdp/data", "folder that convert.py wrote")
@@ -30,6 +40,7 @@ class Options:
     bias: bool = key(True, "bias terms in Linear and LayerNorm")
     block_size: int = key(128, "tokens of context; at most 1024 with the weights of GPT-2")
     dropout: float = key(0.0, "share of activations dropped in training")
+    seed: int = key(1337, "of weights, data order and dropout")
     # How long, and what is reported and kept.
     init_from: str = key("auto", "auto (resume if there is a checkpoint), scratch or resume")
     max_iters: int = key(300, "iterations to train")
@@ -43,14 +54,7 @@ class Options:
     # The optimizer.
     batch_size: int = key(4, "sequences per micro-step")
     gradient_accumulation_steps: int = key(6, "micro-steps per iteration, shared by all ranks")
-    learning_rate: float = key(1e-3, "peak learning rate")
-    min_lr: float = key(1e-4, "learning rate at the end of the decay")
-    decay_lr: bool = key(True, "cosine decay after the warm-up")
-    warmup_iters: int = key(20, "iterations of linear warm-up")
-    lr_decay_iters: int = key(0, "iteration at which the decay ends; 0: MAX_ITERS")
-    weight_decay: float = key(0.1, "weight decay of matrices")
     betas: tuple[float, float] = key((0.9, 0.95), "betas of AdamW")
-    grad_clip: float = key(1.0, "largest norm of all gradients together; 0: no clipping")
     # How the network is spread over the ranks.
     engine: str = key(engine.DEFAULT, "whose FSDP: torch or libddp")
     sharding_strategy: str = key("FULL_SHARD", "or SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD")
@@ -61,10 +65,6 @@ class Options:
     cpu_offload: bool = key(False, "parameters and gradients rest in host memory")
     no_sync: bool = key(True, "only the last micro-step reduces; needs room for whole gradients")
     limit_all_gathers: bool = key(True, "at most two blocks are gathered ahead")
-    # The machine.
-    backend: str = key("auto", "backend of init_process_group: auto, gloo, nccl, ...")
-    device: str = key("auto", "cpu, cuda or auto (cuda where there is one)")
-    seed: int = key(1337, "of weights, data order and dropout")
 
 
 def check(options: Options) -> Options:
@@ -74,24 +74,12 @@ def check(options: Options) -> Options:
     one_of(options, "engine", engine.ENGINES)
     one_of(options, "sharding_strategy", engine.STRATEGIES)
     one_of(options, "mixed_precision", engine.PRECISIONS)
-    for name in ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "max_iters"):
+    check_common(options)
+    for name in ("save_interval", "keep_checkpoints"):
         at_least(options, name, 1)
-    for name in ("log_interval", "eval_interval", "eval_iters", "save_interval"):
-        at_least(options, name, 1)
-    for name in ("gradient_accumulation_steps", "keep_checkpoints"):
-        at_least(options, name, 1)
-    for name in ("seed", "warmup_iters", "lr_decay_iters", "grad_clip", "weight_decay"):
-        at_least(options, name, 0)
-    if not 0 <= options.dropout < 1:
-        raise UserError(f"--dropout={options.dropout}: expected 0 <= dropout < 1")
-    if options.n_embd % options.n_head:
-        raise UserError(
-            f"--n_embd={options.n_embd} does not divide into --n_head={options.n_head} heads"
-        )
     _check_shape(options)
     recomputed(options)
-    if options.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise UserError("--tensorboard=True needs tensorboard: pip install 'libddp[gpt2]'")
+    need(options, "tensorboard", "tensorboard", "gpt2")
     return options
 
 

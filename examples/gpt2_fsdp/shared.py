@@ -22,7 +22,7 @@ from prepare import standard_library
 from progress import Progress, Stopwatch
 from resume import claim
 from schedule import learning_rate
-from settings import at_least, one_of
+from settings import CommonSettings, at_least, check_common, need, one_of
 from stop import StopSignal
 from train import join
 from trainer import Ranks
@@ -31,6 +31,7 @@ __all__ = [
     "GPT",
     "Attention",
     "Block",
+    "CommonSettings",
     "FeedForward",
     "GPTConfig",
     "Metrics",
@@ -40,10 +41,12 @@ __all__ = [
     "StopSignal",
     "UserError",
     "at_least",
+    "check_common",
     "claim",
     "join",
     "key",
     "learning_rate",
+    "need",
     "one_of",
     "parse",
     "run_script",

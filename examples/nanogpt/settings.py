@@ -13,7 +13,22 @@ MODEL_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "bias")
 
 
 @dataclass
-class TrainSettings:
+class CommonSettings:
+    """What the training scripts of all examples ask alike."""
+
+    learning_rate: float = key(1e-3, "peak learning rate")
+    min_lr: float = key(1e-4, "learning rate at the end of the decay")
+    decay_lr: bool = key(True, "cosine decay after the warm-up")
+    warmup_iters: int = key(20, "iterations of linear warm-up")
+    lr_decay_iters: int = key(0, "iteration at which the decay ends; 0: MAX_ITERS")
+    weight_decay: float = key(0.1, "weight decay of matrices")
+    grad_clip: float = key(1.0, "largest gradient norm; 0: no clipping")
+    backend: str = key("auto", "backend of init_process_group: auto, gloo, nccl, ...")
+    device: str = key("auto", "cpu, cuda or auto (cuda where there is one)")
+
+
+@dataclass
+class TrainSettings(CommonSettings):
     # Where things are.
     out_dir: str = key("out/nanogpt", "folder of checkpoint, metrics, plot and sample")
     data: str = key("", "your text: a path or fsspec URL; empty: Python's own standard library")
@@ -40,18 +55,9 @@ class TrainSettings:
     # The optimizer.
     batch_size: int = key(12, "sequences per micro-step")
     gradient_accumulation_steps: int = key(4, "micro-steps per iteration, shared by all ranks")
-    learning_rate: float = key(1e-3, "peak learning rate")
-    min_lr: float = key(1e-4, "learning rate at the end of the decay")
-    decay_lr: bool = key(True, "cosine decay after the warm-up")
-    warmup_iters: int = key(20, "iterations of linear warm-up")
-    lr_decay_iters: int = key(0, "iteration at which the decay ends; 0: MAX_ITERS")
-    weight_decay: float = key(0.1, "weight decay of matrices")
     beta1: float = key(0.9, "first beta of AdamW")
     beta2: float = key(0.99, "second beta of AdamW")
-    grad_clip: float = key(1.0, "largest gradient norm; 0: no clipping")
     # The machine.
-    backend: str = key("auto", "backend of init_process_group: auto, gloo, nccl, ...")
-    device: str = key("auto", "cpu, cuda or auto (cuda where there is one)")
     dtype: str = key("float32", "float32, bfloat16 or float16 (autocast)")
     compile: bool = key(False, "torch.compile the network")
     seed: int = key(1337, "rank r draws from seed + r")
@@ -74,11 +80,20 @@ def check(settings: TrainSettings) -> TrainSettings:
     """Return `settings`. Raises: UserError for values that cannot work, before anything starts."""
     one_of(settings, "init_from", ("auto", "scratch", "resume"))
     one_of(settings, "dtype", ("float32", "bfloat16", "float16"))
+    check_common(settings)
+    at_least(settings, "sample_tokens", 0)
+    need(settings, "plot", "matplotlib", "examples")
+    need(settings, "tensorboard", "tensorboard", "examples")
+    return settings
+
+
+def check_common(settings) -> None:
+    """Of numbers that every training script has. Raises: UserError."""
     for name in ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "max_iters"):
         at_least(settings, name, 1)
     for name in ("gradient_accumulation_steps", "log_interval", "eval_interval", "eval_iters"):
         at_least(settings, name, 1)
-    for name in ("seed", "sample_tokens", "warmup_iters", "lr_decay_iters", "grad_clip"):
+    for name in ("seed", "warmup_iters", "lr_decay_iters", "grad_clip", "weight_decay"):
         at_least(settings, name, 0)
     if not 0 <= settings.dropout < 1:
         raise UserError(f"--dropout={settings.dropout}: expected 0 <= dropout < 1")
@@ -86,10 +101,12 @@ def check(settings: TrainSettings) -> TrainSettings:
         raise UserError(
             f"--n_embd={settings.n_embd} does not divide into --n_head={settings.n_head} heads"
         )
-    for name, package in (("plot", "matplotlib"), ("tensorboard", "tensorboard")):
-        if getattr(settings, name) and importlib.util.find_spec(package) is None:
-            raise UserError(f"--{name}=True needs {package}: pip install 'libddp[examples]'")
-    return settings
+
+
+def need(settings, name: str, package: str, extra: str) -> None:
+    """Raises: UserError if the switch `name` is on and `package` is not installed."""
+    if getattr(settings, name) and importlib.util.find_spec(package) is None:
+        raise UserError(f"--{name}=True needs {package}: pip install 'libddp[{extra}]'")
 
 
 def one_of(settings, name: str, allowed: tuple) -> None:
