@@ -70,7 +70,8 @@ at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_
     norms.push_back(across(norm_of(gradients, norm_type), norm_type, group));
   }
   if (norms.empty()) return at::zeros({}, at::kFloat);
-  at::Tensor norm = norm_of(norms, norm_type);
+  // Not norm_of: the norm of one number may differ from it in the last bit.
+  const at::Tensor norm = at::linalg_vector_norm(at::stack(norms), norm_type);
   const at::Tensor factor = at::clamp(max_norm / (norm + 1e-6), std::nullopt, 1.0);
   for (const auto& [group, gradients] : all) {
     for (at::Tensor gradient : gradients) gradient.mul_(factor);
