@@ -41,9 +41,9 @@ at::Tensor norm_of(const std::vector<at::Tensor>& tensors, double norm_type) {
   std::vector<at::Tensor> norms;
   for (const at::Tensor& tensor : tensors) {
     // Pieces may be empty, and the largest of nothing is an error.
-    norms.push_back(tensor.numel() == 0 ? at::zeros({}, tensor.options())
-                                        : at::linalg_vector_norm(tensor, norm_type));
+    if (tensor.numel() > 0) norms.push_back(at::linalg_vector_norm(tensor, norm_type));
   }
+  if (norms.empty()) return at::zeros({}, tensors.front().options());
   return at::linalg_vector_norm(at::stack(norms), norm_type);
 }
 
@@ -70,9 +70,9 @@ at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_
     norms.push_back(across(norm_of(gradients, norm_type), norm_type, group));
   }
   if (norms.empty()) return at::zeros({}, at::kFloat);
-  // Not norm_of: the norm of one number may differ from it in the last bit.
   const at::Tensor norm = at::linalg_vector_norm(at::stack(norms), norm_type);
-  const at::Tensor factor = at::clamp(max_norm / (norm + 1e-6), std::nullopt, 1.0);
+  // As Python divides a number by a tensor, which rounds twice.
+  const at::Tensor factor = at::clamp((norm + 1e-6).reciprocal().mul_(max_norm), std::nullopt, 1.0);
   for (const auto& [group, gradients] : all) {
     for (at::Tensor gradient : gradients) gradient.mul_(factor);
   }
