@@ -20,15 +20,15 @@ import time
 from collections.abc import Callable
 
 
-def measure(function: Callable[[], object], repeat: int) -> tuple[float, float]:
+def measure(function: Callable, repeat: int, cpu_clock: Callable) -> tuple[float, float]:
     """Wall and CPU seconds per call."""
-    cpu, wall = time.process_time(), time.perf_counter()
+    cpu, wall = cpu_clock(), time.perf_counter()
     for _ in range(repeat):
         function()
-    return (time.perf_counter() - wall) / repeat, (time.process_time() - cpu) / repeat
+    return (time.perf_counter() - wall) / repeat, (cpu_clock() - cpu) / repeat
 
 
-def sample(candidates: dict[str, Callable], rounds: int, repeat: int, warmup: int):
+def sample(candidates: dict, rounds: int, repeat: int, warmup: int, cpu_clock: Callable):
     """Per candidate the list of (wall, cpu) of each round."""
     names = list(candidates)
     for name in names:
@@ -38,7 +38,7 @@ def sample(candidates: dict[str, Callable], rounds: int, repeat: int, warmup: in
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            samples[name].append(measure(candidates[name], repeat))
+            samples[name].append(measure(candidates[name], repeat, cpu_clock))
     return samples
 
 
@@ -64,14 +64,16 @@ def compare(
     repeat: int = 1,
     warmup: int = 2,
     over_ranks: Callable[[list[float]], list[float]] = list,
+    cpu_clock: Callable[[], float] = time.process_time,
     **case,
 ) -> list[dict]:
     """One dict per candidate; `case` is copied into each of them.
 
+    cpu_clock: time.thread_time counts the calling thread alone.
     over_ranks: adds a list of CPU seconds up over all ranks, each of which calls `compare`.
     """
     started = time.perf_counter()
-    samples = sample(candidates, rounds, repeat, warmup)
+    samples = sample(candidates, rounds, repeat, warmup, cpu_clock)
     elapsed = time.perf_counter() - started
     walls = {name: [wall for wall, _ in values] for name, values in samples.items()}
     cpus = {name: over_ranks([cpu for _, cpu in values]) for name, values in samples.items()}

@@ -187,8 +187,8 @@ class _Sharded(_Plan):
             if self._gathers:
                 size = (block * self._group, self._compute_itemsize(flat))
                 gathered.setdefault(unit, []).append(size)
-        if self._group == 1:  # whole gradients, kept to the end of the pass and beyond it
-            return sum(numel * size for sizes in gradients.values() for numel, size in sizes)
+        if self._group == 1:  # gradients are averaged where they stay
+            return averages
         trained = [0] * len(self.facts.units)
         for parameter in self.facts.parameters:
             trained[parameter.unit] += parameter.trained

@@ -67,10 +67,12 @@ def test_full_shard_on_one_host_has_parameters_once_and_two_buffers():
     assert plan("SHARD_GRAD_OP").per_rank == memory.per_rank
 
 
-def test_no_shard_has_whole_gradients_twice():
+def test_no_shard_averages_gradients_where_they_stay():
     memory = plan("NO_SHARD")
-    assert memory.parameters == memory.gradients == memory.communication == 4 * MIB
-    assert memory.shared_parameters == 0
+    assert memory.parameters == memory.gradients == 4 * MIB
+    assert memory.shared_parameters == memory.communication == 0
+    low = plan("NO_SHARD", Job(2, 2, reduce_itemsize=2))
+    assert low.communication == 2 * MIB  # they travel in another precision
 
 
 def test_between_hosts_parameters_are_gathered():
