@@ -4,32 +4,6 @@ import blocks
 import pytest
 import ranks
 import torch
-from torch import nn
-
-
-class TwoHeads(nn.Module):
-    """One of two heads stays unused if `unused`; the first block is called twice."""
-
-    def __init__(self, unused: bool):
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(blocks.Block() for _ in range(3))
-        self.heads = nn.ModuleList(nn.Linear(8, 8) for _ in range(1 + unused))
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return self.heads[0](self.blocks[0](x))
-
-
-def train(model) -> list[torch.Tensor]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(3 + torch.distributed.get_rank())
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(4, 8, requires_grad=True)).pow(2).mean().backward()
-        optimizer.step()
-    return [p.detach().clone() for p in model.parameters()]
 
 
 def all_forms_on_ranks() -> list:
@@ -41,10 +15,11 @@ def all_forms_on_ranks() -> list:
     for unused in (False, True):
 
         def run(form=None, unused=unused):
-            model = TwoHeads(unused)
+            model = blocks.TwoHeads(unused)
             if form is not None:
                 blocks.wrap(model, form)
-            return train(DistributedDataParallel(model, find_unused_parameters=unused))
+            wrapped = DistributedDataParallel(model, find_unused_parameters=unused)
+            return blocks.train(wrapped, input_grad=True)
 
         plain = run()
         for form in blocks.FORMS:

@@ -13,32 +13,6 @@ from libddp.utils.checkpoint import checkpoint
 from torch import nn
 
 
-class Branching(nn.Module):
-    """One of two heads stays unused; the first block is called twice."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(blocks.Block() for _ in range(3))
-        self.heads = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return self.heads[0](self.blocks[0](x))
-
-
-def train(model) -> list[torch.Tensor]:
-    """Weights after three steps; as plain lists, which travel between processes."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(3 + torch.distributed.get_rank())
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(4, 8)).pow(2).mean().backward()
-        optimizer.step()
-    return [p.detach().clone() for p in model.parameters()]
-
-
 def compare_on_ranks():
     from libddp.distributed import destroy_process_group, init_process_group
     from libddp.nn.parallel import DistributedDataParallel
@@ -47,14 +21,14 @@ def compare_on_ranks():
     gloo = torch.distributed.new_group(backend="gloo")
 
     def run(impl=None, wrap=DistributedDataParallel, **arguments):
-        model = Branching()
+        model = blocks.TwoHeads()
         if impl is not None:
             apply_activation_checkpointing(
                 model,
                 lambda m: checkpoint_wrapper(m, impl),
                 lambda m: isinstance(m, blocks.Block),
             )
-        return train(wrap(model, **arguments))
+        return blocks.train(wrap(model, **arguments))
 
     def theirs(model, **arguments):
         return nn.parallel.DistributedDataParallel(model, process_group=gloo, **arguments)
@@ -112,11 +86,12 @@ def compare_sharded():
         return model
 
     same = [
-        losses(checkpointed(shard(Branching()))) == losses(shard(Branching()))
+        losses(checkpointed(shard(blocks.TwoHeads()))) == losses(shard(blocks.TwoHeads()))
         for shard in (first_generation, second_generation)
     ]
     same.append(
-        losses(first_generation(checkpointed(Branching()))) == losses(first_generation(Branching()))
+        losses(first_generation(checkpointed(blocks.TwoHeads())))
+        == losses(first_generation(blocks.TwoHeads()))
     )
     destroy_process_group()
     return same

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("libddp.distributed.fsdp", reason="libddp is not installed")
 import metrics
+import nanogpt_runs
 import sharded
 import train
 from config import UserError
@@ -15,20 +16,10 @@ from trainer import Ranks
 
 FOLDER = Path(train.__file__).parent
 TINY = [
-    "--n_layer=2",
-    "--n_head=2",
-    "--n_embd=32",
-    "--block_size=32",
-    "--batch_size=4",
-    "--learning_rate=1e-2",
-    "--warmup_iters=2",
+    *nanogpt_runs.TINY,
     "--lr_decay_iters=12",
     "--gradient_accumulation_steps=4",
     "--eval_interval=4",
-    "--eval_iters=2",
-    "--log_interval=1",
-    "--device=cpu",
-    "--sample_tokens=20",
 ]
 
 

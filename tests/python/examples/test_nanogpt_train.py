@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import metrics
+import nanogpt_runs
 import pytest
 import torch
 from config import UserError
@@ -20,21 +21,7 @@ from states import assert_same
 from trainer import Ranks, Trainer
 
 SCRIPT = Path(train.__file__)
-TINY = [
-    "--n_layer=2",
-    "--n_head=2",
-    "--n_embd=32",
-    "--block_size=32",
-    "--batch_size=4",
-    "--learning_rate=1e-2",
-    "--warmup_iters=2",
-    "--lr_decay_iters=20",
-    "--eval_interval=10",
-    "--eval_iters=2",
-    "--log_interval=1",
-    "--device=cpu",
-    "--sample_tokens=20",
-]
+TINY = [*nanogpt_runs.TINY, "--lr_decay_iters=20", "--eval_interval=10"]
 
 
 @pytest.fixture(autouse=True)

@@ -47,6 +47,32 @@ class Stack(nn.Module):
         return x
 
 
+class TwoHeads(nn.Module):
+    """The first block is called twice, and one of two heads stays unused if `unused`."""
+
+    def __init__(self, unused: bool = True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.heads = nn.ModuleList(nn.Linear(8, 8) for _ in range(1 + unused))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.heads[0](self.blocks[0](x))
+
+
+def train(model, input_grad: bool = False) -> list[torch.Tensor]:
+    """Weights after three steps; each rank has numbers of its own."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(3 + torch.distributed.get_rank())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8, requires_grad=input_grad)).pow(2).mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
 def step(model, seed: int = 1, width: int = 8) -> list[torch.Tensor]:
     """Output, the gradients of input and parameters, and the next random number."""
     torch.manual_seed(seed)
