@@ -75,16 +75,19 @@ def verdict(plans: Sequence[Memory], limit: int, process: int = 0) -> str:
             f"does not fit {show_bytes(limit)}: the smallest, {name_of(least)}, needs "
             f"{show_bytes(needs)} on a host"
         )
-    lines = [_fit("smallest that fits", fitting[0], limit, process)]
+    lines = [_fit("", fitting[0], limit, process)]
     quick = [plan for plan in fitting if not plan.recompute]
     if fitting[0].recompute and quick:
-        lines.append(_fit("smallest that fits without recomputation", quick[0], limit, process))
+        lines.append(_fit(" without recomputation", quick[0], limit, process))
     return "\n".join(lines)
 
 
-def _fit(words: str, plan: Memory, limit: int, process: int) -> str:
+def _fit(condition: str, plan: Memory, limit: int, process: int) -> str:
     needs = plan.per_host + process * plan.ranks_per_host
-    return f"{words} {show_bytes(limit)}: {name_of(plan)}, {show_bytes(needs)} on a host"
+    return (
+        f"smallest that fits {show_bytes(limit)}{condition}: {name_of(plan)}, "
+        f"{show_bytes(needs)} on a host"
+    )
 
 
 def as_dict(facts: ModelFacts, job: Job, plans: Sequence[Memory]) -> dict:

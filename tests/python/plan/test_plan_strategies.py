@@ -142,7 +142,7 @@ def test_the_smallest_that_fits_is_named():
     assert [p.setting for p in table.choose(plans, 70, process=10)] == ["FULL_SHARD"]
     assert table.verdict(plans, 70).splitlines() == [
         "smallest that fits 70 B: FULL_SHARD + checkpointing, 40 B on a host",
-        "smallest that fits without recomputation 70 B: ZeRO-1, 60 B on a host",
+        "smallest that fits 70 B without recomputation: ZeRO-1, 60 B on a host",
     ]
     text = table.as_text(plans, 70)
     assert [line.split()[-1] for line in text.splitlines()] == ["fits", "no", "yes", "yes"]
