@@ -27,7 +27,6 @@ from ddp_step import keep_freed_memory
 from torch import nn
 
 WIDTHS = {"gpt": 192, "tiny": 8}
-TIMES = ("min", "median", "cpu_min_s", "cpu_s")
 
 
 class HandOut(torch.autograd.Function):
@@ -141,17 +140,14 @@ def measure(case: str, options: argparse.Namespace) -> list[dict]:
         over_ranks=pairing.summed,
         case=f"{case}, 2 ranks",
     )
-    for line in lines:
-        for key in TIMES:
-            line[key] /= steps
     dist.destroy_process_group()
-    return lines
+    return pairing.per(lines, steps)
 
 
 def report(lines: list[dict]) -> None:
     base = next(line for line in lines if line["candidate"] == "neither")
     for line in lines:
-        for key in TIMES:
+        for key in pairing.TIMES:
             share, torchs = line[key] - base[key], lines[0][key] - base[key]
             line[f"share_{key.removesuffix('_s')}_ms"] = share * 1e3
             line[f"speedup_{key.removesuffix('_s')}"] = torchs / share if share > 0 else 0.0

@@ -72,10 +72,8 @@ def measure(rounds: int) -> list[dict]:
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     for world_size in (1, 2):
-        lines = ranks.run(measure, world_size, rounds, deadline=300)[0]
+        lines = pairing.per(ranks.run(measure, world_size, rounds, deadline=300)[0], STEPS)
         for line in lines:
-            for key in ("min", "median", "cpu_min_s", "cpu_s"):
-                line[key] /= STEPS
             for key in ("min", "median"):
                 line[f"wrapper_{key}_us"] = (line[key] - lines[0][key]) * 1e6
             pairing.emit(line)

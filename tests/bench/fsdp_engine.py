@@ -72,10 +72,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=8)
     options = parser.parse_args()
     keep_freed_memory()
-    lines = ranks.run(measure, 2, options, deadline=550)[0]
-    for line in lines:
-        for key in ("min", "median", "cpu_min_s", "cpu_s"):
-            line[key] /= options.steps
+    lines = pairing.per(ranks.run(measure, 2, options, deadline=550)[0], options.steps)
     for line in lines:
         for key, of in (("cpu_min_s", "us_per_block"), ("cpu_s", "us_per_block_median")):
             line[of] = (line[key] - lines[0][key]) / options.layers * 1e6

@@ -110,10 +110,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
     keep_freed_memory()
-    lines = ranks.run(measure, 2, options, deadline=550)[0]
-    for line in lines:
-        for key in ("min", "median", "cpu_min_s", "cpu_s"):
-            line[key] /= options.steps
+    lines = pairing.per(ranks.run(measure, 2, options, deadline=550)[0], options.steps)
     alone = lines[1]
     for line in lines:
         for key in ("min", "median"):

@@ -19,6 +19,9 @@ import sys
 import time
 from collections.abc import Callable
 
+#: Keys of a line that are seconds per call.
+TIMES = ("min", "median", "cpu_min_s", "cpu_s")
+
 
 def measure(function: Callable, repeat: int, cpu_clock: Callable) -> tuple[float, float]:
     """Wall and CPU seconds per call."""
@@ -97,6 +100,14 @@ def compare(
         }
         for name in candidates
     ]
+
+
+def per(lines: list[dict], count: int) -> list[dict]:
+    """The lines with times per step, where each call made `count` steps."""
+    for line in lines:
+        for key in TIMES:
+            line[key] /= count
+    return lines
 
 
 def emit(line: dict) -> None:
