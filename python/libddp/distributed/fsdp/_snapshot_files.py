@@ -44,6 +44,8 @@ class Snapshot:
     tensors: dict[str, Stored]
     aliases: dict[str, str]
     values: dict[str, Any]
+    #: By the name of the file.
+    readers: dict[str, Reader]
 
     @staticmethod
     def open(folder: Path) -> Snapshot:
@@ -59,8 +61,8 @@ class Snapshot:
                 key: Stored(DTYPES[entry["dtype"]], torch.Size(entry["shape"]), entry["pieces"])
                 for key, entry in index["tensors"].items()
             }
-            found = Snapshot(folder, tensors, index["aliases"], index["values"])
             readers = {name: _open(folder, name, size) for name, size in index["files"].items()}
+            found = Snapshot(folder, tensors, index["aliases"], index["values"], readers)
             for key, stored in tensors.items():
                 _check_pieces(folder, key, stored, readers)
         except (KeyError, TypeError, ValueError) as error:
@@ -77,7 +79,7 @@ class Snapshot:
         for piece in stored.pieces:
             first, last = max(begin, piece["begin"]), min(end, piece["end"])
             if first < last:
-                reader = Reader(self.folder / piece["file"])
+                reader = self.readers[piece["file"]]
                 part = reader.read(key, first - piece["begin"], last - piece["begin"])
                 out[first - begin : last - begin] = part
         return out
