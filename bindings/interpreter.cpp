@@ -1,16 +1,14 @@
 // What libddp and the Python interpreter must know of each other.
 
-#include <dlfcn.h>
 #include <pthread.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
+#include <chrono>
 #include <string>
 
 #include "bindings/bindings.h"
+#include "bindings/python_stacks.h"
 #include "libddp/base/interrupt.h"
 #include "libddp/base/stack_dump.h"
-#include "libddp/base/unique_fd.h"
 #include "libddp/interop/callback_thread.h"
 
 namespace py = pybind11;
@@ -27,39 +25,36 @@ void run_python_signal_handlers() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-// faulthandler's own function: it needs no lock of the interpreter, so that it also tells where a
-// thread is that holds the lock and hangs. Private, hence looked up: without it there are no
-// stacks.
-using DumpThreads = const char* (*)(int, PyInterpreterState*, PyThreadState*);
-
-std::string python_stacks() {
-  static const auto dump =
-      reinterpret_cast<DumpThreads>(::dlsym(RTLD_DEFAULT, "_Py_DumpTracebackThreads"));
-  if (dump == nullptr || !Py_IsInitialized()) return "";
-  const UniqueFd file(::memfd_create("libddp-stacks", MFD_CLOEXEC));
-  if (!file) return "";
-  dump(file.get(), PyInterpreterState_Main(), nullptr);
-  constexpr std::size_t kMaxBytes = 64u << 10;
-  std::string text(kMaxBytes, '\0');
-  const ssize_t size = ::pread(file.get(), text.data(), text.size(), 0);
-  text.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
-  return text;
+/// Never freed: a watcher's thread may ask while the process ends.
+PythonStacks& stacks_of_threads() {
+  static auto* const stacks = new PythonStacks();
+  return *stacks;
 }
+
+/// Well below the time in which a question for another rank's stacks must be answered.
+constexpr std::chrono::milliseconds kLockTime{200};
+
+std::string python_stacks() { return stacks_of_threads().read(kLockTime); }
 
 }  // namespace
 
-void bind_interpreter(py::module_&) {
+void bind_interpreter(py::module_& module) {
   py::object threading = py::module_::import("threading");
   main_thread =
       static_cast<pthread_t>(threading.attr("main_thread")().attr("ident").cast<unsigned long>());
   set_interrupt_hook(&run_python_signal_handlers);
   set_stack_dumper(&python_stacks);
+  module.def(
+      "dump_stacks", [] { return dump_stacks(); }, py::call_guard<py::gil_scoped_release>(),
+      "Where the threads of this process are, as a failure's report shows it: text in the form of\n"
+      "faulthandler's, the main thread last.");
 
   // Futures may call into Python: their thread must end while there is an interpreter.
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release release;
     CallbackThread::stop_all();
     set_stack_dumper(nullptr);
+    stacks_of_threads().stop();
   }));
 }
 

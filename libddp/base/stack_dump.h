@@ -21,7 +21,9 @@ StackDumper set_stack_dumper(StackDumper dumper);
 std::string dump_stacks() noexcept;
 
 /// "load (data.py:31) < train (train.py:12)": the innermost calls of the last thread of a dump in
-/// the form of Python's faulthandler, which is the main thread; empty if there is none.
+/// the form of Python's faulthandler, which is the main thread; empty if there is none. Where all
+/// of these lie in Python's or a package's files, the innermost of the program's own follows: "wait
+/// (threading.py:3) < get (queue.py:4) < join (queue.py:5) < ... < load (data.py:31)".
 std::string brief_stack(const std::string& dump);
 
 }  // namespace libddp

@@ -241,6 +241,7 @@ def create_backend(
     wire_dtype: torch.dtype | None = None,
     sockets_per_link: int | None = None,
 ) -> Any: ...
+def dump_stacks() -> str: ...
 def from_c10d(
     group: Any,
     name: str = "",

@@ -28,3 +28,18 @@ TEST_CASE("the main thread's innermost calls stand for a dump", "[stack_dump]") 
   REQUIRE(brief_stack("").empty());
   REQUIRE(brief_stack("  File \"cut").empty());
 }
+
+TEST_CASE("a call of the program stands for a dump whose innermost calls are a library's",
+          "[stack_dump]") {
+  const std::string library =
+      "Thread 0x2 (most recent call first):\n"
+      "  File \"/usr/lib/python3.11/threading.py\", line 3 in wait\n"
+      "  File \"/venv/lib/python3.11/site-packages/torch/queue.py\", line 4 in get\n"
+      "  File \"<frozen runpy>\", line 5 in run\n";
+  const std::string brief = "wait (threading.py:3) < get (queue.py:4) < run (<frozen runpy>:5)";
+  REQUIRE(brief_stack(library) == brief);
+  const std::string own =
+      "  File \"/a/data.py\", line 31 in load\n"
+      "  File \"/a/train.py\", line 60 in <module>\n";
+  REQUIRE(brief_stack(library + own) == brief + " < ... < load (data.py:31)");
+}

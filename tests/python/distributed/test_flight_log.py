@@ -1,7 +1,9 @@
 """The flight log from Python, and what a timeout tells of the rank that did not come."""
 
+import ctypes
 import json
 import os
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +13,7 @@ import ranks
 import torch
 from libddp.errors import ArgumentError, PeerError, TimeoutError
 
+from libddp import _C
 from libddp import distributed as ddp_dist
 
 
@@ -88,7 +91,8 @@ def test_a_timeout_tells_where_the_missing_rank_is(tmp_path, call):
     for outcome in outcomes:
         assert not outcome.failed, ranks.describe(outcome)
         assert "timed out after" in outcome.value
-        assert "rank 1 is in pretend_to_work (test_flight_log.py:" in outcome.value, outcome.value
+        where = outcome.value.split("rank 1 is in ")[1]
+        assert "pretend_to_work (test_flight_log.py:" in where, outcome.value
     report = outcomes[0].output
     for part in (
         f"has failed: {call.split()[0]}",
@@ -103,6 +107,36 @@ def test_a_timeout_tells_where_the_missing_rank_is(tmp_path, call):
         log = json.loads((tmp_path / f"flight-world-rank{rank}.json").read_text())
         assert "timed out after" in log["failure"]
         assert log["pid"] != os.getpid()
+
+
+def hold_the_interpreter_lock(folder):
+    ddp_dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+    ddp_dist.barrier()
+    if ddp_dist.get_rank() == 1:
+        ctypes.PyDLL(None).usleep(2_500_000)
+        return ""
+    with pytest.raises(TimeoutError) as caught:
+        WAITS["all_reduce"]()
+    return str(caught.value)
+
+
+def test_a_timeout_tells_where_the_lock_of_the_missing_ranks_interpreter_is_held(tmp_path):
+    text, _ = ranks.run(hold_the_interpreter_lock, 2, str(tmp_path))
+    assert "rank 1 is in hold_the_interpreter_lock (test_flight_log.py:" in text, text
+
+
+def test_stacks_are_whole_while_the_threads_run(tmp_path):
+    outermost = _C.dump_stacks().splitlines()[-1]
+    dumps = []
+    reader = threading.Thread(target=lambda: dumps.extend(_C.dump_stacks() for _ in range(300)))
+    reader.start()
+    while reader.is_alive():
+        (tmp_path / "a" / "b").exists()
+    assert len(dumps) == 300
+    for dump in dumps:
+        main = dump.split("Thread 0x")[-1]
+        assert f" in {test_stacks_are_whole_while_the_threads_run.__name__}\n" in main, dump
+        assert main.splitlines()[-1] == outermost, dump
 
 
 def call_groups_in_opposite_order():

@@ -1,0 +1,41 @@
+#pragma once
+
+// Where the Python threads of this process are, as text in the form of faulthandler's.
+//
+// Thread rule: any thread, with the interpreter lock or without.
+//
+//   static auto* const stacks = new PythonStacks();   // never freed: its reader may outlive main
+//   std::string text = stacks->read(std::chrono::milliseconds(200));
+//   stacks->stop();   // before the interpreter goes away, without its lock
+
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+
+namespace libddp {
+
+class PythonStacks {
+ public:
+  /// The stacks of a moment when no thread runs Python code: a walk beside a running thread may
+  /// find a broken chain of calls or end the process. Where a thread holds the interpreter lock for
+  /// longer than `limit` it hangs in foreign code, its calls stay as they are, and the stacks are
+  /// read without the lock. Empty after stop() and where Python has no function for it.
+  std::string read(std::chrono::milliseconds limit);
+  /// Waits for a reader that waits for the interpreter lock; not in a forked child, which has none.
+  void stop();
+
+ private:
+  void read_with_lock();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const pid_t pid_ = ::getpid();
+  bool is_reading_ = false;
+  bool is_stopped_ = false;
+  std::string text_;
+};
+
+}  // namespace libddp
