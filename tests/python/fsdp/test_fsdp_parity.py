@@ -8,7 +8,6 @@ reduces whole flat arrays, and its optimizer sees flat arrays; it agrees within 
 import checks
 import ddp_models
 import fsdp_models as models
-import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import ShardingStrategy
@@ -89,24 +88,4 @@ def check_hybrid_equals_ddp():
     same(models.train(model, 20), ddp_losses(20), 1e-5)
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-two = checks.fixture(run_all, world_size=2)
-four = checks.fixture(run_all, world_size=4)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_two_ranks(two, name):
-    checks.verify(two, name)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_four_ranks(four, name):
-    checks.verify(four, name)
+results, test_parity = checks.suite(globals(), 2, 4)

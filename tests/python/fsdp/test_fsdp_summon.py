@@ -217,18 +217,4 @@ def check_another_shape_inside():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_summon(results, name):
-    checks.verify(results, name)
+results, test_summon = checks.suite(globals(), 2)

@@ -478,21 +478,7 @@ def check_models_that_differ():
         models.wrap(layer, auto_wrap_policy=None)
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_usage(results, name):
-    checks.verify(results, name)
+results, test_usage = checks.suite(globals(), 2)
 
 
 def wrap_with_an_error_on_rank_1():

@@ -11,16 +11,25 @@ results = checks.fixture(run_all, world_size=2)
 @pytest.mark.parametrize("name", checks.names(globals()))
 def test_on_every_rank(results, name):
     checks.verify(results, name)
+
+or, where the checks want a process group and nothing else,
+
+results, test_on_all_ranks = checks.suite(globals(), 2)
 """
 
 from __future__ import annotations
 
+import tempfile
 import traceback
+from pathlib import Path
 
 import pytest
 import ranks
+import torch.distributed as dist
 
 PREFIX = "check_"
+#: Made by shared_folder.
+folders: list[Path] = []
 
 
 def names(namespace: dict) -> list[str]:
@@ -47,6 +56,29 @@ def fixture(function, world_size: int, deadline: float = 180.0):
         return ranks.run(function, world_size, deadline=deadline)
 
     return results
+
+
+def suite(namespace: dict, *world_sizes: int):
+    """(fixture, test) of a file whose checks run inside a group, for each number of ranks."""
+    import group_checks
+
+    @pytest.fixture(scope="module", params=world_sizes, ids="{}-ranks".format)
+    def results(request):
+        return ranks.run(group_checks.run, request.param, namespace["__file__"], deadline=180.0)
+
+    @pytest.mark.parametrize("name", names(namespace))
+    def test(results, name):
+        verify(results, name)
+
+    return results, test
+
+
+def shared_folder() -> Path:
+    """On all ranks of a suite: one that they share and that is removed in the end."""
+    holder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(holder, src=0)
+    folders.append(Path(holder[0]))
+    return folders[-1]
 
 
 def verify(results: list[dict], name: str) -> None:
