@@ -1,10 +1,11 @@
 """The command `libddp`, also `python -m libddp`.
 
-libddp run ...       start a distributed job (torchrun's flags)
-libddp overlap ...   how much communication a trace of save_trace() hides
-libddp plan ...      memory of a training job, before it runs
-libddp --version     what this installation is: for bug reports
-libddp --cmake-dir   prefix for CMAKE_PREFIX_PATH of C++ programs
+libddp run ...          start a distributed job (torchrun's flags)
+libddp overlap ...      how much communication a trace of save_trace() hides
+libddp plan ...         memory of a training job, before it runs
+libddp consolidate ...  one safetensors file of a sharded checkpoint
+libddp --version        what this installation is: for bug reports
+libddp --cmake-dir      prefix for CMAKE_PREFIX_PATH of C++ programs
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from libddp.plan.command import main as plan
 
         return plan(arguments[1:])
+    if arguments[:1] == ["consolidate"]:
+        from libddp._consolidate import main as consolidate
+
+        return consolidate(arguments[1:])
     parser = argparse.ArgumentParser(
         "libddp", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -70,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     group.add_argument(
         "command",
         nargs="?",
-        choices=["run", "overlap", "plan"],
+        choices=["run", "overlap", "plan", "consolidate"],
         help="described above; see its --help",
     )
     group.add_argument("--version", action="store_true", help="describe this installation")

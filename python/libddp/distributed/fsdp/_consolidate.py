@@ -56,13 +56,16 @@ def save_safetensors(model: torch.nn.Module, path: str | os.PathLike) -> None:
     _agreement.together([native(None)], f"write {path}", write)
 
 
-def consolidate(folder: str | os.PathLike, path: str | os.PathLike, prefix="model.") -> None:
+def consolidate(folder: str | os.PathLike, path: str | os.PathLike, prefix="model.") -> int:
     """Writes a sharded checkpoint's model into one file. One process, no process group.
 
     Args:
         folder: what save_snapshot or torch's DCP has written.
         path: of the file.
         prefix: what the keys of the model begin with; it is left out in the file.
+
+    Returns:
+        The number of tensors in the file.
 
     Raises:
         SnapshotError: the checkpoint is damaged, or nothing in it begins with `prefix`.
@@ -80,6 +83,7 @@ def consolidate(folder: str | os.PathLike, path: str | os.PathLike, prefix="mode
     with Writer(Path(path), names, aliases) as file:
         for name in names:
             file.write(name, found.read(prefix + name))
+    return len(names)
 
 
 def _whole(value: torch.Tensor) -> torch.Tensor:
