@@ -41,7 +41,7 @@ def save_and_load(folder, step, build):
     destroy_process_group()
 
 
-CHAIN = [(1, "shard"), (4, "wrap"), (3, "shard"), (2, "wrap")]
+CHAIN = [(1, "shard"), (4, "wrap_hybrid"), (3, "shard"), (4, "shard_hybrid"), (2, "wrap")]
 
 
 def test_from_one_to_four_ranks_and_down_again(tmp_path):
@@ -117,7 +117,7 @@ BROKEN = [
 
 
 def check_damaged_snapshots():
-    fsdp, folder = models.libddp_fsdp(), shared_folder() / "snapshot"
+    fsdp, folder = models.libddp_fsdp(), checks.shared_folder() / "snapshot"
     model, optimizer = make(models.shard, steps=1)
     fsdp.save_snapshot(folder, model, optimizer)
     again, other = make(models.shard, seed=5)
@@ -134,7 +134,7 @@ def check_damaged_snapshots():
 
 
 def check_snapshots_of_other_models():
-    fsdp, folder = models.libddp_fsdp(), shared_folder() / "snapshot"
+    fsdp, folder = models.libddp_fsdp(), checks.shared_folder() / "snapshot"
     fsdp.save_snapshot(folder, models.shard(models.build(lambda: models.TinyGpt(layers=2))))
     for layers, width, text in (
         (3, 12, r"'weight' of 'blocks\.2\.norm_1' is not in index\.json"),
@@ -153,7 +153,7 @@ def check_snapshots_of_other_models():
 
 def check_a_rank_that_cannot_write():
     fsdp, model = models.libddp_fsdp(), models.shard()
-    folder = shared_folder()
+    folder = checks.shared_folder()
     (folder / "file").write_text("")
     with pytest.raises((OSError, ValueError), match=r"rank 0 could not write|Not a"):
         fsdp.save_safetensors(model, folder / "file" / "model.safetensors")
@@ -162,39 +162,10 @@ def check_a_rank_that_cannot_write():
     models.train(model, 1)
 
 
-def shared_folder():
-    import tempfile
-
-    holder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(holder, src=0)
-    FOLDERS.append(Path(holder[0]))
-    return FOLDERS[-1]
-
-
-FOLDERS: list[Path] = []
-
-
 def fsdp_errors():
     import libddp.errors
 
     return libddp.errors
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    dist.barrier()
-    for folder in FOLDERS:
-        shutil.rmtree(folder, ignore_errors=True)
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_on_two_ranks(results, name):
-    checks.verify(results, name)
+results, test_on_two_ranks = checks.suite(globals(), 2)

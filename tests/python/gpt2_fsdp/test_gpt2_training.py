@@ -118,6 +118,29 @@ def test_dropout_is_drawn_per_iteration_and_drawn_again_in_recomputation(runs):
     assert losses(runs / "stopped") == losses(runs / "dropout")
 
 
+def four_ranks(data: Path, folder: Path) -> list[int]:
+    """HYBRID_SHARD on two hosts of two ranks, as the launcher would have placed them."""
+    more = ["--gradient_accumulation_steps=4", "--sharding_strategy=HYBRID_SHARD"]
+    status = [train(data, folder / "whole", "--max_iters=6", *more)]
+    status.append(train(data, folder / "hybrid", "--max_iters=3", *more))
+    if os.environ["RANK"] == "0":
+        shutil.copytree(folder / "hybrid", folder / "full")
+        shutil.copytree(folder / "hybrid", folder / "alone")
+    status.append(train(data, folder / "hybrid", "--max_iters=6", *more))
+    status.append(train(data, folder / "full", "--max_iters=6", more[0]))
+    return status
+
+
+def test_hybrid_sharding_resumes_otherwise(data, tmp_path):
+    statuses = ranks.run(four_ranks, 4, data, tmp_path, env={"LOCAL_WORLD_SIZE": "2"}, deadline=300)
+    assert not any(status for rank in statuses for status in rank)
+    assert train(data, tmp_path / "alone", "--max_iters=6", "--gradient_accumulation_steps=4") == 0
+    whole = curve(tmp_path / "whole")
+    assert curve(tmp_path / "hybrid") == whole
+    for name in ("full", "alone"):
+        assert close(curve(tmp_path / name), whole), name
+
+
 def test_a_signal_saves_and_stops(data, tmp_path, capsys):
     assert train(data, tmp_path, "--max_iters=10", stop_at=3) == 128 + signal.SIGTERM
     assert "stopped by SIGTERM at iteration 4 of 10; saved" in capsys.readouterr().out

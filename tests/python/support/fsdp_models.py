@@ -80,6 +80,22 @@ def shard(model=None, **arguments):
     return libddp_fsdp().fully_shard(model, **arguments)
 
 
+def two_by_two():
+    """Parameters divided by two, for each half of the ranks."""
+    return dist.init_device_mesh("cpu", (2, dist.get_world_size() // 2))
+
+
+def wrap_hybrid(model=None):
+    """wrap() with HYBRID_SHARD."""
+    strategy = libddp_fsdp().ShardingStrategy.HYBRID_SHARD
+    return wrap(model, sharding_strategy=strategy, device_mesh=two_by_two())
+
+
+def shard_hybrid(model=None):
+    """shard() over a mesh of two dimensions."""
+    return shard(model, mesh=two_by_two())
+
+
 def tokens(step, vocabulary=13):
     """A batch of this rank's own."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
