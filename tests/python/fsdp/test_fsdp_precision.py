@@ -5,7 +5,6 @@ import functools
 import checks
 import ddp_models
 import fsdp_models as models
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -156,12 +155,44 @@ def check_buffers_of_a_part_with_its_own_precision():
         auto_wrap_policy=None,
         mixed_precision=MixedPrecision(buffer_dtype=BF16),
     )
+    assert all(b.dtype == torch.float32 for b in outer.buffers() if b.is_floating_point())
+    outer(batch().to(torch.float16))
     assert [b.dtype for b in outer.buffers() if b.is_floating_point()] == [torch.float16, BF16]
     assert all(
         b.dtype == torch.float32
         for b in outer.state_dict().values()
         if b.dim() > 0 and b.is_floating_point()
     )
+
+
+def buffers(model):
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+FIRST_USES = (
+    lambda model: model(batch()),
+    lambda model: model.eval()(batch()),
+    lambda model: model.state_dict(),
+    lambda model: model.load_state_dict(models.build(Net).state_dict()),
+    lambda model: list(model.parameters()),
+)
+
+
+def check_when_buffers_are_cast():
+    for use in FIRST_USES:
+        found = []
+        for model in both(mixed_precision=MixedPrecision(buffer_dtype=BF16)):
+            before = buffers(model)
+            dtypes = [b.dtype for b in before]
+            with torch.no_grad():
+                before[0].mul_(1 + 2**-9)  # twice: lost if it were in low precision already
+                before[0].mul_(1 + 2**-9)
+            use(model)
+            after = buffers(model)
+            assert all(one is other for one, other in zip(before, after, strict=True))
+            values = [b.float().tolist() for b in after]
+            found.append((dtypes, [b.dtype for b in after], values))
+        assert found[0] == found[1]
 
 
 def check_classes_that_keep_full_precision():
@@ -200,18 +231,4 @@ def check_classes_that_keep_full_precision():
             torch.testing.assert_close(*outputs)
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_precision(results, name):
-    checks.verify(results, name)
+results, test_precision = checks.suite(globals(), 2)

@@ -2,8 +2,6 @@
 
 import copy
 import io
-import shutil
-import tempfile
 
 import checks
 import fsdp_models as models
@@ -193,32 +191,38 @@ def check_torchs_older_names():
         fsdp.scatter_full_optim_state_dict(full, again)
 
 
+def check_torchs_older_loading_of_optimizers():
+    from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
+
+    fsdp, folder = models.libddp_fsdp(), checks.shared_folder()
+    model, optimizer = make(models.wrap, steps=2)
+    again, other = make(models.wrap, seed=5)
+    for each in (model, again):
+        fsdp.FullyShardedDataParallel.set_state_dict_type(
+            each, fsdp.StateDictType.SHARDED_STATE_DICT
+        )
+    state = fsdp.FullyShardedDataParallel.optim_state_dict(model, optimizer)
+    dcp.save({"model": model.state_dict(), "optimizer": state}, checkpoint_id=folder)
+    weights = again.state_dict()
+    dcp.load({"model": weights}, checkpoint_id=folder)
+    again.load_state_dict(weights)
+    loaded = load_sharded_optimizer_state_dict(
+        weights, optimizer_key="optimizer", storage_reader=dcp.FileSystemReader(folder)
+    )
+    other.load_state_dict(
+        fsdp.FullyShardedDataParallel.optim_state_dict_to_load(again, other, loaded["optimizer"])
+    )
+    assert_equal(whole(again, other), whole(model, optimizer))
+
+
 def check_asynchronous_saving():
-    holder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(holder, src=0)
+    folder = checks.shared_folder()
     model = models.shard()
-    dcp.async_save({"model": model.state_dict()}, checkpoint_id=holder[0]).result()
+    dcp.async_save({"model": model.state_dict()}, checkpoint_id=folder).result()
     again = models.shard(models.build(seed=5))
     state = again.state_dict()
-    dcp.load({"model": state}, checkpoint_id=holder[0])
+    dcp.load({"model": state}, checkpoint_id=folder)
     assert_equal([get_model_state_dict(again, options=WHOLE)], [models.build().state_dict()])
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(holder[0])
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_on_two_ranks(results, name):
-    checks.verify(results, name)
+results, test_on_two_ranks = checks.suite(globals(), 2)

@@ -49,7 +49,8 @@ def _owners() -> dict[int, object]:
         block.untyped_storage().data_ptr(): shard.sharding.shard
         for shard in list(_shards)
         if shard.sharding.shard is not None and shard.sharding.shard.size() > 1
-        for block in shard.unit.gradient_blocks()
+        if shard.made is not None
+        for block in shard.made.gradient_blocks()
     }
 
 

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, Sharding
 from libddp.distributed.fsdp import (
     _agreement,
     _clip,
+    _deferred,
     _groups_of,
     _loading,
     _modules,
@@ -41,7 +42,8 @@ def fully_shard(
     outside of a forward or backward each shows the rows that this rank owns.
 
     Args:
-        module: parameters on the CPU.
+        module: parameters on the CPU; or all on the meta device, which get memory and values later,
+            by `to_empty` and an initialisation, or by loading a state dict.
         mesh: one dimension (shard) or two (replicate, shard); None = the default group.
         reshard_after_forward: gathered parameters are freed between forward and backward; None =
             all but the root's. A number (torch: reshard to a smaller group) counts as True.
@@ -74,9 +76,11 @@ def fully_shard(
         reduce_dtype=policy.reduce_dtype,
         output_dtype=policy.output_dtype,
         cast_inputs=policy.cast_forward_inputs and policy.param_dtype is not None,
+        mesh=_groups_of.mesh_of(None, mesh, strategy),
     )
-    parameters = _shards.own_parameters(module, ignored_params or ())
-    state = _shards.attach(module, type(module).__name__, parameters, sharding)
+    ignored = list(ignored_params or ())
+    parameters = _shards.own_parameters(module, ignored)
+    state = _shards.attach(module, type(module).__name__, parameters, sharding, ignored)
     _clip.watch(state)
     _torch_state.watch()
     module.__class__ = _sharded_class(type(module))
@@ -182,21 +186,32 @@ class FSDPModule:
         torch.distributed.checkpoint saves them, and loads in place from a checkpoint of any number
         of ranks; whole tensors come from get_model_state_dict(full_state_dict=True).
         """
+        _deferred.settle(self)
         state = super().state_dict(*args, **kwargs)
         _sharded_state.mark_pieces(state, self, kwargs.get("prefix", ""))
         return state
 
+    def _apply(self, fn, recurse: bool = True):
+        """nn.Module's; what leaves the meta device stays the same parameter."""
+        _deferred.apply(self, fn, recurse)
+        return super()._apply(fn, recurse)
+
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
         """Takes whole tensors, ShardedPieces or DTensors; collective.
+
+        Parameters on the meta device get memory; `assign` is for these, and has no effect on them.
 
         Raises:
             RuntimeError: keys that are missing or too many, on every rank.
             ArgumentError: a shape that is not the parameter's, on every rank.
         """
-        if not _loading.has_pieces(state_dict):
+        waiting = _deferred.give_memory(self)
+        if not waiting and not _loading.has_pieces(state_dict):
             _modules.refuse_assign(assign)
 
         def load():
+            if not strict:
+                _deferred.check_loaded(waiting, state_dict)
             local = _loading.local_state(self, state_dict)
             return super(FSDPModule, self).load_state_dict(local, strict)
 

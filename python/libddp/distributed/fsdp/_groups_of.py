@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import ShardingStrategy
 
 from libddp.distributed._groups import native
@@ -37,6 +38,13 @@ def groups_of(process_group, device_mesh, strategy: ShardingStrategy) -> tuple:
         )
     group = native(process_group)
     return (None, group) if strategy is ShardingStrategy.NO_SHARD else (group, None)
+
+
+def mesh_of(process_group, device_mesh, strategy: ShardingStrategy):
+    """The DeviceMesh of a unit; None where it was made with two groups."""
+    if device_mesh is not None or strategy in _HYBRID:
+        return device_mesh
+    return DeviceMesh.from_group(process_group or dist.group.WORLD, "cpu")
 
 
 def keeps_unsharded(strategy: ShardingStrategy) -> bool:

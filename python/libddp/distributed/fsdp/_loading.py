@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from libddp.distributed.fsdp._pieces import Piece, pieces_of
+from libddp.distributed.fsdp._pieces import Piece, pieces_of, whole_of
 from libddp.distributed.fsdp._sharded_state import ShardedPiece
 from libddp.distributed.fsdp._state_dict import canonical
 from libddp.errors import ArgumentError
@@ -48,8 +48,7 @@ def local_state(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
 def _own(key: str, value: Any, piece: Piece | None, model: torch.nn.Module) -> Any:
     if isinstance(value, ShardedPiece) and piece and piece.is_placed_like(value.piece):
         return value.local()
-    if hasattr(value, "full_tensor"):
-        value = value.full_tensor()
+    value = whole_of(value)
     if piece is None or not isinstance(value, torch.Tensor):
         return value
     if value.shape != piece.shape:

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.fsdp import CPUOffload
 
 from libddp.distributed.fsdp._shards import shards_in
+from libddp.distributed.fsdp._state_dict import canonical
 from libddp.errors import ArgumentError
 
 
@@ -90,26 +91,30 @@ def take_from_first(parameters, module: torch.nn.Module, shard, replicate) -> No
             group.broadcast(tensor, root=0)
 
 
-def cast_buffers(
+def buffers_to_cast(
     module: torch.nn.Module, dtype: torch.dtype | None, ignored: Ignored
 ) -> dict[str, torch.dtype]:
-    """Floating-point buffers in another dtype; those of wrapped modules have had their turn.
+    """Canonical names -> dtypes of floating-point buffers that no wrapped module in `module` has.
 
-    Returns:
-        names -> the dtypes before.
+    Empty without a dtype to cast them to.
     """
-    before: dict[str, torch.dtype] = {}
+    found: dict[str, torch.dtype] = {}
     if dtype is None:
-        return before
+        return found
     done = {child for s in shards_in(module) for child in s.module.modules()} | ignored.modules
     for prefix, part in module.named_modules():
-        if part in done:
-            continue
-        for name, buffer in part.named_buffers(recurse=False):
+        for name, buffer in part.named_buffers(recurse=False) if part not in done else ():
             if buffer.is_floating_point():
-                before[f"{prefix}.{name}" if prefix else name] = buffer.dtype
-                part._buffers[name] = buffer.to(dtype)
-    return before
+                found[canonical(f"{prefix}.{name}" if prefix else name)] = buffer.dtype
+    return found
+
+
+def cast_buffers(module: torch.nn.Module, names: Iterable[str], dtype: torch.dtype | None) -> None:
+    """What buffers_to_cast has named is in another dtype from now on; the objects stay."""
+    names = set(names)
+    for name, buffer in torch.nn.Module.named_buffers(module, remove_duplicate=False):
+        if canonical(name) in names and buffer.is_floating_point():
+            buffer.data = buffer.to(dtype)
 
 
 def refuse_assign(assign: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from libddp.distributed.fsdp._pieces import Piece, pieces_of
+from libddp.distributed.fsdp._pieces import Piece, pieces_of, whole_of
 from libddp.distributed.fsdp._sharded_state import ShardedPiece
 from libddp.distributed.fsdp._state_dict import canonical
 from libddp.errors import ArgumentError
@@ -122,11 +122,11 @@ def _marked(entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
 def _cut(name: str, entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
     cut = {}
     for key, value in entries.items():
-        if isinstance(value, ShardedPiece):
-            if piece is not None and piece.is_placed_like(value.piece):
-                cut[key] = value.local()
-                continue
-            value = value.full_tensor()
+        is_piece = isinstance(value, ShardedPiece) and piece is not None
+        if is_piece and piece.is_placed_like(value.piece):
+            cut[key] = value.local()
+            continue
+        value = whole_of(value)
         is_whole = piece is not None and isinstance(value, torch.Tensor) and value.dim() > 0
         if is_whole and value.shape != piece.shape:
             raise ArgumentError(

@@ -8,12 +8,15 @@ mine = pieces[id(p)].cut(whole)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from libddp.distributed.fsdp._shards import shards_in
+from libddp.distributed.fsdp import _deferred
+from libddp.distributed.fsdp._shards import Shard, Sharding, own_parameters, shards_in
 from libddp.distributed.fsdp._state_dict import canonical
 from libddp.errors import StateError
 
@@ -39,6 +42,8 @@ class Piece:
     rank: int = 0
     #: Whether it is this rank of those that own the same that writes it into files.
     is_writer: bool = True
+    #: Of the unit; None for a piece that came out of a file.
+    sharding: Sharding | None = None
 
     @property
     def begin(self) -> int:
@@ -75,28 +80,72 @@ class Piece:
         return self
 
 
+def whole_of(value: Any) -> Any:
+    """The whole tensor of a piece, a DTensor or a ShardedTensor, a collective; others as they are.
+
+    DCP's load_sharded_optimizer_state_dict gives ShardedTensors.
+    """
+    if hasattr(value, "full_tensor"):
+        return value.full_tensor()
+    if not isinstance(value, ShardedTensor):
+        return value
+    whole, group = torch.empty(value.size(), dtype=value.dtype), value._process_group
+    value.gather(0, whole if dist.get_rank(group) == 0 else None)
+    dist.broadcast(whole, group=group, group_src=0)
+    return whole
+
+
 def pieces_of(model: torch.nn.Module) -> dict[int, Piece]:
-    """id of each sharded parameter -> its piece; all of them in one order on every rank."""
+    """id of each sharded parameter -> its piece; all of them in one order on every rank.
+
+    Units that are not made yet are made first, but for those whose parameters are on the meta
+    device: of these every rank has everything.
+    """
+    _deferred.settle(model)
     found: dict[int, Piece] = {}
     names = {id(module): name for name, module in model.named_modules()}
     for shard in shards_in(model):
-        prefix = names[id(shard.module)]
-        parameters = dict(shard.parameters)
-        group, replicate = shard.sharding.shard, shard.sharding.replicate
-        own_rank = group.rank() if group else 0
-        is_writer = replicate is None or replicate.rank() == 0
-        layouts = [shard.unit.layout(rank) for rank in range(group.size() if group else 1)]
-        for rows in zip(*layouts, strict=True):
-            name, shape = rows[0][:2]
-            full = canonical(f"{prefix}.{name}" if prefix else name)
-            ranges = [(begin, end) for _, _, begin, end, _ in rows]
-            found[id(parameters[name])] = Piece(
-                full,
-                torch.Size(shape),
-                ranges,
-                torch.Size(rows[own_rank][4]),
-                group,
-                own_rank,
-                is_writer,
-            )
+        for key, piece in pieces_of_shard(shard).items():
+            found[key] = replace(piece, name=_joined(names[id(shard.module)], piece.name))
     return found
+
+
+def pieces_of_shard(shard: Shard) -> dict[int, Piece]:
+    """The same for the parameters of one unit, with their names in its module."""
+    if shard.made is None:
+        return _without_values(shard)
+    found = {}
+    parameters = dict(shard.parameters)
+    sharding = shard.sharding
+    group, replicate = sharding.shard, sharding.replicate
+    own_rank = group.rank() if group else 0
+    is_writer = replicate is None or replicate.rank() == 0
+    layouts = [shard.made.layout(rank) for rank in range(group.size() if group else 1)]
+    for rows in zip(*layouts, strict=True):
+        name, shape = rows[0][:2]
+        found[id(parameters[name])] = Piece(
+            name,
+            torch.Size(shape),
+            [(begin, end) for _, _, begin, end, _ in rows],
+            torch.Size(rows[own_rank][4]),
+            group,
+            own_rank,
+            is_writer,
+            sharding,
+        )
+    return found
+
+
+def _without_values(shard: Shard) -> dict[int, Piece]:
+    group = shard.sharding.shard
+    size = group.size() if group else 1
+    return {
+        id(p): Piece(
+            name, p.shape, [(0, p.numel())] * size, p.shape, group, sharding=shard.sharding
+        )
+        for name, p in own_parameters(shard.module, shard.ignored)
+    }
+
+
+def _joined(prefix: str, name: str) -> str:
+    return canonical(f"{prefix}.{name}" if prefix else name)

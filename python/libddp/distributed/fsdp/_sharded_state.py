@@ -79,8 +79,8 @@ _KEEPING = {
 class ShardedPiece(torch.Tensor):
     """What this rank owns of a tensor; operations on it give plain tensors, copies give pieces.
 
-    It has what scripts ask of DTensors: full_tensor(), to_local(), placements. It is none, because
-    ranks own blocks of units, not equal parts of each tensor.
+    It has what scripts ask of DTensors: full_tensor(), to_local(), device_mesh, placements. It is
+    none, because ranks own blocks of units, not equal parts of each tensor.
 
     Attributes:
         piece: which part of which tensor it is.
@@ -120,14 +120,19 @@ class ShardedPiece(torch.Tensor):
 
     def full_tensor(self) -> torch.Tensor:
         """The whole tensor, in memory of its own; a collective."""
-        return self.piece.gather(self.local())
+        return self.local().clone() if self.is_meta else self.piece.gather(self.local())
+
+    @property
+    def device_mesh(self):
+        """Of the unit; None for a piece that came out of a file."""
+        return self.piece.sharding and self.piece.sharding.mesh
 
     @property
     def placements(self) -> tuple:
-        """(Shard(0),), as a DTensor that fully_shard made."""
+        """(Shard(0),) or (Replicate(), Shard(0)), as DTensors that fully_shard made."""
         from torch.distributed.tensor import Shard
 
-        return (Shard(0),)
+        return self.piece.sharding.placements() if self.piece.sharding else (Shard(0),)
 
     def __deepcopy__(self, memo) -> ShardedPiece:
         return ShardedPiece.of(self.local().clone(), self.piece)

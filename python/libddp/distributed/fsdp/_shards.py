@@ -7,13 +7,14 @@ order of all hooks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.utils import _apply_to_tensors
 
 from libddp._load import load
@@ -44,6 +45,15 @@ class Sharding:
     keep_low_gradients: bool = False
     forward_prefetch: bool = True
     backward_prefetch: bool = True
+    #: The same ranks as a DeviceMesh; None where it is not known.
+    mesh: Any = None
+
+    def placements(self) -> tuple:
+        """Of parameters, in the words of torch's DTensors."""
+        from torch.distributed.tensor import Replicate, Shard
+
+        kinds = [Replicate()] * (self.replicate is not None) + [Shard(0)] * (self.shard is not None)
+        return tuple(kinds)
 
 
 @dataclass(eq=False)
@@ -51,10 +61,22 @@ class Shard:
     """One wrapped module."""
 
     module: torch.nn.Module
-    unit: Any
+    #: Of the unit.
+    name: str
     sharding: Sharding
     #: (name in the module, parameter) of the unit.
     parameters: list[tuple[str, torch.nn.Parameter]]
+    #: Parameters of the module that are left alone.
+    ignored: list[torch.nn.Parameter] = field(default_factory=list)
+    #: The C++ unit; None while the parameters have no values yet, see _deferred.py.
+    made: Any = None
+    #: id of a parameter -> its piece; empty until somebody asks.
+    pieces: dict[int, Any] = field(default_factory=dict)
+    #: Called when the module becomes part of a model that is used.
+    on_join: Callable[[], None] | None = None
+    #: How many calls of the module are running.
+    running: int = 0
+    has_marked_gradients: bool = False
     #: Of the whole model; None before the first forward.
     model: Any = None
     is_root: bool = False
@@ -64,6 +86,47 @@ class Shard:
     places: list[tuple] = field(default_factory=list)
     #: Of the root: the shards of the whole model.
     all_shards: list[Shard] = field(default_factory=list)
+
+    @property
+    def unit(self):
+        """The C++ unit; making it, where that was deferred, is a collective."""
+        if self.made is None:
+            self._make_deferred()
+        return self.made
+
+    def make(self) -> None:
+        """Shards the parameters; a collective."""
+        self.made = _make_unit(
+            name=self.name,
+            parameters=self.parameters,
+            shard=self.sharding.shard,
+            replicate=self.sharding.replicate,
+            keep_unsharded=self.sharding.keep_unsharded,
+            param_dtype=self.sharding.param_dtype,
+            reduce_dtype=self.sharding.reduce_dtype,
+            keep_low_gradients=self.sharding.keep_low_gradients,
+        )
+        self.places = _places(self.module, self.parameters)
+        self.mark()
+
+    def mark(self) -> None:
+        """Gives the parameters attributes of DTensors."""
+        from libddp.distributed.fsdp import _like_dtensors  # which knows shards
+
+        _like_dtensors.mark(self)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether parameters are whole, in a call of the module or of the model around it."""
+        return self.running > 0
+
+    def _make_deferred(self) -> None:
+        """Of what the module has by now: parameters may have been replaced, or tied."""
+        announcing(self._find_and_make)()
+
+    def _find_and_make(self) -> None:
+        self.parameters = own_parameters(self.module, self.ignored)
+        self.make()
 
     def run(self, forward, args, kwargs):
         """`forward(*args, **kwargs)` with whole parameters."""
@@ -79,6 +142,7 @@ class Shard:
             if self.is_root:
                 self._announce(f"in forward: {describe(error)}")
             raise
+        self.running += 1
         try:
             output = forward(*args, **kwargs)
         except BaseException as error:
@@ -86,6 +150,8 @@ class Shard:
             if self.is_root:
                 self._announce(f"in forward: {describe(error)}")
             raise
+        finally:
+            self.running -= 1
         if sharding.output_dtype is not None:
             output = _cast(output, sharding.output_dtype)
         model.after_forward(unit, output)
@@ -95,6 +161,14 @@ class Shard:
     def groups(self) -> tuple:
         """C++ groups of the ranks that shard and replicate; either may be None."""
         return self.sharding.shard, self.sharding.replicate
+
+    def backward_ended(self) -> None:
+        """Called for the root, after any backward pass of this process."""
+        self.awaits_backward = False
+        if not all(shard.has_marked_gradients for shard in self.all_shards):
+            from libddp.distributed.fsdp import _like_dtensors
+
+            _like_dtensors.mark_gradients(self)
 
     def backward_failed(self, what: str) -> None:
         """What the other ranks learn of an exception in a backward pass."""
@@ -112,7 +186,7 @@ class Shard:
             for registry, key, name, parameter in shard.places:
                 if registry.get(key) is not parameter:
                     raise StateError(
-                        f"libddp fsdp: unit {shard.unit.name!r}: parameter {name!r} was replaced "
+                        f"libddp fsdp: unit {shard.name!r}: parameter {name!r} was replaced "
                         "by another object after wrapping. Hint: write values in place (copy_), "
                         "or replace parameters before wrapping."
                     )
@@ -182,26 +256,38 @@ def announcing(function):
     return announce
 
 
-def attach(module: torch.nn.Module, name: str, parameters, sharding: Sharding) -> Shard:
-    """Shards `parameters` as the unit of `module`; a collective."""
+def attach(
+    module: torch.nn.Module, name: str, parameters, sharding: Sharding, ignored=None
+) -> Shard:
+    """Shards `parameters` as the unit of `module`; a collective.
+
+    Args:
+        ignored: parameters that are left alone; if given, a unit whose parameters are all on the
+            meta device is made when they have values.
+    """
     if shard_of(module) is not None:
         raise ArgumentError(
             f"libddp fsdp: module {name or type(module).__name__!r} is wrapped already. "
             "Hint: wrap each module once."
         )
-    unit = _make_unit(
-        name=name,
-        parameters=parameters,
-        shard=sharding.shard,
-        replicate=sharding.replicate,
-        keep_unsharded=sharding.keep_unsharded,
-        param_dtype=sharding.param_dtype,
-        reduce_dtype=sharding.reduce_dtype,
-        keep_low_gradients=sharding.keep_low_gradients,
-    )
-    shard = Shard(module, unit, sharding, parameters, places=_places(module, parameters))
+    shard = Shard(module, name, sharding, parameters, list(ignored or ()))
+    if ignored is None or not _is_deferred(shard):
+        shard.make()
+    else:
+        shard.mark()
     module.__dict__[_SHARD] = shard
     return shard
+
+
+def _is_deferred(shard: Shard) -> bool:
+    """Whether all ranks have all parameters on the meta device: others shard, or refuse, now."""
+    has_values = torch.zeros(1)
+    if not shard.parameters or any(not p.is_meta for _, p in shard.parameters):
+        has_values += 1
+    for group in shard.groups():
+        if group is not None and group.size() > 1:
+            group.all_reduce(has_values, op=dist.ReduceOp.SUM)
+    return has_values.item() == 0
 
 
 def _make_unit(**arguments):
@@ -242,6 +328,9 @@ def join(root: Shard):
     if len(shards) == 1 and group is not None and group.size() > 1 and group.rank() == 0:
         _advice.advise(root.module, root.parameters, root.unit)
     root.all_shards = shards
+    for shard in shards:
+        if shard.on_join is not None:
+            shard.on_join()
     return model
 
 

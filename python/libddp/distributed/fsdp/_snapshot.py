@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from libddp._version import __version__
 from libddp.distributed._groups import native
-from libddp.distributed.fsdp import _agreement, _entries, _optim_state
+from libddp.distributed.fsdp import _agreement, _deferred, _entries, _optim_state
 from libddp.distributed.fsdp._safetensors import Writer, name_of
 from libddp.distributed.fsdp._snapshot_files import FORMAT, INDEX, VERSION, Snapshot, write_index
 from libddp.errors import ArgumentError
@@ -88,6 +88,7 @@ def load_snapshot(folder: str | os.PathLike, model: torch.nn.Module, optimizer=N
     """
     together = _together(f"load {folder}")
     snapshot = together(lambda: Snapshot.open(Path(folder)))
+    _deferred.give_memory(model)
     entries = _entries.of_model(model)
     together(lambda: _check(snapshot, entries, _entries.MODEL))
     if optimizer is not None:

@@ -100,5 +100,10 @@ def summoned(
                 _summoned.remove(unit)
 
 
+def is_summoned(shard: Shard) -> bool:
+    """Whether its parameters show copies of whole tensors."""
+    return any(unit is shard.made for unit in _summoned)
+
+
 #: Units whose parameters are whole.
 _summoned: list = []

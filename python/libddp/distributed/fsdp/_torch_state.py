@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import StateDictType
 
 from libddp import _after_import
-from libddp.distributed.fsdp import _loading, _optim_state
+from libddp.distributed.fsdp import _deferred, _loading, _optim_state
 from libddp.distributed.fsdp._sharded_state import ShardedPiece
 from libddp.distributed.fsdp._shards import shards_in
 from libddp.distributed.fsdp._state_dict import canonical
@@ -48,7 +48,9 @@ def _for_sharded(theirs: Callable, ours: Callable) -> Callable:
     def choose(model, *args, **kwargs):
         if next(shards_in(model), None) is None:
             return theirs(model, *args, **kwargs)
-        return ours(getattr(model, "_orig_mod", model), *args, **kwargs)
+        model = getattr(model, "_orig_mod", model)
+        _deferred.settle(model)
+        return ours(model, *args, **kwargs)
 
     return choose
 
@@ -93,11 +95,14 @@ def _get_optimizers(model, optimizers, info) -> dict[str, Any]:
 def _load_model(model, state, info):
     from torch.nn.modules.module import _IncompatibleKeys
 
+    if not info.handle_model or not (state or info.broadcast_from_rank0):
+        return _IncompatibleKeys([], [])
+    waiting = _deferred.give_memory(model)
     if info.broadcast_from_rank0:
         pieces = _loading.pieces_by_key(model)
         state = _from_first(state, lambda path: pieces.get(path[0]))
-    if not info.handle_model or not state:
-        return _IncompatibleKeys([], [])
+    if not info.strict:
+        _deferred.check_loaded(waiting, state)
     from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
 
     state = _loading.local_state(model, state)

@@ -138,7 +138,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         parameters = _shards.own_parameters(module, ignored.parameters)
         if sync_module_states:
             _modules.take_from_first(parameters, module, shard, replicate)
-        self._buffer_dtypes = _modules.cast_buffers(module, precision.buffer_dtype, ignored)
+        self._buffer_dtypes = _modules.buffers_to_cast(module, precision.buffer_dtype, ignored)
         self._fsdp_wrapped_module = module
         casts = precision.param_dtype is not None
         sharding = _shards.Sharding(
@@ -152,14 +152,21 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
             keep_low_gradients=precision.keep_low_precision_grads,
             forward_prefetch=forward_prefetch,
             backward_prefetch=backward_prefetch is BackwardPrefetch.BACKWARD_PRE,
+            mesh=_groups_of.mesh_of(process_group, device_mesh, strategy),
         )
         self._shard = _shards.attach(self, _wrapping.name_of(module), parameters, sharding)
+        self._shard.on_join = self._cast_buffers
         _clip.watch(self._shard)
         _torch_state.watch()
         self._state_dict_type = StateDictType.FULL_STATE_DICT
         self._state_dict_config: Any = FullStateDictConfig()
         self._optim_state_dict_config: Any = FullOptimStateDictConfig()
         self._register_load_state_dict_pre_hook(_add_prefix)
+
+    def _cast_buffers(self) -> None:
+        """At the first use of the model, as torch does it."""
+        dtype = self.mixed_precision.buffer_dtype
+        _modules.cast_buffers(self._fsdp_wrapped_module, self._buffer_dtypes, dtype)
 
     @property
     def module(self) -> torch.nn.Module:

@@ -30,7 +30,7 @@ class _Engine(torch._C._ImperativeEngine):
             tell(error)
             raise
         for shard in list(_shards):
-            shard.awaits_backward = False
+            shard.backward_ended()
         return result
 
 

@@ -1,0 +1,112 @@
+"""Units of modules on the meta device: fully_shard first, memory and values later.
+
+    with torch.device("meta"): model = Net()
+    for block in model.blocks: fully_shard(block)     # no unit yet: there is nothing to divide
+    fully_shard(model)
+    model.to_empty(device="cpu")                      # whole parameters, in the same objects
+    model.init_weights()                              # what it would write into an ordinary model
+    model(x)                                          # the units are made, one after the other
+
+Initialisation sees whole parameters, so it gives the same values on any number of ranks. Memory of
+whole parameters is touched by what writes to it: a state dict that is loaded in place of an
+initialisation needs that of one unit at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from libddp.distributed.fsdp._shards import Shard, own_parameters, shard_of, shards_in
+from libddp.distributed.fsdp._state_dict import canonical
+from libddp.errors import ArgumentError
+
+
+def is_on_meta(shard: Shard) -> bool:
+    """Whether a unit waits for memory."""
+    return shard.made is None and any(
+        p.is_meta for _, p in own_parameters(shard.module, shard.ignored)
+    )
+
+
+def settle(model: torch.nn.Module) -> None:
+    """Makes the units whose parameters have memory by now; a collective if there are any."""
+    for shard in shards_in(model):
+        if shard.made is None and not is_on_meta(shard):
+            _ = shard.unit
+
+
+def apply(module: torch.nn.Module, function: Callable, recurse: bool) -> None:
+    """What comes before nn.Module._apply: parameters that leave the meta device stay the same.
+
+    Module._apply would put others in their place, apart from an optimizer that has them, and one
+    for each name of a shared parameter.
+    """
+    shard = shard_of(module)
+    if shard is None or shard.made is not None:
+        return
+    for name, parameter in own_parameters(module, shard.ignored):
+        if parameter.is_meta and (recurse or "." not in name):
+            with torch.no_grad():
+                _replace_inside(parameter, function(parameter))
+
+
+def _replace_inside(parameter: torch.nn.Parameter, tensor: torch.Tensor) -> None:
+    if tensor.is_meta:
+        return
+    fresh = torch.nn.Parameter(tensor, parameter.requires_grad)
+    fresh.__dict__.update(parameter.__dict__)
+    torch.utils.swap_tensors(parameter, fresh)
+
+
+def give_memory(model: torch.nn.Module) -> list[list[str]]:
+    """Makes the units that wait for memory, of arbitrary values; a collective if there are any.
+
+    Returns:
+        The names of each tensor that must be loaded now.
+    """
+    settle(model)
+    waiting = _names_on_meta(model)
+    for shard in shards_in(model):
+        if shard.made is None:
+            apply(shard.module, _empty, recurse=True)
+            _ = shard.unit
+    for part in model.modules():
+        for parameter in part._parameters.values():
+            if parameter is not None and parameter.is_meta:
+                _replace_inside(parameter, _empty(parameter))
+        for name, buffer in part._buffers.items():
+            is_kept = name not in part._non_persistent_buffers_set
+            if buffer is not None and buffer.is_meta and is_kept:
+                part._buffers[name] = _empty(buffer)
+    return waiting
+
+
+def check_loaded(waiting: list[list[str]], keys: Iterable[str]) -> None:
+    """Raises: ArgumentError, a state dict with these keys leaves something without values."""
+    keys = set(keys)
+    missing = [names[0] for names in waiting if keys.isdisjoint(names)]
+    if missing:
+        raise ArgumentError(
+            f"libddp fsdp: the state dict has no {missing[0]!r}"
+            f"{f', and lacks {len(missing) - 1} more' if len(missing) > 1 else ''}; the model was "
+            "on the meta device, so there is no value to keep. Hint: load a whole state dict, or "
+            'call to_empty(device="cpu") and initialise the model before.'
+        )
+
+
+def _names_on_meta(model: torch.nn.Module) -> list[list[str]]:
+    """Canonical names of each parameter, and of each buffer that state dicts have."""
+    names: dict[int, list[str]] = {}
+    for prefix, part in model.named_modules(remove_duplicate=False):
+        kept = {k: b for k, b in part._buffers.items() if k not in part._non_persistent_buffers_set}
+        for name, tensor in (*part._parameters.items(), *kept.items()):
+            if tensor is not None and tensor.is_meta:
+                full = canonical(f"{prefix}.{name}" if prefix else name)
+                names.setdefault(id(tensor), []).append(full)
+    return list(names.values())
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device="cpu")
