@@ -17,6 +17,7 @@
 #include "libddp/activation/checkpoint_error.h"
 #include "libddp/activation/checkpoint_frame.h"
 #include "libddp/activation/saved_input.h"
+#include "libddp/activation/selective_store.h"
 #include "libddp/activation/slot_scope.h"
 
 namespace py = pybind11;
@@ -102,6 +103,8 @@ struct Block {
   py::object function;
   py::object name_of;
   py::object on_error;
+  /// Hands out the results of operators that were kept, if any were.
+  std::shared_ptr<ReplayRun> kept_results;
   KeptArguments kept;
 
   std::string name() const {
@@ -131,6 +134,8 @@ void Block::replay(const std::shared_ptr<CheckpointFrame>& frame,
     const CheckpointFrame::Name own_name = [this] { return name(); };
     const py::tuple args = kept.args(own_name);
     const py::dict kwargs = kept.kwargs(own_name);
+    if (kept_results) kept_results->rewind();
+    const InterceptorScope handing_out(kept_results.get());
     const SlotScope scope(frame, pass);
     const auto result =
         py::reinterpret_steal<py::object>(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
@@ -191,18 +196,24 @@ std::shared_ptr<CheckpointFrame> make_frame(const CheckpointFrame::Settings& set
   return frame;
 }
 
+/// Of a context_fn: for the forward pass and for the replays.
+using Runs = std::pair<std::shared_ptr<SavingRun>, std::shared_ptr<ReplayRun>>;
+
 /// function(*args, **kwargs), recomputed in backward by replay(*args, **kwargs).
 py::object checkpoint(const py::object& function, const py::object& replay,
                       const py::object& name_of, const CheckpointFrame::Settings& settings,
-                      const py::tuple& args, const py::dict& kwargs, const py::object& on_error) {
-  const auto frame =
-      make_frame(settings, Block{replay, name_of, on_error, KeptArguments(args, kwargs)});
+                      const py::tuple& args, const py::dict& kwargs, const py::object& on_error,
+                      const std::optional<Runs>& runs) {
+  const auto frame = make_frame(
+      settings,
+      Block{replay, name_of, on_error, runs ? runs->second : nullptr, KeptArguments(args, kwargs)});
   std::vector<c10::Device> devices;
   add_devices(args, 0, devices);
   add_devices(kwargs, 0, devices);
   frame->begin_forward(devices);
   py::object result;
   {
+    const InterceptorScope keeping(runs ? runs->first.get() : nullptr);
     const SlotScope scope(frame);
     result =
         py::reinterpret_steal<py::object>(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
@@ -227,7 +238,7 @@ void bind_activation(py::module_& module) {
   module.attr("StopReplay") = py::reinterpret_borrow<py::object>(stop_replay_type());
   module.def("checkpoint", &checkpoint, py::arg("function"), py::arg("replay"), py::arg("name_of"),
              py::arg("settings"), py::arg("args"), py::arg("kwargs"),
-             py::arg("on_error") = py::none(),
+             py::arg("on_error") = py::none(), py::arg("runs") = py::none(),
              "Calls a block whose saved tensors are dropped and recomputed in backward.");
 }
 

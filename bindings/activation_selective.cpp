@@ -46,6 +46,8 @@ void bind_activation_selective(py::module_& module) {
              self.enter();
            })
       .def("__exit__", [](ReplayRun& self, const py::args&) { self.leave(); });
+  module.def("can_keep_results", &OpInterceptor::is_available,
+             "Whether results can be kept in C++ with this torch.");
   module.def("selective_contexts", &selective_contexts, py::arg("operators"),
              py::arg("allow_mutation"), "The contexts of one block's forward pass and replays.");
 }

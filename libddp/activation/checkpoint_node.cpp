@@ -73,8 +73,12 @@ class CheckpointNode : public torch::autograd::Node {
 
   void connect(const std::vector<at::Tensor>& inputs);
   void require_usable() const;
+  std::vector<at::Tensor> inputs() const;
   std::vector<at::Tensor> leaves() const;
-  Replay replay(const variable_list& gradients);
+  std::vector<at::Tensor> continued_inputs() const;
+  Replay replay(std::vector<at::Tensor> inputs, const variable_list& gradients);
+  variable_list continue_pass(torch::autograd::GraphTask& pass, const variable_list& gradients);
+  void require_roots(const Replay& run) const;
   variable_list explicit_gradients(const variable_list& gradients);
   variable_list reentrant_gradients(const variable_list& gradients);
   static variable_list backward_into_leaves(const Replay& run);
@@ -153,19 +157,37 @@ void CheckpointNode::require_usable() const {
   }
 }
 
-std::vector<at::Tensor> CheckpointNode::leaves() const {
-  std::vector<at::Tensor> leaves;
+std::vector<at::Tensor> CheckpointNode::inputs() const {
+  std::vector<at::Tensor> inputs;
+  inputs.reserve(inputs_.size());
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    at::Tensor leaf = inputs_[i].unpack([&] { return input_name(i); }).detach();
-    if (input_requires_grad_[i]) leaf.set_requires_grad(true);
-    leaves.push_back(std::move(leaf));
+    inputs.push_back(inputs_[i].unpack([&] { return input_name(i); }).detach());
+  }
+  return inputs;
+}
+
+std::vector<at::Tensor> CheckpointNode::leaves() const {
+  std::vector<at::Tensor> leaves = inputs();
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (input_requires_grad_[i]) leaves[i].set_requires_grad(true);
   }
   return leaves;
 }
 
-CheckpointNode::Replay CheckpointNode::replay(const variable_list& gradients) {
+/// With the histories that they had in the forward pass.
+std::vector<at::Tensor> CheckpointNode::continued_inputs() const {
+  std::vector<at::Tensor> continued = inputs();
+  for (std::size_t i = 0; i < continued.size(); ++i) {
+    if (!input_requires_grad_[i]) continue;
+    torch::autograd::impl::set_gradient_edge(continued[i], next_edge(i));
+  }
+  return continued;
+}
+
+CheckpointNode::Replay CheckpointNode::replay(std::vector<at::Tensor> inputs,
+                                              const variable_list& gradients) {
   Replay replay;
-  replay.leaves = leaves();
+  replay.leaves = std::move(inputs);
   const at::AutoGradMode grad_mode(true);
   const RandomScope random(random_.get());
   const AutocastScope autocast(autocast_);
@@ -197,7 +219,7 @@ CheckpointNode::Replay CheckpointNode::replay(const variable_list& gradients) {
 variable_list CheckpointNode::explicit_gradients(const variable_list& gradients) {
   const std::uint64_t start = at::sequence_number::peek();
   const ParameterCollectors collectors(settings_.parameters);
-  const Replay run = replay(gradients);
+  const Replay run = replay(leaves(), gradients);
   edge_list ends;
   for (const at::Tensor& leaf : run.leaves) {
     ends.push_back(torch::autograd::impl::gradient_edge(leaf));
@@ -222,19 +244,41 @@ variable_list CheckpointNode::backward_into_leaves(const Replay& run) {
   return results;
 }
 
+void CheckpointNode::require_roots(const Replay& run) const {
+  if (!run.roots.empty()) return;
+  throw StateError(fmt::format(
+      "libddp checkpoint of {}: none of output has requires_grad=True, this checkpoint() is not "
+      "necessary. Hint: use_reentrant=False allows it.",
+      settings_.name()));
+}
+
 variable_list CheckpointNode::reentrant_gradients(const variable_list& gradients) {
-  const Replay run = replay(gradients);
-  if (run.roots.empty()) {
-    throw StateError(fmt::format(
-        "libddp checkpoint of {}: none of output has requires_grad=True, this checkpoint() is not "
-        "necessary. Hint: use_reentrant=False allows it.",
-        settings_.name()));
-  }
+  const Replay run = replay(leaves(), gradients);
+  require_roots(run);
   return backward_into_leaves(run);
+}
+
+variable_list CheckpointNode::continue_pass(torch::autograd::GraphTask& pass,
+                                            const variable_list& gradients) {
+  const std::uint64_t start = at::sequence_number::peek();
+  Replay run = replay(continued_inputs(), gradients);
+  if (settings_.is_reentrant) require_roots(run);
+  const Reach reach = settings_.is_reentrant ? Reach::kAnything : Reach::kOwnOnly;
+  edge_list former = join_pass(pass, next_edges_, run.roots, start, reach, settings_.name);
+  restore_when_run(getptr(), std::move(former), run.roots, start);
+  run.gradients.resize(next_edges_.size());
+  return std::move(run.gradients);
 }
 
 variable_list CheckpointNode::apply(variable_list&& gradients) {
   require_usable();
+  const bool is_idle = std::none_of(gradients.begin(), gradients.end(),
+                                    [](const at::Tensor& gradient) { return gradient.defined(); });
+  if (is_idle) return variable_list(num_outputs());
+  // Hooks of users on this node are to see the gradients of its inputs.
+  if (auto* pass = post_hooks().empty() ? pass_to_join() : nullptr) {
+    return continue_pass(*pass, gradients);
+  }
   return settings_.is_reentrant ? reentrant_gradients(gradients) : explicit_gradients(gradients);
 }
 

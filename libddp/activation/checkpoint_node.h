@@ -1,13 +1,13 @@
 #pragma once
 
 // One node of autograd's graph for a whole block. The forward pass runs without a graph; in
-// backward the node runs the block again under grad and computes the gradients of that small graph.
+// backward the node runs the block again under grad, and the backward pass under way goes on in
+// that small graph. Where it cannot (torch.autograd.grad, retain_graph=True, hooks on the node) the
+// small graph gets a backward pass of its own.
 //
 // Two ways for the parameters' gradients:
-//   explicit   the parameters are inputs of the node, so their gradients leave it in the outer
-//   graph:
-//              hooks fire once and in the outer pass, torch.autograd.grad works;
-//   reentrant  the inner backward pass adds them to .grad itself (torch's use_reentrant=True).
+//   explicit   the parameters are inputs of the node, so torch.autograd.grad works;
+//   reentrant  the small graph leads to them (torch's use_reentrant=True).
 // Thread rule: one forward pass and its backward passes at a time; while backward runs, no other
 // thread may use the block's parameters.
 //

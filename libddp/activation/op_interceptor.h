@@ -1,52 +1,78 @@
 #pragma once
 
-// Sees each operator that a thread runs below autograd, in C++. torch calls the top of a stack of
-// modes with the operator and its boxed arguments, through the "interpreter" that the mode names;
-// this is an interpreter that is none.
-// Thread rule: the stack is the thread's own; enter and leave in the same thread, innermost first.
+// Sees chosen operators as a thread runs them below autograd, in C++. Each chosen operator gets,
+// once and for good, a kernel at a dispatch key that nothing else uses; only while an interceptor
+// is entered does the thread dispatch over that key. So other operators, and other threads, run as
+// ever. Thread rule: `choose` in any thread; enter and leave in the same thread, innermost first.
 //
 //   class Counting : public OpInterceptor {
-//     void on_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) override {
+//     void on_op(const Op& op, torch::jit::Stack* stack) override {
 //       ++count;
-//       op.callBoxed(stack);
+//       run(op, stack);
 //     }
 //   };
+//   OpInterceptor::choose(mm);
 //   counting.enter();  x.mm(y);  counting.leave();
 //
-// While one is entered, Python code that lists the modes of the stack (higher-order operators such
-// as flex attention do) gets torch's internal error.
+// Not seen: operators on meta tensors and those that a tracer of torch (fake tensors, functional
+// ones, proxies) sees. While one is entered, higher-order operators of Python (flex attention) are
+// refused by torch, which knows no kernel of theirs for the key.
 
-#include <ATen/core/PythonFallbackKernel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/SafePyObject.h>
-#include <c10/core/impl/PyInterpreter.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
-
-#include <memory>
-#include <optional>
+#include <c10/core/DispatchKeySet.h>
 
 namespace libddp {
 
 class OpInterceptor {
  public:
-  OpInterceptor();
-  virtual ~OpInterceptor();
+  OpInterceptor() = default;
+  virtual ~OpInterceptor() = default;
   OpInterceptor(const OpInterceptor&) = delete;
   OpInterceptor& operator=(const OpInterceptor&) = delete;
+
+  /// Whether this torch leaves the dispatch key to others.
+  static bool is_available();
+
+  /// From now on interceptors see the operator. REQUIRES: is_available().
+  static void choose(const c10::OperatorHandle& op);
 
   void enter();
   void leave();
 
  protected:
-  /// Replaces the operator; within it the interceptor is left, so `op.callBoxed(stack)` runs it.
-  virtual void on_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
+  struct Op {
+    const c10::OperatorHandle& handle;
+    /// What is left to dispatch to.
+    c10::DispatchKeySet keys;
+  };
+
+  /// Replaces the operator; those that it runs are not seen.
+  virtual void on_op(const Op& op, torch::jit::Stack* stack) = 0;
+
+  /// Runs the operator as if this interceptor were not there.
+  void run(const Op& op, torch::jit::Stack* stack);
 
  private:
-  class Table;
-  std::unique_ptr<Table> table_;
-  c10::impl::PyInterpreter interpreter_;
-  /// What torch restores before it asks a mode. Empty while not entered.
-  std::optional<at::impl::MaybeSetTLSOnEntryGuard> keys_on_entry_;
+  static void ask(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack);
+
+  OpInterceptor* outer_ = nullptr;
+};
+
+/// Within its life the interceptor is entered; nullptr: nothing happens.
+class InterceptorScope {
+ public:
+  explicit InterceptorScope(OpInterceptor* interceptor) : interceptor_(interceptor) {
+    if (interceptor_ != nullptr) interceptor_->enter();
+  }
+  ~InterceptorScope() {
+    if (interceptor_ != nullptr) interceptor_->leave();
+  }
+  InterceptorScope(const InterceptorScope&) = delete;
+  InterceptorScope& operator=(const InterceptorScope&) = delete;
+
+ private:
+  OpInterceptor* interceptor_;
 };
 
 }  // namespace libddp

@@ -3,9 +3,13 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <mutex>
 #include <unordered_set>
 #include <utility>
 
@@ -16,13 +20,28 @@ namespace {
 
 using torch::autograd::Edge;
 using torch::autograd::edge_list;
+using torch::autograd::GraphTask;
 using torch::autograd::Node;
+using torch::autograd::variable_list;
 
-/// Belongs to what was there before the run: a leaf, or a node of another thread or an older one.
-bool is_foreign(const Node& node, std::uint64_t start) {
-  return dynamic_cast<const torch::autograd::AccumulateGrad*>(&node) != nullptr ||
-         node.thread_id() != at::RecordFunction::currentThreadId() || node.sequence_nr() < start;
-}
+/// Whether a node belongs to what was there before the run: a leaf, or a node of another thread or
+/// an older one.
+class Foreign {
+ public:
+  explicit Foreign(std::uint64_t start) : start_(start) {}
+
+  bool operator()(const Node& node) const {
+    const std::uint64_t number = node.sequence_nr();
+    return number < start_ || number == kLeaf || node.thread_id() != thread_;
+  }
+
+ private:
+  /// torch's number for nodes that accumulate, and ours for collectors.
+  static constexpr std::uint64_t kLeaf = UINT64_MAX;
+
+  std::uint64_t start_;
+  std::uint64_t thread_ = at::RecordFunction::currentThreadId();
+};
 
 [[noreturn]] void refuse(const Node& node, const std::function<std::string()>& name) {
   const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node);
@@ -36,7 +55,143 @@ bool is_foreign(const Node& node, std::uint64_t start) {
       name(), what));
 }
 
+/// Adds a graph to what a pass still has to run: how many gradients each node waits for.
+class Joining {
+ public:
+  using Dependencies = std::unordered_map<Node*, int>;
+
+  /// `former`: the edges that the graph replaces.
+  Joining(Dependencies& dependencies, const edge_list& former, std::uint64_t start, Reach reach)
+      : dependencies_(dependencies), is_foreign_(start), reach_(reach) {
+    for (const Edge& edge : former) {
+      if (edge.is_valid()) ends_.push_back({edge.function.get()});
+    }
+    std::sort(ends_.begin(), ends_.end(),
+              [](const End& a, const End& b) { return std::less<>()(a.node, b.node); });
+  }
+
+  void walk(const edge_list& roots, const std::function<std::string()>& name) {
+    for (const Edge& root : roots) visit(root, name);
+    while (!open_.empty()) {
+      const Node* node = open_.back();
+      open_.pop_back();
+      for (const Edge& edge : node->next_edges()) visit(edge, name);
+    }
+  }
+
+  /// After the walk: whether the graph reaches the node, which then no longer waits for `edge`.
+  bool takes_over(const Edge& former) {
+    const End* end = find(former.function.get());
+    if (end == nullptr || !end->is_reached) return false;
+    --dependencies_[end->node];
+    return true;
+  }
+
+ private:
+  struct End {
+    Node* node;
+    bool is_reached = false;
+  };
+
+  void visit(const Edge& edge, const std::function<std::string()>& name) {
+    if (!edge.is_valid()) return;
+    Node* node = edge.function.get();
+    const auto [waiting, is_new] = dependencies_.try_emplace(node, 0);
+    ++waiting->second;
+    if (is_foreign_(*node)) {
+      // The first of equal ones stands for all.
+      End* end = find(node);
+      if (end != nullptr) {
+        end->is_reached = true;
+      } else if (reach_ == Reach::kOwnOnly) {
+        refuse(*node, name);
+      }
+    }
+    if (is_new) open_.push_back(node);
+  }
+
+  End* find(const Node* node) {
+    const auto found =
+        std::lower_bound(ends_.begin(), ends_.end(), node, [](const End& end, const Node* wanted) {
+          return std::less<const Node*>()(end.node, wanted);
+        });
+    return found != ends_.end() && found->node == node ? &*found : nullptr;
+  }
+
+  Dependencies& dependencies_;
+  Foreign is_foreign_;
+  Reach reach_;
+  c10::SmallVector<End, 32> ends_;
+  c10::SmallVector<const Node*, 32> open_;
+};
+
+/// torch names a member of the pass under way, not the pass.
+GraphTask* pass_of(const decltype(GraphTask::exec_info_)* member) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+  constexpr std::size_t offset = offsetof(GraphTask, exec_info_);
+#pragma GCC diagnostic pop
+  const auto* place = reinterpret_cast<const std::byte*>(member) - offset;
+  return const_cast<GraphTask*>(reinterpret_cast<const GraphTask*>(place));
+}
+
+class RestoreEdges : public torch::autograd::FunctionPreHook {
+ public:
+  RestoreEdges(const NodePointer& node, edge_list former)
+      : node_(weak(node)), edges_(std::move(former)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (const auto node = node_.lock()) restore(*node);
+    node_.reset();
+    edges_.clear();
+    return gradients;
+  }
+
+ private:
+  void restore(Node& node) {
+    // A thread of another device may still be at the node's edges.
+    GraphTask* pass = pass_to_join();
+    if (pass == nullptr) return;
+    const std::lock_guard lock(pass->mutex_);
+    node.next_edges().swap(edges_);
+  }
+
+  decltype(weak(NodePointer())) node_;
+  edge_list edges_;
+};
+
 }  // namespace
+
+GraphTask* pass_to_join() {
+  const auto* to_visit = torch::autograd::get_current_graph_task_exec_info();
+  if (to_visit == nullptr || !to_visit->empty()) return nullptr;
+  if (torch::autograd::get_current_graph_task_keep_graph()) return nullptr;
+  GraphTask* pass = pass_of(to_visit);
+  const bool is_it = static_cast<int>(pass->id_) == torch::autograd::get_current_graph_task_id();
+  return is_it ? pass : nullptr;
+}
+
+edge_list join_pass(GraphTask& pass, edge_list& edges, const edge_list& roots, std::uint64_t start,
+                    Reach reach, const std::function<std::string()>& name) {
+  edge_list joined = roots;
+  const std::lock_guard lock(pass.mutex_);
+  Joining joining(pass.dependencies_, edges, start, reach);
+  joining.walk(roots, name);
+  for (const Edge& edge : edges) {
+    if (edge.is_valid() && !joining.takes_over(edge)) joined.push_back(edge);
+  }
+  edges.swap(joined);
+  return joined;
+}
+
+void restore_when_run(const NodePointer& node, edge_list former, const edge_list& roots,
+                      std::uint64_t start) {
+  const Foreign is_foreign(start);
+  const auto own = std::find_if(roots.begin(), roots.end(),
+                                [&](const Edge& root) { return !is_foreign(*root.function); });
+  if (own == roots.end()) return;
+  own->function->add_pre_hook(std::make_unique<RestoreEdges>(node, std::move(former)));
+}
 
 /// Stands in a parameter's AccumulateGrad node's place and keeps what arrives.
 struct ParameterCollectors::Collector : public Node {
@@ -81,6 +236,7 @@ at::Tensor ParameterCollectors::gradient(std::size_t index) const {
 
 void require_own_graph(const edge_list& roots, const edge_list& ends, std::uint64_t start,
                        const std::function<std::string()>& name) {
+  const Foreign is_foreign(start);
   std::unordered_set<const Node*> seen;
   for (const Edge& end : ends) seen.insert(end.function.get());
   std::vector<const Node*> open;
@@ -92,7 +248,7 @@ void require_own_graph(const edge_list& roots, const edge_list& ends, std::uint6
   while (!open.empty()) {
     const Node* node = open.back();
     open.pop_back();
-    if (is_foreign(*node, start)) refuse(*node, name);
+    if (is_foreign(*node)) refuse(*node, name);
     for (const Edge& edge : node->next_edges()) visit(edge);
   }
 }

@@ -1,7 +1,10 @@
 #pragma once
 
-// The small graph that a CheckpointNode builds in backward, and the gradients of its leaves.
+// The small graph that a CheckpointNode builds in backward. Either the backward pass under way runs
+// it too, or it gets a pass of its own that collects the gradients of its leaves.
 // Thread rule: made, used and destroyed by one thread.
+//
+//   if (auto* pass = pass_to_join()) former = join_pass(*pass, edges, roots, start, {}, name);
 //
 //   ParameterCollectors collectors(parameters);   // the graph ends in them, not in the parameters
 //   outputs = run();
@@ -10,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <cstdint>
 #include <functional>
@@ -55,5 +59,26 @@ class ParameterCollectors {
 void require_own_graph(const torch::autograd::edge_list& roots,
                        const torch::autograd::edge_list& ends, std::uint64_t start,
                        const std::function<std::string()>& name);
+
+/// The backward pass that this thread runs, if a graph can join it: it visits whatever it reaches
+/// and keeps nothing for another pass. Else nullptr.
+torch::autograd::GraphTask* pass_to_join();
+
+enum class Reach { kOwnOnly, kAnything };
+
+/// Makes the graph of `roots` a part of the backward pass under way, which then runs it as if it
+/// had been there from the start: without a second pass of the engine, and each leaf is visited
+/// once. `edges`: those of the node being run. They become the roots, and after them those former
+/// ones whose nodes the graph does not reach. Returns the former ones. Throws CheckpointError as
+/// require_own_graph, unless the graph may reach anything.
+torch::autograd::edge_list join_pass(torch::autograd::GraphTask& pass,
+                                     torch::autograd::edge_list& edges,
+                                     const torch::autograd::edge_list& roots, std::uint64_t start,
+                                     Reach reach, const std::function<std::string()>& name);
+
+/// When the joined graph starts to run, `node` gets its former edges back, and so lets go of the
+/// graph: what is still to run is held by the pass.
+void restore_when_run(const NodePointer& node, torch::autograd::edge_list former,
+                      const torch::autograd::edge_list& roots, std::uint64_t start);
 
 }  // namespace libddp

@@ -36,16 +36,6 @@ bool aliases_its_arguments(const c10::FunctionSchema& schema) {
                      [](const c10::Argument& value) { return value.alias_info() != nullptr; });
 }
 
-std::vector<c10::Device> devices_of_results(const std::vector<c10::IValue>& results) {
-  std::vector<c10::Device> devices;
-  for (const c10::IValue& value : results) {
-    if (value.isTensor() && value.toTensor().defined()) {
-      add_random_device(devices, value.toTensor().device());
-    }
-  }
-  return devices;
-}
-
 }  // namespace
 
 OperatorSet operators_named(const std::vector<std::pair<std::string, std::string>>& names) {
@@ -65,22 +55,31 @@ OperatorSet operators_named(const std::vector<std::pair<std::string, std::string
           "its result cannot be kept. Hint: leave it out, it costs little to run again.",
           text_of(*found)));
     }
+    OpInterceptor::choose(*found);
     operators.insert(*found);
   }
   return operators;
 }
 
+void SelectiveStore::note_random(Entry& entry) {
+  std::vector<c10::Device> devices;
+  for (const auto& [value, version] : entry.results) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      add_random_device(devices, value.toTensor().device());
+    }
+  }
+  entry.random = std::make_unique<RandomState>(RandomState::now(devices));
+}
+
 void SelectiveStore::save(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const std::size_t count = op.schema().returns().size();
-  Entry entry{op, {}, {}, std::nullopt};
+  Entry& entry = entries_.emplace_back(Entry{op, {}, nullptr});
   for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
-    entry.results.push_back(without_history(stack[i]));
-    entry.versions.push_back(version_of_value(entry.results.back()));
+    c10::IValue value = without_history(stack[i]);
+    const std::int64_t version = version_of_value(value);
+    entry.results.push_back({std::move(value), version});
   }
-  if (op.hasTag(at::Tag::nondeterministic_seeded)) {
-    entry.random = RandomState::now(devices_of_results(entry.results));
-  }
-  entries_.push_back(std::move(entry));
+  if (op.hasTag(at::Tag::nondeterministic_seeded)) note_random(entry);
 }
 
 void SelectiveStore::hand_out(std::size_t index, const c10::OperatorHandle& op,
@@ -95,28 +94,29 @@ void SelectiveStore::hand_out(std::size_t index, const c10::OperatorHandle& op,
   const Entry& entry = entries_[index];
   stack.resize(stack.size() - op.schema().arguments().size());
   for (std::size_t i = 0; i < entry.results.size(); ++i) {
-    if (!allow_mutation_ && version_of_value(entry.results[i]) != entry.versions[i]) {
+    const auto& [value, version] = entry.results[i];
+    if (!allow_mutation_ && version_of_value(value) != version) {
       throw CheckpointError(fmt::format(
           "libddp checkpoint: result {} of {} was kept by selective checkpointing and has been "
           "modified by an inplace operation since. Hint: clone it first, or pass "
           "allow_cache_entry_mutation=True.",
           i, text_of(op)));
     }
-    stack.push_back(without_history(entry.results[i]));
+    stack.push_back(without_history(value));
   }
   if (entry.random) entry.random->restore();
 }
 
-void SavingRun::on_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  op.callBoxed(stack);
-  if (store_->keeps(op)) store_->save(op, *stack);
+void SavingRun::on_op(const Op& op, torch::jit::Stack* stack) {
+  run(op, stack);
+  if (store_->keeps(op.handle)) store_->save(op.handle, *stack);
 }
 
-void ReplayRun::on_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  if (store_->keeps(op)) {
-    store_->hand_out(next_++, op, *stack);
+void ReplayRun::on_op(const Op& op, torch::jit::Stack* stack) {
+  if (store_->keeps(op.handle)) {
+    store_->hand_out(next_++, op.handle, *stack);
   } else {
-    op.callBoxed(stack);
+    run(op, stack);
   }
 }
 

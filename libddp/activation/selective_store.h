@@ -10,8 +10,10 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -25,13 +27,17 @@ namespace libddp {
 using OperatorSet = std::unordered_set<c10::OperatorHandle>;
 
 /// By (name, overload), such as ("aten::mm", "").
+/// Interceptors see them from now on.
 /// Throws ArgumentError: there is no such operator, or it changes its arguments or returns a view.
+/// REQUIRES: OpInterceptor::is_available().
 OperatorSet operators_named(const std::vector<std::pair<std::string, std::string>>& names);
 
 class SelectiveStore {
  public:
   SelectiveStore(std::shared_ptr<const OperatorSet> operators, bool allow_mutation)
-      : operators_(std::move(operators)), allow_mutation_(allow_mutation) {}
+      : operators_(std::move(operators)), allow_mutation_(allow_mutation) {
+    entries_.reserve(8);
+  }
 
   bool keeps(const c10::OperatorHandle& op) const { return operators_->contains(op); }
 
@@ -44,13 +50,18 @@ class SelectiveStore {
   void hand_out(std::size_t index, const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
 
  private:
+  struct Result {
+    c10::IValue value;
+    std::int64_t version;
+  };
   struct Entry {
     c10::OperatorHandle op;
-    std::vector<c10::IValue> results;
-    std::vector<std::int64_t> versions;
+    c10::SmallVector<Result, 1> results;
     /// After an operator that draws numbers: what follows goes on from there.
-    std::optional<RandomState> random;
+    std::unique_ptr<RandomState> random;
   };
+
+  static void note_random(Entry& entry);
 
   std::shared_ptr<const OperatorSet> operators_;
   bool allow_mutation_;
@@ -62,7 +73,7 @@ class SavingRun : public OpInterceptor {
   explicit SavingRun(std::shared_ptr<SelectiveStore> store) : store_(std::move(store)) {}
 
  protected:
-  void on_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) override;
+  void on_op(const Op& op, torch::jit::Stack* stack) override;
 
  private:
   std::shared_ptr<SelectiveStore> store_;
@@ -76,7 +87,7 @@ class ReplayRun : public OpInterceptor {
   void rewind() { next_ = 0; }
 
  protected:
-  void on_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) override;
+  void on_op(const Op& op, torch::jit::Stack* stack) override;
 
  private:
   std::shared_ptr<SelectiveStore> store_;

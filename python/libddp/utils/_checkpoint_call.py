@@ -49,12 +49,15 @@ def call(
         return function(*args, **kwargs)
     settings = _settings[bool(preserve_rng_state), early_stop, _CHECKS[determinism_check]]
     first = second = function
+    runs = None
     if context_fn is not noop_context_fn:
-        first_context, second_context = context_fn()
-        first, second = _within(first_context, function), _within(second_context, function)
+        runs = first_context, second_context = context_fn()
+        if type(first_context) is not _C.SavingRun or type(second_context) is not _C.ReplayRun:
+            first, second = _Within(first_context, function), _Within(second_context, function)
+            runs = None
     if torch._C._len_torch_function_stack():
         second = _within_device(second)
-    return _C.checkpoint(first, second, name_of, settings, args, kwargs, on_error)
+    return _C.checkpoint(first, second, name_of, settings, args, kwargs, on_error, runs)
 
 
 def call_as_node(function: Callable, args: tuple, preserve_rng_state: bool):
@@ -110,10 +113,6 @@ class _Within:
     def __call__(self, *args, **kwargs):
         with self.context:
             return self.function(*args, **kwargs)
-
-
-def _within(context, function: Callable) -> Callable:
-    return _Within(context, function)
 
 
 def _within_device(function: Callable) -> Callable:

@@ -29,6 +29,6 @@ def contexts(policy, allow_mutation: bool):
 
 def _operators(policy: list):
     # torch refuses what is no operator, and takes higher-order ones, which have no C++ form.
-    if not all(isinstance(op, torch._ops.OpOverload) for op in policy):
+    if not _C.can_keep_results() or not all(isinstance(op, torch._ops.OpOverload) for op in policy):
         return None
     return _C.OperatorSet([(op._schema.name, op._schema.overload_name) for op in policy])

@@ -1,5 +1,7 @@
 """Blocks as one node: use_reentrant=True, and checkpoint_module."""
 
+import weakref
+
 import blocks
 import pytest
 import torch
@@ -147,3 +149,102 @@ def test_sequential():
     torch.manual_seed(3)
     checkpoint_sequential(layers, 2, x, use_reentrant=True).sum().backward()
     assert torch.equal(x.grad, expected)
+
+
+class Shaped(nn.Module):
+    """Uses its inputs and its weight as `form` says."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+        self.weight = nn.Parameter(torch.arange(1.0, 4.0))
+
+    def forward(self, x, y):
+        return self.form(x, y, self.weight)
+
+
+FORMS = {
+    "input returned": lambda x, y, w: (x, y * w),
+    "weight returned": lambda x, y, w: (w, x * y),
+    "one output twice": lambda x, y, w: [x * w] * 2,
+    "one made of the other": lambda x, y, w: (lambda a: (a.sin(), a))(x * w),
+    "used often": lambda x, y, w: (x * x + x.exp() * w, y * w + x),
+    "an input not used": lambda x, y, w: (x * w, x),
+    "the weight not used": lambda x, y, w: (x * y, y.exp()),
+    "no gradient needed": lambda x, y, w: (x * w, y.detach()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form_of_call", ["reentrant", "module", "module, own pass"])
+def test_graphs_of_any_form(form, form_of_call):
+    def gradients(call):
+        blocks_ = [Shaped(lambda *a: tuple(FORMS[form](*a))) for _ in range(2)]
+        blocks_.append(blocks_[0])
+        leaf = torch.tensor([0.5, 1.0, 2.0], requires_grad=True)
+        x, y = leaf * 1, leaf.sin()
+        for block in blocks_:
+            x, y = call(block, x, y)
+        (x + leaf).sum().backward(retain_graph=form_of_call == "module, own pass")
+        return [leaf.grad, *(block.weight.grad for block in blocks_)]
+
+    plain = gradients(lambda block, x, y: block(x, y))
+    ours = gradients(reentrant if form_of_call == "reentrant" else checkpoint_module)
+    for expected, found in zip(plain, ours, strict=True):
+        if expected is None or found is None:
+            assert expected is None or not expected.any()
+            assert found is None or not found.any()
+        else:
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("call", [reentrant, checkpoint_module])
+def test_a_block_runs_in_the_pass_under_way_and_is_let_go(call):
+    passes, alive = [], []
+
+    class Noting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.kept = nn.Module()
+            alive.append(weakref.ref(ctx.kept))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            passes.append(torch._C._current_graph_task_id())
+            return gradient * 2
+
+    class Block(nn.Module):
+        def forward(self, x):
+            return Noting.apply(x).exp()
+
+    x = torch.ones(3, requires_grad=True)
+    middle = call(Block(), x * 1)
+    middle.register_hook(lambda g: passes.append(torch._C._current_graph_task_id()))
+    out = call(Block(), middle)
+    node = out.grad_fn
+    before = node.next_functions
+    out.sum().backward()
+    assert len(passes) == 3
+    assert len(set(passes)) == 1
+    assert [kept() for kept in alive] == [None] * 4
+    assert node.next_functions == before
+
+
+def test_a_reentrant_block_that_uses_a_tensor_made_outside():
+    results = []
+    for call in (lambda block, x: block(x), reentrant):
+        leaf = torch.tensor([0.5, 1.0], requires_grad=True)
+        outside = leaf.exp()
+        call(lambda x, a=outside: x * a + a, leaf * 1).sum().backward()
+        results.append([leaf.grad])
+    blocks.assert_equal(*results)
+
+
+def test_hooks_on_the_node_see_gradients_of_its_inputs():
+    x = torch.full((3,), 2.0, requires_grad=True)
+    out = reentrant(lambda y: y * y, x)
+    seen = []
+    out.grad_fn.register_hook(lambda inputs, outputs: seen.append(inputs))
+    out.sum().backward()
+    assert torch.equal(seen[0][0], 2 * x.detach())
