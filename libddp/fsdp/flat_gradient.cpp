@@ -15,17 +15,43 @@
 
 namespace libddp {
 
+void FlatParameter::put_gradients_aside() {
+  if (has_hidden_ || !is_trained_) return;
+  has_hidden_ = true;
+  for (std::size_t i = 0; i < size(); ++i) {
+    at::Tensor& grad = parameters_[i].tensor.mutable_grad();
+    hidden_[i] = std::exchange(grad, at::Tensor());
+  }
+}
+
+void FlatParameter::give_gradients_back() {
+  if (!has_hidden_) return;
+  has_hidden_ = false;
+  for (std::size_t i = 0; i < size(); ++i) {
+    parameters_[i].tensor.mutable_grad() = std::exchange(hidden_[i], at::Tensor());
+  }
+}
+
+void FlatParameter::release_gradients() {
+  if (!gradient_block_.defined() || !is_sharded() || has_hidden_ || shows_copies_) return;
+  for (const auto& [name, tensor] : parameters_) {
+    if (tensor.grad().defined()) return;
+  }
+  forget_gradients();
+}
+
+void FlatParameter::forget_gradients() {
+  gradient_pieces_.clear();
+  gradient_block_ = at::Tensor();
+}
+
 void FlatParameter::hide_gradients() {
   if (hides_gradients_ || !is_trained_) return;
   hides_gradients_ = true;
   std::fill(fired_.begin(), fired_.end(), 0);
   num_fired_ = 0;
-  for (std::size_t i = 0; i < size(); ++i) {
-    at::Tensor& grad = parameters_[i].tensor.mutable_grad();
-    keeps_[i] = grad.defined();
-    hidden_[i] = std::move(grad);
-    grad = at::Tensor();
-  }
+  put_gradients_aside();
+  for (std::size_t i = 0; i < size(); ++i) keeps_[i] = hidden_[i].defined();
 }
 
 bool FlatParameter::take_gradient(std::size_t index) {
@@ -65,7 +91,7 @@ void FlatParameter::check(const at::Tensor& grad, std::size_t index) const {
 void FlatParameter::begin_array() {
   if (gradients_.defined()) return;
   if (!is_sharded() && reduce_dtype_ == gradient_dtype_ && !keeps_any()) {
-    begin_block();
+    begin_block(/*is_overwritten=*/false);
     gradients_ = gradient_block_;
   } else {
     gradients_ = pool_->take(layout_.numel(), reduce_dtype_);
@@ -73,9 +99,13 @@ void FlatParameter::begin_array() {
   std::fill(filled_.begin(), filled_.end(), 0);
 }
 
-void FlatParameter::begin_block() {
+void FlatParameter::begin_block(bool is_overwritten) {
   if (gradient_block_.defined()) return;
   const std::int64_t numel = layout_.block_numel();
+  if (is_overwritten) {
+    gradient_block_ = at::empty({numel}, gradient_dtype_);
+    return;
+  }
   const bool is_reduced = !is_sharded() && options_.replicate;
   gradient_block_ = is_reduced ? options_.replicate->allocate({numel}, gradient_dtype_).zero_()
                                : at::zeros({numel}, gradient_dtype_);
@@ -123,19 +153,33 @@ void FlatParameter::fill_missing() {
 
 void FlatParameter::reduce() {
   if (!is_trained_ || reduced_.defined()) return;
+  begin_reduction();
+  const CallOptions async{.async = true, .label = label_};
+  if (is_sharded()) {
+    work_ = options_.shard->reduce_scatter_into(reduced_, gradients_, {ReduceOp::Avg}, async);
+  } else if (options_.replicate) {
+    work_ = options_.replicate->all_reduce(reduced_, {ReduceOp::Avg}, async);
+  }
+}
+
+void FlatParameter::begin_reduction() {
   begin_array();
   fill_missing();
-  const CallOptions async{.async = true, .label = label_};
   if (!is_sharded()) {
     reduced_ = gradients_;
-    if (options_.replicate)
-      work_ = options_.replicate->all_reduce(reduced_, {ReduceOp::Avg}, async);
     return;
   }
-  begin_block();
   const bool may_overwrite = reduce_dtype_ == gradient_dtype_ && !keeps_any();
+  begin_block(may_overwrite);
   reduced_ = may_overwrite ? gradient_block_ : at::empty({layout_.block_numel()}, reduce_dtype_);
-  work_ = options_.shard->reduce_scatter_into(reduced_, gradients_, {ReduceOp::Avg}, async);
+}
+
+void FlatParameter::end_reduction() {
+  if (is_sharded()) end_array();
+}
+
+std::size_t FlatParameter::gradient_bytes() const {
+  return static_cast<std::size_t>(layout_.numel()) * c10::elementSize(reduce_dtype_);
 }
 
 bool FlatParameter::keeps_any() const {
@@ -156,22 +200,12 @@ void FlatParameter::collect() {
 void FlatParameter::install() {
   if (!hides_gradients_) return;
   hides_gradients_ = false;
-  if (!reduced_.defined()) {  // a pass that does not synchronise
-    for (std::size_t i = 0; i < size(); ++i) {
-      parameters_[i].tensor.mutable_grad() = std::move(hidden_[i]);
-      hidden_[i] = at::Tensor();
-    }
-    return;
-  }
+  if (!reduced_.defined()) return give_gradients_back();  // a pass that does not synchronise
   collect();
   const c10::NoGradGuard no_grad;
   add_to_block(std::exchange(reduced_, at::Tensor()));
-  if (gradient_pieces_.empty()) {
-    for (std::size_t i = 0; i < size(); ++i) {
-      // LibTorch's optimizers detach gradients in place, which views refuse.
-      gradient_pieces_.push_back(piece_of(gradient_block_, i).variable_data());
-    }
-  }
+  if (gradient_pieces_.empty()) make_gradient_pieces();
+  has_hidden_ = false;
   for (std::size_t i = 0; i < size(); ++i) {
     hidden_[i] = at::Tensor();
     const at::Tensor& parameter = parameters_[i].tensor;
@@ -179,9 +213,25 @@ void FlatParameter::install() {
   }
 }
 
+/// Not views in autograd's sense: LibTorch's optimizers detach gradients in place, which views
+/// refuse. Made in each step, so without the dispatcher.
+void FlatParameter::make_gradient_pieces() {
+  for (std::size_t i = 0; i < size(); ++i) {
+    at::Tensor piece = gradient_block_.variable_data();
+    piece.unsafeGetTensorImpl()->set_sizes_and_strides(pieces_[i].sizes(), pieces_[i].strides(),
+                                                       layout_.piece_offset(i, rank()));
+    gradient_pieces_.push_back(std::move(piece));
+  }
+}
+
 void FlatParameter::add_to_block(const at::Tensor& result) {
-  begin_block();
+  begin_block(/*is_overwritten=*/false);
   const bool is_there = result.is_same(gradient_block_);
+  if (!is_there || keeps_any()) add_kept(result, is_there);
+  if (!is_sharded()) end_array();
+}
+
+void FlatParameter::add_kept(const at::Tensor& result, bool is_there) {
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor mine = piece_of(gradient_block_, i);
     // Somebody may have put another tensor there.
@@ -194,7 +244,6 @@ void FlatParameter::add_to_block(const at::Tensor& result) {
     if (!keeps_[i]) mine.zero_();
   }
   if (!is_there) gradient_block_.add_(result);
-  if (!is_sharded()) end_array();
 }
 
 void FlatParameter::abandon() {
@@ -207,12 +256,9 @@ void FlatParameter::abandon() {
   }
   end_array();
   reduced_ = at::Tensor();
-  if (!hides_gradients_) return;
+  if (hides_gradients_ && is_sharded() && !keeps_any()) forget_gradients();  // half written
   hides_gradients_ = false;
-  for (std::size_t i = 0; i < size(); ++i) {
-    parameters_[i].tensor.mutable_grad() = std::move(hidden_[i]);
-    hidden_[i] = at::Tensor();
-  }
+  give_gradients_back();
 }
 
 }  // namespace libddp

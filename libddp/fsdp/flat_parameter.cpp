@@ -85,6 +85,7 @@ void FlatParameter::show_full() {
   memory_->unshard();
   if (shows_full_) return;
   check_pieces();
+  if (is_sharded()) put_gradients_aside();
   for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, full_[i]);
   // A change of the dtype makes autograd forget the nodes.
   if (hooks_ && compute_dtype_ != dtype_) hooks_->reinstate();
@@ -114,6 +115,7 @@ void FlatParameter::show_pieces() {
   if (!shows_full_) return;
   for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, pieces_[i]);
   shows_full_ = false;
+  if (!hides_gradients_) give_gradients_back();
 }
 
 }  // namespace libddp

@@ -5,7 +5,8 @@
 // The parameter objects are those of the model, and stay so: `show_full` lets each show its whole
 // tensor, `show_pieces` the part that this rank owns, which is what optimizers see. Gradients come
 // from autograd whole; they are copied once into a flat array of the same layout, averaged over the
-// ranks, and what this rank owns stands in `.grad` at the end of the pass.
+// ranks, and what this rank owns stands in `.grad` at the end of the pass. While a parameter shows
+// its whole tensor, `.grad` is put aside: a piece there would contradict the shape.
 //
 //   pieces --show_full--> full --(forward)--> pieces --hide_gradients, show_full--> full
 //     --take_gradient of each, reduce--> pieces --collect, install--> pieces with gradients
@@ -14,6 +15,12 @@
 // Where `.grad` holds pieces from an earlier pass, new gradients are added to them. Passes that do
 // not synchronise add up whole gradients, which take the memory of the whole array until the pass
 // that does.
+//
+// NOTE [Memory of gradients]
+// The pieces in `.grad` are parts of one block, which lasts while somebody has one of them: it is
+// let go at the beginning of a step or pass where no parameter has a gradient (zero_grad). It comes
+// from the allocator of ordinary tensors, so activations use the same memory meanwhile. Where
+// nothing is sharded it lies in the group's arena and stays.
 // Thread rule: one thread at a time. Collectives: make, unshard, reduce, collect.
 //
 //   FlatParameter flat("unit h.0", parameters, options, pool);
@@ -52,10 +59,10 @@ class FlatParameter {
   bool is_trained() const { return is_trained_; }
 
   FlatMemory& memory() { return *memory_; }
-  /// Unshards, and lets the parameters show whole tensors. Throws StateError where one of them was
-  /// given other data, sizes or dtype since it showed its piece.
+  /// Unshards, and lets the parameters show whole tensors, without gradients. Throws StateError
+  /// where one of them was given other data, sizes or dtype since it showed its piece.
   void show_full();
-  /// Lets the parameters show what this rank owns. The bytes of the array stay.
+  /// Lets the parameters show what this rank owns, and its gradients. The bytes of the array stay.
   void show_pieces();
   struct CopyOptions {
     /// `.grad` shows copies of the whole averaged gradients too.
@@ -68,6 +75,9 @@ class FlatParameter {
   void show_copies(const CopyOptions& options);
   void end_copies(bool keep);
 
+  /// Lets the memory of gradients go where no parameter has one.
+  void release_gradients();
+
   // A backward pass.
   /// Puts `.grad` aside: autograd will write whole gradients there.
   void hide_gradients();
@@ -78,6 +88,16 @@ class FlatParameter {
   bool has_gradients() const { return gradients_.defined(); }
   /// Starts to average; gradients that are missing count as zeros.
   void reduce();
+  /// Instead of reduce, for who averages several arrays at once: reads `whole_gradient`, writes
+  /// `average`, and ends it. Where nothing is sharded the two are one.
+  void begin_reduction();
+  const at::Tensor& whole_gradient() const { return gradients_; }
+  const at::Tensor& average() const { return reduced_; }
+  void end_reduction();
+  const ShardOptions& options() const { return options_; }
+  /// Of `whole_gradient`.
+  std::size_t gradient_bytes() const;
+  at::ScalarType reduce_dtype() const { return reduce_dtype_; }
   /// Waits for what `reduce` started and gives its buffer back.
   void collect();
   /// The end of a pass: `.grad` shows pieces again.
@@ -85,7 +105,7 @@ class FlatParameter {
   /// After a pass that failed: `.grad` is what it was before; what the pass had done is lost.
   void abandon();
 
-  /// The block of gradients, [block_numel]; undefined before the first.
+  /// The block of gradients, [block_numel]; undefined where there are none.
   const at::Tensor& gradient_block() const { return gradient_block_; }
 
  private:
@@ -100,13 +120,19 @@ class FlatParameter {
   std::string wrong_copy() const;
   void end_gradient_copy(std::size_t index, bool keep);
   at::Tensor piece_of(const at::Tensor& block, std::size_t index) const;
+  void put_gradients_aside();
+  void give_gradients_back();
+  void forget_gradients();
+  void make_gradient_pieces();
   void check(const at::Tensor& grad, std::size_t index) const;
   void copy_in(const at::Tensor& grad, std::size_t index);
   void fill_missing();
   void begin_array();
-  void begin_block();
+  /// `is_overwritten`: all of it, so that it need not be zeros.
+  void begin_block(bool is_overwritten);
   void end_array();
   void add_to_block(const at::Tensor& result);
+  void add_kept(const at::Tensor& result, bool is_there);
   bool keeps_any() const;
   int rank() const { return options_.shard ? options_.shard->rank() : 0; }
   bool is_sharded() const { return options_.shard && options_.shard->size() > 1; }
@@ -130,7 +156,9 @@ class FlatParameter {
   std::vector<at::Tensor> kept_gradients_;
 
   bool hides_gradients_ = false;
-  /// Pieces of `.grad` from before the pass, and whether new ones are added to them.
+  /// What `.grad` was before the pass, or before whole tensors were shown; and whether new ones are
+  /// added to it.
+  bool has_hidden_ = false;
   std::vector<at::Tensor> hidden_;
   std::vector<std::uint8_t> keeps_;
   /// Whole gradients, in the pool's memory; where nothing is sharded, gradient_block_ itself if

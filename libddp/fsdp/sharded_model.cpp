@@ -13,6 +13,32 @@ namespace {
 
 constexpr std::size_t kMostReductions = 1;
 
+/// The ranks that read each other's blocks; null where none does.
+Group readers_of(const std::vector<ShardedModel::UnitPtr>& units) {
+  Group readers;
+  for (const auto& unit : units) {
+    if (unit->needs_meeting()) readers = unit->options().shard;
+  }
+  return readers;
+}
+
+/// No backward pass follows that would tell when the others have read what this rank may change
+/// now, so the ranks meet once more. `async`: the forward failed, and its error must come out.
+void end_reading(const std::vector<ShardedModel::UnitPtr>& units, bool async) {
+  if (c10::GradMode::is_enabled()) return;
+  if (const Group readers = readers_of(units)) {
+    readers->barrier({.async = async, .label = "the end of a sharded forward without gradients"});
+  }
+}
+
+void end_failed_reading(const std::vector<ShardedModel::UnitPtr>& units) noexcept {
+  try {
+    end_reading(units, /*async=*/true);
+  } catch (const std::exception&) {
+    // The group has failed: the next collective says so.
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<ShardedModel> ShardedModel::create(std::vector<UnitPtr> units,
@@ -47,7 +73,12 @@ void ShardedModel::before_forward(Unit& unit) {
   // Inside a backward pass it is a recomputation, which reads what the first computation read.
   if (depth_ == 0 && !(is_in_pass_ && is_nested_backward())) begin_step();
   record(unit);
-  unit.show_full();
+  try {
+    unit.show_full();
+  } catch (...) {
+    if (depth_ == 0 && !is_in_pass_) end_failed_reading(units_);
+    throw;
+  }
   if (options_.forward_prefetch && !is_in_pass_) prefetch(unit, 1);
   ++depth_;  // last: what throws has not begun
 }
@@ -67,25 +98,30 @@ void ShardedModel::after_forward(Unit& unit, const std::vector<at::Tensor>& outp
       return output.defined() && output.requires_grad();
     });
   }
-  if (unit.hides_gradients()) return;  // its backward follows at once
-  const bool stays = will_be_back && (is_root || unit.options().keep_unsharded);
-  unit.show_pieces(/*reshard=*/!stays);
+  if (!unit.hides_gradients()) {  // else its backward follows at once
+    const bool stays = will_be_back && (is_root || unit.options().keep_unsharded);
+    unit.show_pieces(/*reshard=*/!stays);
+  }
+  if (depth_ == 0 && !is_in_pass_) end_reading(units_, /*async=*/false);
 }
 
 void ShardedModel::forward_failed(Unit& unit) {
   --depth_;
   if (!unit.hides_gradients()) unit.show_pieces(/*reshard=*/true);
+  if (depth_ == 0 && !is_in_pass_) end_failed_reading(units_);
 }
 
 void ShardedModel::begin_step() {
   recover();
   output_leaves_.clear();
+  for (const UnitPtr& unit : units_) unit->release_gradients();
   publish();
 }
 
 // What an exception in the last step has left behind.
 void ShardedModel::recover() {
   reducing_.clear();
+  small_.abandon();
   is_in_pass_ = false;
   pass_ = nullptr;
   for (const UnitPtr& unit : units_) {
@@ -95,12 +131,9 @@ void ShardedModel::recover() {
 }
 
 void ShardedModel::publish() {
-  Group meets;
-  for (const UnitPtr& unit : units_) {
-    unit->publish();
-    if (unit->needs_meeting()) meets = unit->options().shard;
-  }
-  if (meets) meets->barrier({.label = "the beginning of a sharded forward"});
+  for (const UnitPtr& unit : units_) unit->publish();
+  const Group readers = readers_of(units_);
+  if (readers) readers->barrier({.label = "the beginning of a sharded forward"});
 }
 
 void ShardedModel::record(Unit& unit) {
@@ -129,6 +162,7 @@ void ShardedModel::begin_pass() {
   is_in_pass_ = true;
   accumulates_ = false;
   pass_syncs_ = syncs_;
+  for (const UnitPtr& unit : units_) unit->release_gradients();
   const auto pass = std::make_shared<Pass>(weak_from_this());
   pass_ = pass.get();
   call_after_backward([pass] {
@@ -141,7 +175,8 @@ void ShardedModel::begin_pass() {
 // waits for them: the error must come out now.
 ShardedModel::Pass::~Pass() {
   const auto self = model.lock();
-  if (!self || self->pass_ != this || self->depth_ > 0 || !self->reducing_.empty()) return;
+  if (!self || self->pass_ != this || self->depth_ > 0) return;
+  if (!self->reducing_.empty() || self->small_.is_running()) return;
   try {
     self->recover();
   } catch (const Error&) {
@@ -155,12 +190,19 @@ void ShardedModel::on_gradient(Unit& unit) {
 }
 
 void ShardedModel::complete(Unit& unit) {
-  if (pass_syncs_ && !unit.is_reducing()) {
-    collect_oldest(kMostReductions - 1);
-    unit.reduce();
-    reducing_.push_back(&unit);
-  }
+  if (pass_syncs_ && !unit.is_reducing()) reduce(unit);
   unit.show_pieces(/*reshard=*/true);
+}
+
+void ShardedModel::reduce(Unit& unit) {
+  if (SmallReductions::takes(unit)) {
+    small_.add(unit);
+    if (small_.is_full()) small_.start(/*async=*/true);
+    return;
+  }
+  collect_oldest(kMostReductions - 1);
+  unit.reduce();
+  reducing_.push_back(&unit);
 }
 
 void ShardedModel::collect_oldest(std::size_t most) {
@@ -174,7 +216,9 @@ void ShardedModel::collect_oldest(std::size_t most) {
 void ShardedModel::end_pass() {
   pass_ = nullptr;
   if (accumulates_ && pass_syncs_) reduce_rest();
+  small_.start(/*async=*/false);
   collect_oldest(0);
+  small_.collect();
   for (const UnitPtr& unit : units_) {
     unit->show_pieces(/*reshard=*/true);
     if (unit->hides_gradients()) unit->install();

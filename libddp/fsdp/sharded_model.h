@@ -10,14 +10,16 @@
 // it any more, and others may read it only when it has been changed. The averaging of gradients
 // gives the first: a rank has the average of a unit when all ranks' last gradient of that unit has
 // come, so when the pass is over nobody needs the parameters. The barrier at the beginning of a
-// step gives the second. No other synchronisation is needed, and none per unit.
+// step gives the second. No other synchronisation is needed, and none per unit; but a forward under
+// no_grad, which no pass follows, ends with a barrier of its own.
 //
 // Where they are gathered, a unit's all-gather starts when the one before it begins to compute, in
 // the order of the first step; at most two gathered units wait. Reductions run beside the backward,
-// one at a time, so at most two units' whole gradients are there at a time.
-// Collective order: the barrier of the step; all-gathers and reductions in the order in which the
-// modules run; units that a pass did not reach take no part in it, on all ranks alike.
-// Thread rule: one forward or backward at a time.
+// one at a time, so at most two units' whole gradients are there at a time. Small units are
+// averaged together, the last of them at the end of the pass: see small_reductions.h. Collective
+// order: the barrier of the step; all-gathers and reductions in the order in which the modules run;
+// units that a pass did not reach take no part in it, on all ranks alike. Thread rule: one forward
+// or backward at a time.
 //
 //   auto model = ShardedModel::create({root_unit, block_0, block_1}, {});
 //   model->before_forward(*block_0);
@@ -34,6 +36,7 @@
 #include <utility>
 #include <vector>
 
+#include "libddp/fsdp/small_reductions.h"
 #include "libddp/fsdp/unit.h"
 
 namespace libddp {
@@ -93,6 +96,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void on_gradient(Unit& unit);
   void complete(Unit& unit);
   void end_pass();
+  void reduce(Unit& unit);
   void reduce_rest();
   void collect_oldest(std::size_t most);
   void prefetch(const Unit& unit, int step);
@@ -112,6 +116,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Units in the order of the first step's forward.
   std::vector<Unit*> order_;
   std::deque<Unit*> reducing_;
+  SmallReductions small_;
   /// See call_before_backward.
   std::vector<std::shared_ptr<void>> output_leaves_;
 };

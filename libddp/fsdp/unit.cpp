@@ -104,6 +104,10 @@ void Unit::show_pieces(bool reshard) {
   }
 }
 
+void Unit::release_gradients() {
+  for (const auto& flat : flats_) flat->release_gradients();
+}
+
 void Unit::hide_gradients() {
   if (is_in_pass_) return;
   is_in_pass_ = true;
@@ -134,6 +138,13 @@ bool Unit::has_gradients() const {
 void Unit::reduce() {
   is_reducing_ = true;
   for (const auto& flat : flats_) flat->reduce();
+}
+
+void Unit::begin_reduction() {
+  is_reducing_ = true;
+  for (const auto& flat : flats_) {
+    if (flat->is_trained()) flat->begin_reduction();
+  }
 }
 
 void Unit::collect() {

@@ -48,12 +48,15 @@ class Unit {
   /// `reshard`: gathered bytes are given back too.
   void show_pieces(bool reshard);
 
+  void release_gradients();
   void hide_gradients();
   bool hides_gradients() const { return is_in_pass_; }
   /// All gradients of this pass have come.
   bool is_complete() const { return is_complete_; }
   bool has_gradients() const;
   void reduce();
+  /// Instead of reduce, for who averages several units at once.
+  void begin_reduction();
   bool is_reducing() const { return is_reducing_; }
   void collect();
   void install();

@@ -11,8 +11,11 @@
 #include <ATen/ops/sin.h>
 #include <c10/core/GradMode.h>
 
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/catch.h"
@@ -30,18 +33,22 @@ at::Tensor numbers(at::IntArrayRef sizes, double seed) {
   return at::sin(at::arange(numel, at::kFloat) * 0.37 + seed).view(sizes);
 }
 
+/// Units of layers this wide are averaged each by itself, but for the first and the root.
+constexpr int kWide = 190;
+
 /// Linear layers with a ReLU each, and a scale of the root.
 struct Net {
   std::vector<NamedTensors> layers;
   NamedTensors root;
 
-  Net() {
+  explicit Net(int width = 7) {
+    const double scale = 7.0 / width;
     for (int l = 0; l < kLayers; ++l) {
-      const int in = l == 0 ? 5 : 7;
-      layers.push_back(
-          {{"weight", leaf(numbers({7, in}, l))}, {"bias", leaf(numbers({7}, l + 9))}});
+      const int in = l == 0 ? 5 : width;
+      layers.push_back({{"weight", leaf(numbers({width, in}, l) * scale)},
+                        {"bias", leaf(numbers({width}, l + 9))}});
     }
-    root = {{"scale", leaf(numbers({7}, 4))}};
+    root = {{"scale", leaf(numbers({width}, 4))}};
   }
   static at::Tensor leaf(const at::Tensor& values) {
     return values.clone().set_requires_grad(true);
@@ -73,7 +80,7 @@ struct Net {
 
 class Sharded {
  public:
-  explicit Sharded(const ShardOptions& options) {
+  explicit Sharded(const ShardOptions& options, int width = 7) : net_(width) {
     std::vector<std::shared_ptr<Unit>> units{std::make_shared<Unit>("", net_.root, options)};
     for (int l = 0; l < kLayers; ++l) {
       units.push_back(
@@ -88,6 +95,7 @@ class Sharded {
     for (int l = 0; l < kLayers; ++l) {
       Unit& unit = *model_->units()[l + 1];
       model_->before_forward(unit);
+      if (before_layer) before_layer();
       x = net_.run_layer(l, x);
       model_->after_forward(unit, {x});
     }
@@ -97,6 +105,7 @@ class Sharded {
   }
   const Net& net() const { return net_; }
   ShardedModel& model() { return *model_; }
+  std::function<void()> before_layer;
 
  private:
   Net net_;
@@ -108,8 +117,8 @@ at::Tensor batch(int rank, int step) { return numbers({4, 5}, rank * 3.1 + step)
 at::Tensor loss_of(const at::Tensor& y) { return y.pow(2).mean(); }
 
 /// The parameters after training on the batches of all ranks, one after the other.
-std::vector<at::Tensor> reference(int world_size, int num_steps, int num_micro = 1) {
-  Net net;
+std::vector<at::Tensor> reference(int world_size, int num_steps, int num_micro = 1, int width = 7) {
+  Net net(width);
   for (int step = 0; step < num_steps; ++step) {
     for (int micro = 0; micro < num_micro; ++micro) {
       for (int rank = 0; rank < world_size; ++rank) {
@@ -131,14 +140,14 @@ void expect_whole(Sharded& sharded, const std::vector<at::Tensor>& wanted, doubl
   sharded.model().end_copies(false);
 }
 
-void train_on(const std::vector<int>& hosts, bool keeps_unsharded) {
+void train_on(const std::vector<int>& hosts, bool keeps_unsharded, int width) {
   const int world_size = static_cast<int>(hosts.size());
-  const auto wanted = reference(world_size, 4);
+  const auto wanted = reference(world_size, 4, 1, width);
   run_group_on_hosts(hosts, [&](ProcessGroup& group) {
-    Sharded sharded({.shard = group.shared_from_this(), .keep_unsharded = keeps_unsharded});
+    Sharded sharded({.shard = group.shared_from_this(), .keep_unsharded = keeps_unsharded}, width);
     std::int64_t owned = 0;
     for (const at::Tensor& p : sharded.net().parameters()) owned += p.numel();
-    expect(world_size == 1 || owned < 7 * 5 + 7 * 14 + 4 * 7, "a part is owned");
+    expect(world_size == 1 || owned < width * (5 + 2 * width + 4), "a part is owned");
     for (int step = 0; step < 4; ++step) {
       loss_of(sharded.forward(batch(group.rank(), step))).backward();
       for (const at::Tensor& p : sharded.net().parameters()) {
@@ -156,8 +165,86 @@ TEST_CASE("a sharded model trains like a plain one", "[sharded_model]") {
   // On one host the array exists once, on several it is gathered.
   const std::vector<std::vector<int>> kHosts{{0}, {0, 0}, {0, 0, 0}, {0, 1}, {0, 1, 0}};
   for (const auto& hosts : kHosts) {
-    for (const bool keeps : {false, true}) train_on(hosts, keeps);
+    for (const bool keeps : {false, true}) train_on(hosts, keeps, 7);
+    train_on(hosts, false, kWide);
   }
+}
+
+TEST_CASE("averages are those of an all-reduce, alone or together", "[sharded_model]") {
+  for (const int width : {7, kWide}) {
+    run_group(3, [&](ProcessGroup& group) {
+      const Net plain(width);
+      loss_of(plain.forward(batch(group.rank(), 0))).backward();
+      Sharded sharded({.shard = group.shared_from_this()}, width);
+      loss_of(sharded.forward(batch(group.rank(), 0))).backward();
+      const auto& units = sharded.model().units();
+      sharded.model().show_copies(units, {.with_gradients = true});
+      for (std::size_t i = 0; i < plain.parameters().size(); ++i) {
+        const at::Tensor wanted = plain.parameters()[i].grad();
+        group.all_reduce(wanted, {ReduceOp::Avg});
+        expect_equal(sharded.net().parameters()[i].grad(), wanted, "gradient");
+      }
+      sharded.model().end_copies(false);
+    });
+  }
+}
+
+TEST_CASE("small units are averaged by one collective", "[sharded_model]") {
+  run_group(2, [&](ProcessGroup& group) {
+    const auto collectives_of_a_step = [&](int width) {
+      Sharded sharded({.shard = group.shared_from_this()}, width);
+      const std::uint64_t before = group.sequence_number();
+      loss_of(sharded.forward(batch(group.rank(), 0))).backward();
+      return group.sequence_number() - before;
+    };
+    expect(collectives_of_a_step(7) == 2, "the barrier of the step, and one average");
+    expect(collectives_of_a_step(kWide) == 4, "two units alone, the others together");
+  });
+}
+
+TEST_CASE("the memory of gradients goes with the last of them", "[sharded_model]") {
+  run_group(2, [&](ProcessGroup& group) {
+    Sharded sharded({.shard = group.shared_from_this()});
+    const auto has_block = [&](std::size_t unit) {
+      return sharded.model().units()[unit]->flats()[0]->gradient_block().defined();
+    };
+    const auto run = [&](int step) { return loss_of(sharded.forward(batch(group.rank(), step))); };
+    run(0).backward();
+    const at::Tensor kept = sharded.net().parameters()[0].grad();
+    const at::Tensor copy = kept.clone();
+    sharded.net().step();
+    expect(has_block(1), "until the next step begins");
+    const at::Tensor loss = run(1);
+    expect(!has_block(0) && !has_block(1), "nobody has a gradient");
+    loss.backward();
+    expect(has_block(1) && !sharded.net().parameters()[0].grad().is_same(kept), "new gradients");
+    expect_equal(kept, copy, "a gradient that somebody has kept");
+    const at::Tensor last = run(2);
+    expect(has_block(1), "gradients are there");
+    for (const at::Tensor& p : sharded.net().parameters()) p.mutable_grad() = at::Tensor();
+    last.backward();  // they went after the forward
+    expect(sharded.net().parameters()[0].grad().defined(), "gradients again");
+  });
+}
+
+TEST_CASE("gradients are out of sight while a unit is whole", "[sharded_model]") {
+  run_group(2, [&](ProcessGroup& group) {
+    Sharded sharded({.shard = group.shared_from_this()});
+    loss_of(sharded.forward(batch(group.rank(), 0))).backward();
+    ShardedModel& model = sharded.model();
+    Unit& unit = *model.units()[1];
+    const at::Tensor parameter = sharded.net().layers[0][0].tensor;
+    const at::Tensor grad = parameter.grad();
+    const c10::NoGradGuard no_grad;
+    for (const bool fails : {false, true}) {
+      model.before_forward(*model.units()[0]);
+      model.before_forward(unit);
+      expect(!parameter.grad().defined(), "no piece beside a whole tensor");
+      fails ? model.forward_failed(unit) : model.after_forward(unit, {});
+      model.forward_failed(*model.units()[0]);
+      expect(parameter.grad().is_same(grad), "the same gradient again");
+    }
+  });
 }
 
 TEST_CASE("without sharding every rank keeps everything", "[sharded_model]") {
@@ -201,6 +288,21 @@ TEST_CASE("evaluation leaves pieces behind", "[sharded_model]") {
       expect(at::allclose(y, Net().forward(batch(0, 0)), 1e-6, 1e-6), "the same values");
     }
     expect(sharded.net().parameters()[1].sizes().vec() == shape, "pieces after the forward");
+  });
+}
+
+TEST_CASE("nobody changes parameters that an evaluation still reads", "[sharded_model]") {
+  run_group(2, [&](ProcessGroup& group) {
+    Sharded sharded({.shard = group.shared_from_this()});
+    loss_of(sharded.forward(batch(0, 0))).backward();
+    const at::Tensor wanted = Net().forward(batch(0, 1));
+    const c10::NoGradGuard no_grad;
+    sharded.before_layer = [&] {
+      if (group.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    };
+    const at::Tensor y = sharded.forward(batch(0, 1));
+    sharded.net().step();
+    expect(at::allclose(y, wanted, 1e-6, 1e-6), "the values before the step");
   });
 }
 

@@ -1,0 +1,152 @@
+#include "libddp/fsdp/small_reductions.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "libddp/base/error.h"
+
+namespace libddp {
+namespace {
+
+constexpr const char* kLabel = "gradients of small units";
+
+int blocks_of(const FlatParameter& flat) { return flat.layout().world_size(); }
+
+/// The group whose ranks hold blocks, or that of the ranks that hold everything.
+const Group& group_of(const FlatParameter& flat) {
+  return blocks_of(flat) > 1 ? flat.options().shard : flat.options().replicate;
+}
+
+bool are_alike(const FlatParameter& a, const FlatParameter& b) {
+  return a.options().shard == b.options().shard && a.options().replicate == b.options().replicate &&
+         a.reduce_dtype() == b.reduce_dtype();
+}
+
+/// function(place in the array, place in what travels, bytes) for each block.
+template <typename Function>
+void for_blocks(const FlatParameter& flat, std::int64_t from, std::int64_t total, int blocks,
+                const Function& function) {
+  const auto bytes = [&](std::int64_t numel) {
+    return static_cast<std::size_t>(numel) * c10::elementSize(flat.reduce_dtype());
+  };
+  const std::int64_t numel = flat.layout().block_numel();
+  for (int block = 0; block < blocks; ++block) {
+    function(bytes(block * numel), bytes(block * total + from), bytes(numel));
+  }
+}
+
+std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+
+}  // namespace
+
+bool SmallReductions::takes(const Unit& unit) {
+  std::size_t bytes = 0;
+  for (const auto& flat : unit.flats()) {
+    if (flat->is_trained()) bytes += flat->gradient_bytes();
+  }
+  return bytes <= kMostUnitBytes;
+}
+
+void SmallReductions::add(Unit& unit) {
+  unit.begin_reduction();
+  for (const auto& flat : unit.flats()) {
+    if (!flat->is_trained() || !group_of(*flat)) continue;
+    waiting_.push_back(flat.get());
+    waiting_bytes_ += flat->gradient_bytes();
+  }
+}
+
+void SmallReductions::start(bool async) {
+  collect();
+  waiting_bytes_ = 0;
+  for (FlatParameter* const flat : std::exchange(waiting_, {})) {
+    Batch& batch = batch_of(*flat);
+    batch.flats.push_back(flat);
+    batch.block_numel += flat->layout().block_numel();
+  }
+  for (Batch& batch : running_) launch(batch, async);
+}
+
+SmallReductions::Batch& SmallReductions::batch_of(const FlatParameter& flat) {
+  for (Batch& batch : running_) {
+    if (are_alike(*batch.flats.front(), flat)) return batch;
+  }
+  Batch& batch = running_.emplace_back();
+  batch.pool = BufferPool::of(group_of(flat));
+  if (std::find(pools_.begin(), pools_.end(), batch.pool) == pools_.end()) {
+    pools_.push_back(batch.pool);
+  }
+  return batch;
+}
+
+void SmallReductions::launch(Batch& batch, bool async) {
+  const FlatParameter& first = *batch.flats.front();
+  const Group& group = group_of(first);
+  const int blocks = blocks_of(first);
+  batch.sent = batch.pool->take(batch.block_numel * blocks, first.reduce_dtype());
+  pack(batch);
+  const CallOptions options{.async = async, .label = kLabel};
+  if (blocks == 1) {
+    batch.averages = batch.sent;
+    batch.work = group->all_reduce(batch.sent, {ReduceOp::Avg}, options);
+    return;
+  }
+  batch.averages = batch.pool->take(batch.block_numel, first.reduce_dtype());
+  batch.work = group->reduce_scatter_into(batch.averages, batch.sent, {ReduceOp::Avg}, options);
+}
+
+void SmallReductions::pack(Batch& batch) {
+  std::int64_t from = 0;
+  for (const FlatParameter* const flat : batch.flats) {
+    const std::byte* const array = bytes_of(flat->whole_gradient());
+    for_blocks(*flat, from, batch.block_numel, blocks_of(*flat),
+               [&](std::size_t in_array, std::size_t in_batch, std::size_t bytes) {
+                 std::memcpy(bytes_of(batch.sent) + in_batch, array + in_array, bytes);
+               });
+    from += flat->layout().block_numel();
+  }
+}
+
+void SmallReductions::collect() {
+  for (Batch& batch : running_) {
+    if (!batch.work) continue;  // what failed on its way
+    batch.work->wait();
+    const FlatParameter& first = *batch.flats.front();
+    if (blocks_of(first) > 1 && first.options().replicate) {
+      first.options().replicate->all_reduce(batch.averages, {ReduceOp::Avg}, {.label = kLabel});
+    }
+    unpack(batch);
+  }
+  running_.clear();
+}
+
+void SmallReductions::unpack(Batch& batch) {
+  std::int64_t from = 0;
+  for (FlatParameter* const flat : batch.flats) {
+    std::byte* const array = bytes_of(flat->average());
+    for_blocks(*flat, from, batch.block_numel, /*blocks=*/1,
+               [&](std::size_t in_array, std::size_t in_batch, std::size_t bytes) {
+                 std::memcpy(array + in_array, bytes_of(batch.averages) + in_batch, bytes);
+               });
+    flat->end_reduction();
+    from += flat->layout().block_numel();
+  }
+  if (!batch.averages.is_same(batch.sent)) batch.pool->give(std::move(batch.averages));
+  batch.pool->give(std::move(batch.sent));
+}
+
+void SmallReductions::abandon() noexcept {
+  waiting_.clear();
+  waiting_bytes_ = 0;
+  for (Batch& batch : running_) {
+    try {
+      if (batch.work) batch.work->wait();
+    } catch (const std::exception&) {
+      // The group has failed: the next collective says so.
+    }
+  }
+  running_.clear();
+}
+
+}  // namespace libddp
