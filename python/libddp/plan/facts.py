@@ -43,6 +43,8 @@ class Event:
     what: str
     #: Position of the unit, or of the parameter.
     which: int
+    #: Of a gradient: the most bytes (see Pass) since the one before it, or since the beginning.
+    peak: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,8 @@ class Memory:
     communication: int = 0
     #: The model's own buffers.
     buffers: int = 0
-    #: The most that a pass, or the optimizer's step, takes for a moment.
+    #: The most that a pass, or the optimizer's step, takes for a moment. Where gradients come into
+    #: being during the pass: what it takes beyond all of them at its highest moment.
     activations: int = 0
     transient: int = 0
     #: The most on a host while the model is wrapped; every rank holds a whole one then.

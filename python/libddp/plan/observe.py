@@ -30,7 +30,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self.now = self.peak = 0
+        self.now = self.peak = self._recent = 0
         self._seen: dict[int, object] = {}
         for tensor in known:
             self._remember(tensor, 0)
@@ -40,8 +40,14 @@ class LiveBytes(TorchDispatchMode):
         for value in tree_iter(result):
             if isinstance(value, torch.Tensor):
                 self._remember(value, value.untyped_storage().nbytes())
+        self._recent = max(self._recent, self.now)
         self.peak = max(self.peak, self.now)
         return result
+
+    def peak_since_last(self) -> int:
+        """The most since the last call."""
+        recent, self._recent = self._recent, self.now
+        return recent
 
     def _remember(self, tensor: torch.Tensor, size: int) -> None:
         storage = tensor.untyped_storage()
@@ -74,7 +80,7 @@ def observe_pass(
 
     def take(index: int):
         def hook(parameter: torch.Tensor) -> None:
-            events.append(Event("gradient", index))
+            events.append(Event("gradient", index, live.peak_since_last()))
             parameter.grad = None
 
         return hook

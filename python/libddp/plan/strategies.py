@@ -70,6 +70,9 @@ class _Plan:
     def communication(self, one: Pass) -> int:
         return 0
 
+    def activations(self, one: Pass) -> int:
+        return one.peak
+
     def memory(self, recompute: bool, one: Pass, cost: OptimizerCost) -> Memory:
         return Memory(
             self.setting,
@@ -81,7 +84,7 @@ class _Plan:
             optimizer=cost.state,
             communication=self.communication(one),
             buffers=self.facts.buffers,
-            activations=one.peak,
+            activations=self.activations(one),
             transient=cost.transient,
             wrapping=self.wrapping,
         )
@@ -133,6 +136,8 @@ class _Sharded(_Plan):
         #: The ranks of a group are on several hosts: each gathers what it needs.
         self._gathers = setting in (FULL_SHARD, SHARD_GRAD_OP) and job.hosts > 1
         self._flats = layout.flats(facts.parameters)
+        #: Per unit, the averages that this rank keeps.
+        self._averages = [0] * len(facts.units)
         for flat in self._flats:
             self._add(flat)
         self.wrapping = self._wrapping()
@@ -154,6 +159,7 @@ class _Sharded(_Plan):
             self.parameters += block * itemsize if compute != itemsize else 0
         if flat[0].trained:
             self.gradients += block * itemsize
+            self._averages[flat[0].unit] += block * itemsize
 
     def _wrapping(self) -> int:
         """The model as each rank has made it gives way to its units one by one; one that is on the
@@ -167,6 +173,28 @@ class _Sharded(_Plan):
     def _owned_by(self, rank: int) -> list:
         trained = [flat for flat in self._flats if flat[0].trained]
         return [piece for flat in trained for piece in _pieces(flat, self._group, rank)]
+
+    def activations(self, one: Pass) -> int:
+        """Gradients of the last step are gone when a pass begins; averages come unit by unit, while
+        activations go."""
+        if self._group == 1:
+            return one.peak
+        missing, most, ready = self._num_trained(), one.peak, 0
+        for event in one.events:
+            if event.what != "gradient":
+                continue
+            most = max(most, event.peak + ready)
+            unit = self.facts.parameters[event.which].unit
+            missing[unit] -= 1
+            ready += self._averages[unit] if missing[unit] == 0 else 0
+        return max(0, most - self.gradients)
+
+    def _num_trained(self) -> list[int]:
+        """Per unit."""
+        trained = [0] * len(self.facts.units)
+        for parameter in self.facts.parameters:
+            trained[parameter.unit] += parameter.trained
+        return trained
 
     def _compute_itemsize(self, flat: list[Parameter]) -> int:
         return self.job.param_itemsize or flat[0].itemsize
@@ -189,13 +217,10 @@ class _Sharded(_Plan):
                 gathered.setdefault(unit, []).append(size)
         if self._group == 1:  # gradients are averaged where they stay
             return averages
-        trained = [0] * len(self.facts.units)
-        for parameter in self.facts.parameters:
-            trained[parameter.unit] += parameter.trained
         unit_of = [p.unit for p in self.facts.parameters]
         keeps = self.setting == SHARD_GRAD_OP
         schedule = layout.Schedule(unit_of, gradients, gathered, keeps)
-        return schedule.run(one.events, trained) + averages
+        return schedule.run(one.events, self._num_trained()) + averages
 
 
 def _pieces(parameters: list[Parameter], ranks: int, rank: int) -> list:

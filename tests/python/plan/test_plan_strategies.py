@@ -37,7 +37,8 @@ def plan(setting, job=None, **options):
 def test_every_setting_is_planned_with_and_without_recomputation():
     found = all_settings(facts(recomputed=MIB), Job(2, 2), two_moments)
     assert [(m.setting, m.recompute) for m in found] == [(s, r) for s in SETTINGS for r in (0, 1)]
-    assert {m.activations for m in found if m.recompute} == {MIB}
+    whole = [m for m in found if m.setting in ("DDP", "ZeRO-1", "NO_SHARD")]
+    assert {m.activations for m in whole if m.recompute} == {MIB}
 
 
 def test_ddp_has_everything_on_every_rank():
@@ -84,6 +85,20 @@ def test_between_hosts_parameters_are_gathered():
     assert keeps.communication > full.communication > hybrid.communication
     assert hybrid.shared_parameters == 8 * MIB
     assert hybrid.gradients == 4 * MIB
+
+
+def test_averages_come_while_activations_go():
+    # 2 MiB of averages per rank in the end, of 4 units. Live: 10 before the first, then 9, ...
+    falling = [Event(e.what, e.which) for e in facts().plain.events if e.what != "gradient"]
+    falling += [Event("gradient", unit, (7 + unit) * MIB) for unit in (3, 2, 1, 0)]
+    first = facts()
+    model = ModelFacts(first.parameters, first.units, Pass(10 * MIB, 10 * MIB, tuple(falling)))
+    full = next(m for m in all_settings(model, Job(2, 2), two_moments) if m.setting == "FULL_SHARD")
+    assert full.gradients + full.activations == 10 * MIB
+    late = [Event("gradient", unit, 10 * MIB) for unit in (3, 2, 1, 0)]
+    model = ModelFacts(first.parameters, first.units, Pass(10 * MIB, 10 * MIB, tuple(late)))
+    full = next(m for m in all_settings(model, Job(2, 2), two_moments) if m.setting == "FULL_SHARD")
+    assert full.gradients + full.activations == 11.5 * MIB  # three of the four, and all activations
 
 
 def test_mixed_precision_shares_the_low_one():
