@@ -20,7 +20,13 @@ COMPOSABLE = tuple(f"torch.distributed._composable.{name}" for name in ("fsdp", 
 #: Works on the inside of torch's FSDP1 class, which it imports by its name.
 KEEPS_TORCHS = "torch.distributed.checkpoint.state_dict"
 _FSDP1 = f"{PACKAGE}.fully_sharded_data_parallel"
-_FSDP2_NAMES = ("FSDPModule", "UnshardHandle", "fully_shard", "register_fsdp_forward_method")
+_FSDP2_NAMES = (
+    "FSDPModule",
+    "UnshardHandle",
+    "fully_shard",
+    "register_fsdp_forward_method",
+    "share_comm_ctx",
+)
 
 
 def is_offered() -> bool:

@@ -1,5 +1,8 @@
 """fully_shard of modules on the meta device, which get their values later, as torch's FSDP2."""
 
+import ctypes
+from pathlib import Path
+
 import checks
 import ddp_models
 import fsdp_models as models
@@ -151,6 +154,41 @@ def check_checkpoints():
     state = again.state_dict()
     dcp.load({"model": state}, checkpoint_id=folder / "dcp")
     assert_equal([values(again)], [values(source)])
+
+
+def peak_mib(function):
+    """By how much the process grew while it ran."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
+    before = peak()
+    function()
+    return (peak() - before) / 1024
+
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def sharded_layers():
+    """12 units of 4 MiB on the meta device, or 48 MiB in all."""
+    with torch.device("meta"):
+        layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(12)))
+    models.libddp_fsdp().fully_shard(list(layers))
+    return models.libddp_fsdp().fully_shard(layers)
+
+
+def check_loading_takes_the_memory_of_a_unit():
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed is seen to be free
+    source = sharded_layers().to_empty(device="cpu")
+    whole_model = peak_mib(lambda: reset_parameters(source, 17))
+    state = source.state_dict()
+    small = models.shard()
+    set_model_state_dict(small, small.state_dict())  # imports, and whatever is made once
+    model = sharded_layers()
+    loaded = peak_mib(lambda: set_model_state_dict(model, state))
+    assert whole_model > 40
+    assert loaded < 44, loaded  # its half and a few tensors, not its half and the whole
+    assert torch.equal(model.state_dict()["7.weight"].to_local(), state["7.weight"].to_local())
 
 
 class Counting(nn.Module):

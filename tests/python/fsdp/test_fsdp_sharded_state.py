@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from fsdp_states import assert_equal, make, whole
+from fsdp_states import assert_equal, make, narrow, whole
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -189,6 +189,34 @@ def check_torchs_older_names():
     assert_equal([found], [fsdp.optim_state_dict(model, optimizer)["state"]])
     with pytest.raises(ValueError, match="needs the optimizer"):
         fsdp.scatter_full_optim_state_dict(full, again)
+
+
+def check_states_of_optimizers_with_other_keys():
+    fsdp = models.libddp_fsdp()
+    names, numbers = fsdp.OptimStateKeyType.PARAM_NAME, fsdp.OptimStateKeyType.PARAM_ID
+    rekey = fsdp.FullyShardedDataParallel.rekey_optim_state_dict
+    model, optimizer = make(models.wrap, steps=2)
+    full = fsdp.FullyShardedDataParallel.full_optim_state_dict(model, optimizer, rank0_only=False)
+    plain = models.build(narrow, seed=5)
+    alone = models.adamw(plain.parameters())
+    alone.load_state_dict(rekey(full, numbers, plain))
+    named = rekey(alone.state_dict(), names, plain, optim=alone)
+    assert rekey(named, names, plain) is named
+    assert_equal([named["state"]], [full["state"]])
+    for load in ("shard_full_optim_state_dict", "flatten_sharded_optim_state_dict"):
+        again, other = make(models.wrap, seed=5)
+        state = named
+        if load == "flatten_sharded_optim_state_dict":
+            state = fsdp.FullyShardedDataParallel.sharded_optim_state_dict(model, optimizer)
+        other.load_state_dict(
+            getattr(fsdp.FullyShardedDataParallel, load)(state, again, optim=other)
+        )
+        found = fsdp.FullyShardedDataParallel.optim_state_dict(again, other)
+        assert_equal([found["state"]], [full["state"]])
+    with pytest.raises(ValueError, match=r"'embedding\.weight', which is no parameter of Linear"):
+        rekey(full, numbers, torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="needs the optimizer"):
+        fsdp.FullyShardedDataParallel.shard_full_optim_state_dict(full, again)
 
 
 def check_torchs_older_loading_of_optimizers():

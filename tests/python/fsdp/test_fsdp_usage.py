@@ -381,6 +381,46 @@ def check_retained_graph():
     del replica
 
 
+def check_a_list_of_modules():
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
+    ours, theirs = models.build(), models.build()
+    parts = [ours.norm, *ours.blocks, ours.blocks[0].up]  # the last one is inside of another
+    assert models.libddp_fsdp().fully_shard(parts) is parts
+    models.libddp_fsdp().fully_shard(ours)
+    fully_shard([theirs.norm, *theirs.blocks], mesh=mesh)
+    fully_shard(theirs, mesh=mesh)
+    assert models.train(ours, 3) == pytest.approx(models.train(theirs, 3), rel=1e-5)
+    kind = models.libddp_fsdp().FSDPModule
+    assert isinstance(ours.norm, kind)
+    assert not isinstance(ours.blocks[0].up, kind)
+    for wrong in ([], [3], [ours.norm, None]):
+        with pytest.raises(ValueError, match="takes a module or a list of modules"):
+            models.libddp_fsdp().fully_shard(wrong)
+
+
+def check_methods_of_torch():
+    import torch.distributed.fsdp as torchs
+
+    fsdp, model = models.libddp_fsdp(), models.shard()
+    model.set_unshard_in_backward(False)
+    model.set_requires_all_reduce(False)
+    model.set_force_sum_reduction_for_comms(True)
+    model.set_allocate_memory_from_process_group_for_comm(True)
+    model.set_post_optim_event(None)
+    fsdp.share_comm_ctx([model])
+    model.set_gradient_divide_factor(2.0)
+    for method in (model.set_gradient_divide_factor, model.set_reduce_scatter_divide_factor):
+        with pytest.raises(ValueError, match=r"by the 2 ranks, not by 8.*the loss by 0\.25"):
+            method(8.0)
+    assert models.train(model, 2) == models.train(models.shard(), 2)
+    with pytest.raises(ValueError, match="register_comm_hook is not supported"):
+        models.wrap().register_comm_hook(None, print)
+    names = {name for name in dir(torchs.FullyShardedDataParallel) if not name.startswith("_")}
+    assert names <= set(dir(fsdp.FullyShardedDataParallel))
+
+
 def check_mistakes():
     from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 

@@ -33,6 +33,7 @@ from libddp.distributed.fsdp._fully_shard import (
     UnshardHandle,
     fully_shard,
     register_fsdp_forward_method,
+    share_comm_ctx,
 )
 from libddp.distributed.fsdp._snapshot import load_snapshot, save_snapshot
 from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
@@ -65,4 +66,5 @@ __all__ = [
     "register_fsdp_forward_method",
     "save_safetensors",
     "save_snapshot",
+    "share_comm_ctx",
 ]

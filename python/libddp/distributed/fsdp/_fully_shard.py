@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, ShardingStrategy
+from torch.distributed.utils import _get_root_modules
 
 from libddp.distributed.fsdp import (
     _agreement,
@@ -25,7 +27,7 @@ from libddp.errors import ArgumentError
 
 @_shards.announcing
 def fully_shard(
-    module: torch.nn.Module,
+    module: torch.nn.Module | list[torch.nn.Module],
     *,
     mesh=None,
     reshard_after_forward: bool | int | None = None,
@@ -34,7 +36,7 @@ def fully_shard(
     offload_policy: OffloadPolicy | None = None,
     ignored_params: Iterable[torch.nn.Parameter] | None = None,
     dp_mesh_dims=None,
-) -> FSDPModule:
+) -> FSDPModule | list[FSDPModule]:
     """Shards the parameters of `module` that no sharded module under it has.
 
     Call it on the parts first and on the whole model last. The module stays the same object; its
@@ -43,7 +45,8 @@ def fully_shard(
 
     Args:
         module: parameters on the CPU; or all on the meta device, which get memory and values later,
-            by `to_empty` and an initialisation, or by loading a state dict.
+            by `to_empty` and an initialisation, or by loading a state dict. Of a list each module
+            becomes a unit (torch: all of them one unit), but for those inside of another.
         mesh: one dimension (shard) or two (replicate, shard); None = the default group.
         reshard_after_forward: gathered parameters are freed between forward and backward; None =
             all but the root's. A number (torch: reshard to a smaller group) counts as True.
@@ -63,6 +66,20 @@ def fully_shard(
         >>> for block in model.blocks: fully_shard(block)              # doctest: +SKIP
         >>> fully_shard(model)                                         # doctest: +SKIP
     """
+    if isinstance(module, (list, tuple)):
+        _refuse_empty(module)
+        for part in _get_root_modules(list(module)):
+            fully_shard(
+                part,
+                mesh=mesh,
+                reshard_after_forward=reshard_after_forward,
+                shard_placement_fn=shard_placement_fn,
+                mp_policy=mp_policy,
+                offload_policy=offload_policy,
+                ignored_params=ignored_params,
+                dp_mesh_dims=dp_mesh_dims,
+            )
+        return module
     _refuse(module, shard_placement_fn, dp_mesh_dims)
     policy = mp_policy or MixedPrecisionPolicy()
     is_hybrid = mesh is not None and mesh.ndim == 2
@@ -87,11 +104,20 @@ def fully_shard(
     return module
 
 
+def _refuse_empty(modules) -> None:
+    if not modules or not all(isinstance(part, torch.nn.Module) for part in modules):
+        kinds = ", ".join(sorted({type(part).__name__ for part in modules})) or "nothing"
+        raise ArgumentError(
+            f"libddp fsdp: fully_shard takes a module or a list of modules, not a list of {kinds}. "
+            "Hint: pass the modules themselves."
+        )
+
+
 def _refuse(module, shard_placement_fn, dp_mesh_dims) -> None:
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(
-            f"libddp fsdp: fully_shard takes a module, not a {type(module).__name__}. "
-            "Hint: call it once for each module."
+            "libddp fsdp: fully_shard takes a module or a list of modules, not a "
+            f"{type(module).__name__}. Hint: call it once for each module."
         )
     for name, value in (("shard_placement_fn", shard_placement_fn), ("dp_mesh_dims", dp_mesh_dims)):
         if value is not None:
@@ -104,6 +130,10 @@ def _refuse(module, shard_placement_fn, dp_mesh_dims) -> None:
 @cache
 def _sharded_class(cls: type) -> type:
     return type(f"FSDP{cls.__name__}", (FSDPModule, cls), {})
+
+
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Without effect: there are no streams to share."""
 
 
 class UnshardHandle:
@@ -179,6 +209,35 @@ class FSDPModule:
         self, reshard_after_backward: bool, *, recurse: bool = True
     ) -> None:
         """Without effect: parameters are resharded after each use."""
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Without effect: parameters are unsharded where they are used."""
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Without effect: each pass that averages does it over all ranks, to the same sums."""
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Without effect: how an average is computed is the same for all strategies."""
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """Without effect: flat arrays lie in the group's memory anyway."""
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """Without effect: there are no streams."""
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Gradients are averaged: another divisor than the number of ranks is an ArgumentError."""
+        sharding = _shards.shard_of(self).sharding
+        ranks = math.prod(group.size() for group in (sharding.shard, sharding.replicate) if group)
+        if factor != ranks:
+            raise ArgumentError(
+                f"libddp fsdp: gradients are divided by the {ranks} ranks, not by {factor}. "
+                f"Hint: multiply the loss by {ranks / factor:g}."
+            )
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """set_gradient_divide_factor, under torch's older name."""
+        self.set_gradient_divide_factor(factor)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What this rank owns, as ShardedPieces: full_tensor() of one gives the whole tensor.

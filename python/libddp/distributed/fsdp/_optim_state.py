@@ -58,6 +58,33 @@ def state_to_load(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> di
     return {"state": state, "param_groups": _groups_to_load(optimizer, names, full)}
 
 
+def rekeyed(
+    state: dict[str, Any], with_names: bool, model: torch.nn.Module, optimizer
+) -> dict[str, Any]:
+    """A state with parameters' names in place of their numbers, or the other way round.
+
+    Args:
+        optimizer: whose numbers they are; None = those in the order of model.parameters().
+    """
+    kind = str if with_names else int
+    if all(isinstance(key, kind) for group in state["param_groups"] for key in group["params"]):
+        return state
+    parameters = _ordered(optimizer) if optimizer is not None else list(model.parameters())
+    names = _names(model, parameters)
+    keys = dict(enumerate(names)) if with_names else {name: i for i, name in enumerate(names)}
+    unknown = [key for key in state["state"] if key not in keys]
+    if unknown:
+        raise ArgumentError(
+            f"libddp fsdp: the optimizer state has {unknown[0]!r}, which is no parameter of "
+            f"{type(model).__name__}. Hint: pass the model and the optimizer of the state."
+        )
+    groups = [
+        {**group, "params": [keys[key] for key in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    return {"state": {keys[key]: v for key, v in state["state"].items()}, "param_groups": groups}
+
+
 def only_of(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> dict[str, Any]:
     """What a state of several optimizers has of this one."""
     names = set(_names(model, _ordered(optimizer)))

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
+    OptimStateKeyType,
     StateDictSettings,
     StateDictType,
 )
@@ -163,14 +164,43 @@ class StateMethods:
         Raises:
             ArgumentError: without `optim`, whose order of parameters is needed.
         """
-        if optim is None:
-            raise ArgumentError(
-                "libddp fsdp: scatter_full_optim_state_dict needs the optimizer. "
-                "Hint: pass optim=..., or use optim_state_dict_to_load."
-            )
+        _needed(optim)
         holder = [full_optim_state_dict]
         torch.distributed.broadcast_object_list(holder, src=0)
         return _optim_state.state_to_load(model, optim, holder[0])
+
+    @staticmethod
+    def shard_full_optim_state_dict(
+        full_optim_state_dict, model: torch.nn.Module, optim_input=None, optim=None
+    ) -> dict[str, Any]:
+        """scatter_full_optim_state_dict where every rank has the state (torch's older name)."""
+        return _optim_state.state_to_load(model, _needed(optim), full_optim_state_dict)
+
+    @staticmethod
+    def sharded_optim_state_dict(model: torch.nn.Module, optim, group=None) -> dict[str, Any]:
+        """optim_state_dict with pieces (torch's older name)."""
+        return _optim_state.sharded_state(model, optim, None)
+
+    @staticmethod
+    def flatten_sharded_optim_state_dict(
+        sharded_optim_state_dict, model: torch.nn.Module, optim
+    ) -> dict[str, Any]:
+        """optim_state_dict_to_load (torch's older name)."""
+        return _optim_state.state_to_load(model, optim, sharded_optim_state_dict)
+
+    @staticmethod
+    def rekey_optim_state_dict(
+        optim_state_dict, optim_state_key_type, model: torch.nn.Module, optim_input=None, optim=None
+    ) -> dict[str, Any]:
+        """The same state with parameters' names, or with their numbers, as keys.
+
+        Args:
+            optim_state_key_type: OptimStateKeyType.PARAM_NAME or PARAM_ID.
+            model: the one that the numbers belong to, wrapped or not.
+            optim: whose numbers they are; None = those in the order of model.parameters().
+        """
+        with_names = optim_state_key_type is OptimStateKeyType.PARAM_NAME
+        return _optim_state.rekeyed(optim_state_dict, with_names, model, optim)
 
     @staticmethod
     def optim_state_dict_to_load(
@@ -191,6 +221,15 @@ class StateMethods:
         if load_directly:
             optim.load_state_dict(state)
         return state
+
+
+def _needed(optim):
+    if optim is None:
+        raise ArgumentError(
+            "libddp fsdp: sharding an optimizer state needs the optimizer, whose order of "
+            "parameters counts. Hint: pass optim=..., or use optim_state_dict_to_load."
+        )
+    return optim
 
 
 def _wrapped(model: torch.nn.Module) -> list[StateMethods]:

@@ -33,6 +33,7 @@ from libddp.distributed.fsdp import (
     _wrapping,
 )
 from libddp.distributed.fsdp._state_methods import StateMethods
+from libddp.errors import ArgumentError
 
 
 class FullyShardedDataParallel(StateMethods, torch.nn.Module):
@@ -217,6 +218,18 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
             The norm before, the same on every rank. Collective.
         """
         return _clip.clip_grad_norm(self.parameters(), max_norm, norm_type)
+
+    def register_comm_hook(self, state: object, hook: Callable) -> None:
+        """Not supported: averaging is in C++.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(
+            "libddp fsdp: register_comm_hook is not supported: gradients are averaged in C++. "
+            "Hint: reduce_dtype of MixedPrecision sends fewer bytes; DistributedDataParallel takes "
+            "communication hooks."
+        )
 
     def apply(self, fn: Callable[[torch.nn.Module], None]) -> FullyShardedDataParallel:
         """nn.Module.apply on whole parameters; each rank keeps its part of the changes."""
