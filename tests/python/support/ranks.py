@@ -1,4 +1,4 @@
-"""Runs a function of a test file in N fresh Python processes, with a deadline.
+"""Runs a function of a test file in N Python processes, with a deadline.
 
     def work(step):                       # at the top level of the test file
         init_process_group("gloo")        # RANK, WORLD_SIZE, MASTER_* are set
@@ -7,8 +7,8 @@
     assert ranks.run(work, 2, 10) == [10, 11]
 
 The caller hosts the store on a port that the kernel chose, so runs cannot collide. Whatever is
-still alive at the deadline is killed, children of the children included. An interpreter with torch
-takes seconds to start: put many checks into one function.
+still alive at the deadline is killed, children of the children included. Ranks are forked from one
+interpreter with torch (rank_server.py): starting one anew takes seconds.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from rank_server import RankServer
 
 CHILD = Path(__file__).with_name("ranks_child.py")
 TAIL_CHARACTERS = 6000
@@ -85,6 +86,8 @@ def launch(function, world_size: int = 2, *args, deadline: float = 120.0, env=No
 
 
 def start_child(folder: str, rank: int, world_size: int, port: int, env: dict):
+    """Forked from an interpreter that has imported torch; a fresh one where `env` says something,
+    which libraries may read when they are loaded."""
     environment = {
         **os.environ,
         "RANK": str(rank),
@@ -98,12 +101,16 @@ def start_child(folder: str, rank: int, world_size: int, port: int, env: dict):
         "PYTHONUNBUFFERED": "1",
         **env,
     }
-    with open(Path(folder) / f"output-{rank}", "wb") as output:
+    environment = {name: value for name, value in environment.items() if value is not None}
+    output = Path(folder) / f"output-{rank}"
+    if not env:
+        return RankServer.get().start(folder, environment, output)
+    with open(output, "wb") as file:
         return subprocess.Popen(
             [sys.executable, str(CHILD), folder],
-            env={k: v for k, v in environment.items() if v is not None},
+            env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
