@@ -6,7 +6,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
-#include "bindings/groups.h"
 #include "libddp/group/rendezvous.h"
 #include "libddp/interop/c10d_backend.h"
 #include "libddp/interop/from_c10d.h"
@@ -59,13 +58,13 @@ BackendPtr create_backend(const c10d::DistributedBackendOptions& given, const py
     py::gil_scoped_release release;
     group = ProcessGroup::create(given.store, options);
   }
-  return c10::make_intrusive<C10dBackend>(given.store, hold(std::move(group)));
+  return c10::make_intrusive<C10dBackend>(given.store, std::move(group));
 }
 
 template <class Source>
 Group wrap(const Source& source, const std::string& name, const std::vector<int>& global_ranks,
            std::optional<std::chrono::milliseconds> timeout) {
-  return hold(from_c10d(source, {.name = name, .timeout = timeout, .global_ranks = global_ranks}));
+  return from_c10d(source, {.name = name, .timeout = timeout, .global_ranks = global_ranks});
 }
 
 template <class Source>

@@ -11,7 +11,6 @@
 #include "bindings/bindings.h"
 #include "bindings/ddp_shards.h"
 #include "bindings/ddp_timeline.h"
-#include "bindings/groups.h"
 #include "bindings/tensors.h"
 #include "libddp/ddp/compress_hook.h"
 #include "libddp/ddp/replica.h"

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "bindings/groups.h"
 #include "bindings/tensors.h"
 #include "libddp/fsdp/sharded_model.h"
 #include "libddp/fsdp/unit.h"

@@ -9,6 +9,7 @@
 #include "bindings/python_stacks.h"
 #include "libddp/base/interrupt.h"
 #include "libddp/base/stack_dump.h"
+#include "libddp/group/group_deleter.h"
 #include "libddp/interop/callback_thread.h"
 
 namespace py = pybind11;
@@ -23,6 +24,18 @@ void run_python_signal_handlers() {
   if (!pthread_equal(pthread_self(), main_thread)) return;
   py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+/// The end of a group waits for threads that may be about to free a tensor that Python knows, for
+/// which they need the interpreter lock.
+void delete_without_lock(ProcessGroup* group) {
+  CallbackThread::release(group);
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    const py::gil_scoped_release release;
+    delete group;
+  } else {
+    delete group;
+  }
 }
 
 /// Never freed: a watcher's thread may ask while the process ends.
@@ -43,6 +56,7 @@ void bind_interpreter(py::module_& module) {
   main_thread =
       static_cast<pthread_t>(threading.attr("main_thread")().attr("ident").cast<unsigned long>());
   set_interrupt_hook(&run_python_signal_handlers);
+  set_group_deleter(&delete_without_lock);
   set_stack_dumper(&python_stacks);
   module.def(
       "dump_stacks", [] { return dump_stacks(); }, py::call_guard<py::gil_scoped_release>(),

@@ -8,7 +8,6 @@
 
 #include "bindings/bindings.h"
 #include "bindings/collectives.h"
-#include "bindings/groups.h"
 
 namespace py = pybind11;
 
@@ -52,7 +51,7 @@ void bind_life(GroupClass& group) {
               py::gil_scoped_release release;
               part = self.split(ranks, name);
             }
-            return hold(std::move(part));
+            return part;
           },
           py::arg("ranks"), py::arg("name"),
           "A group of some of the ranks; None on a rank that is not among them.")

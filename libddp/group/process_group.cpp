@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -12,12 +13,24 @@
 
 #include "libddp/base/log.h"
 #include "libddp/group/flight_log.h"
+#include "libddp/group/group_deleter.h"
 #include "libddp/group/group_state.h"
 #include "libddp/group/meeting_place.h"
 #include "libddp/group/torch_store.h"
 
 namespace libddp {
 namespace {
+
+std::atomic<GroupDeleter> installed_deleter{nullptr};
+
+void delete_group(ProcessGroup* group) noexcept {
+  const GroupDeleter deleter = installed_deleter.load();
+  if (deleter == nullptr) {
+    delete group;
+  } else {
+    deleter(group);
+  }
+}
 
 void check_options(const CallSite& site, const ProcessGroup::Options& options) {
   if (options.world_size < 1) {
@@ -105,7 +118,7 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
        {"rank", options.rank},
        {"world_size", options.world_size},
        {"backend", state->backend->name()}});
-  return Group(new ProcessGroup(std::move(state)));
+  return Group(new ProcessGroup(std::move(state)), &delete_group);
 }
 
 Group ProcessGroup::over(std::unique_ptr<Backend> backend, Options options) {
@@ -116,8 +129,10 @@ Group ProcessGroup::over(std::unique_ptr<Backend> backend, Options options) {
   state->global_ranks = std::move(options.global_ranks);
   if (state->global_ranks.empty()) state->global_ranks = all_ranks(options.world_size);
   state->backend = std::move(backend);
-  return Group(new ProcessGroup(std::move(state)));
+  return Group(new ProcessGroup(std::move(state)), &delete_group);
 }
+
+GroupDeleter set_group_deleter(GroupDeleter deleter) { return installed_deleter.exchange(deleter); }
 
 ProcessGroup::~ProcessGroup() {
   if (state_->made.is_current()) return;

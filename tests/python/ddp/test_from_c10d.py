@@ -116,6 +116,25 @@ def test_a_rank_that_ends_is_a_peer_error():
     assert [outcome.returncode for outcome in outcomes] == [0, 0], ranks.describe(outcomes[0])
 
 
+def end_groups_whose_engine_still_frees_tensors():
+    """Gloo's thread frees what it has broadcast, for which it needs the interpreter's lock."""
+    from libddp.distributed import from_c10d
+
+    dist.init_process_group("gloo")
+    for _ in range(50):
+        inner = dist.new_group([0, 1])
+        group = from_c10d(inner)
+        for _ in range(3):
+            group.broadcast(torch.ones(4), 0)
+        dist.destroy_process_group(inner)
+        del inner, group
+    dist.destroy_process_group()
+
+
+def test_a_group_ends_without_the_interpreters_lock():
+    ranks.run(end_groups_whose_engine_still_frees_tensors, 2, deadline=60.0)
+
+
 def run_the_documents_example():
     text = (Path(__file__).parents[3] / "docs" / "ddp.md").read_text()
     code = text.split("## Over another library's group")[1].split("```python\n")[1].split("```")[0]
