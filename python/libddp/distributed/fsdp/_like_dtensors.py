@@ -4,8 +4,8 @@
     p.to_local(); p.device_mesh; p.placements
 
 Sharded parameters are ordinary ones, which costs nothing in each operation, so these are attributes
-of the objects. Their gradients get them at the end of the first backward pass; the objects stay.
-Files and copies of parameters do not have them.
+of the objects. Their gradients get them at the end of each backward pass. Files and copies do
+not have them.
 """
 
 from __future__ import annotations
@@ -81,24 +81,33 @@ class _Place:
 def mark(shard: Shard) -> None:
     """Gives the parameters of a unit their attributes."""
     for _, parameter in shard.parameters:
-        _mark(parameter, shard, _Place(shard, parameter, is_gradient=False))
+        vars(parameter).update(_attributes(shard, _Place(shard, parameter, is_gradient=False)))
 
 
 def mark_gradients(root: Shard) -> None:
-    """The same for gradients of a model's units that have come for the first time."""
+    """The same for the gradients of a whole model, which come anew with each backward pass."""
     for shard in root.all_shards:
-        if shard.has_marked_gradients:
-            continue
-        grads = [(p, p.grad) for _, p in shard.parameters if p.requires_grad]
-        for parameter, grad in grads:
-            if grad is not None and not hasattr(grad, "full_tensor"):
-                _mark(grad, shard, _Place(shard, parameter, is_gradient=True))
-        shard.has_marked_gradients = all(grad is not None for _, grad in grads)
+        for parameter, attributes in shard.of_gradients or _of_gradients(shard):
+            grad = parameter.grad
+            if grad is not None:
+                vars(grad).update(attributes)
 
 
-def _mark(tensor: torch.Tensor, shard: Shard, place: _Place) -> None:
-    tensor.full_tensor = place.full_tensor
-    tensor.to_local = place.to_local
-    tensor.device_mesh = shard.sharding.mesh
-    tensor.placements = shard.sharding.placements()
-    tensor.__getstate__ = place.state
+def _of_gradients(shard: Shard) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
+    """Made once, because all gradients get them in each step."""
+    shard.of_gradients = [
+        (parameter, _attributes(shard, _Place(shard, parameter, is_gradient=True)))
+        for _, parameter in shard.parameters
+        if parameter.requires_grad
+    ]
+    return shard.of_gradients
+
+
+def _attributes(shard: Shard, place: _Place) -> dict[str, Any]:
+    return {
+        "full_tensor": place.full_tensor,
+        "to_local": place.to_local,
+        "device_mesh": shard.sharding.mesh,
+        "placements": shard.sharding.placements(),
+        "__getstate__": place.state,
+    }

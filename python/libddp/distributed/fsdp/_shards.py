@@ -76,7 +76,8 @@ class Shard:
     on_join: Callable[[], None] | None = None
     #: How many calls of the module are running.
     running: int = 0
-    has_marked_gradients: bool = False
+    #: (parameter, attributes of its gradient); empty before the first backward pass.
+    of_gradients: list[tuple[torch.nn.Parameter, dict[str, Any]]] = field(default_factory=list)
     #: Of the whole model; None before the first forward.
     model: Any = None
     is_root: bool = False
@@ -165,10 +166,9 @@ class Shard:
     def backward_ended(self) -> None:
         """Called for the root, after any backward pass of this process."""
         self.awaits_backward = False
-        if not all(shard.has_marked_gradients for shard in self.all_shards):
-            from libddp.distributed.fsdp import _like_dtensors
+        from libddp.distributed.fsdp import _like_dtensors  # which knows shards
 
-            _like_dtensors.mark_gradients(self)
+        _like_dtensors.mark_gradients(self)
 
     def backward_failed(self, what: str) -> None:
         """What the other ranks learn of an exception in a backward pass."""
