@@ -6,17 +6,28 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
 #include "libddp/base/process.h"
 #include "libddp/base/system_error.h"
+#include "libddp/memory/empty_cache.h"
 #include "libddp/memory/free_list.h"
 #include "libddp/memory/prefault.h"
 
 namespace libddp {
+
+/// What empty_cache sees of an arena; named, because a type of the header derives from it.
+class ArenaCache {
+ public:
+  virtual ~ArenaCache() = default;
+  virtual void empty() = 0;
+};
+
 namespace {
 
 constexpr std::uint64_t kPageBytes = 4096;
@@ -24,6 +35,8 @@ constexpr std::uint64_t kLargeBytes = 2u << 20;
 // Freed memory that stays resident: what a training step frees and takes again is not worth a
 // round trip through the kernel, which would clear every page.
 constexpr std::uint64_t kKeptBytes = 256u << 20;
+// What empty_cache leaves alone: a call into the kernel would cost more than it brings.
+constexpr std::uint64_t kSmallBytes = 64u << 10;
 // All segments of a group fit well into the 128 TiB of a process, several groups included.
 constexpr std::uint64_t kGroupAddressSpace = std::uint64_t{16} << 40;
 constexpr std::uint64_t kSmallestReserve = 64u << 20;
@@ -38,13 +51,57 @@ std::uint64_t soft_limit(int resource) {
   return limit.rlim_cur;
 }
 
+/// The arenas that this process has made.
+class Caches {
+ public:
+  /// A child of fork() starts with none, and with a lock that no thread of the parent holds.
+  static Caches& of_this_process() {
+    static std::atomic<Caches*> instance{nullptr};
+    Caches* found = instance.load(std::memory_order_acquire);
+    while (found == nullptr || !found->made_.is_current()) {
+      auto* const fresh = new Caches(found);  // never freed: the last tensors may outlive statics
+      if (instance.compare_exchange_strong(found, fresh, std::memory_order_acq_rel)) return *fresh;
+      delete fresh;
+    }
+    return *found;
+  }
+
+  void add(const std::shared_ptr<ArenaCache>& cache) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(caches_, [](const std::weak_ptr<ArenaCache>& one) { return one.expired(); });
+    caches_.push_back(cache);
+  }
+
+  void empty() {
+    std::vector<std::shared_ptr<ArenaCache>> alive;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const std::weak_ptr<ArenaCache>& one : caches_) {
+        if (auto cache = one.lock()) alive.push_back(std::move(cache));
+      }
+    }
+    for (const auto& cache : alive) cache->empty();
+  }
+
+ private:
+  explicit Caches(Caches* parents) : parents_(parents) {}
+
+  const ProcessStamp made_;
+  [[maybe_unused]] Caches* const parents_;  // so that it counts as reachable
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<ArenaCache>> caches_;
+};
+
 }  // namespace
+
+void empty_cache() { Caches::of_this_process().empty(); }
 
 // NOTE [Warm and cold]
 // Free offsets stand in two lists. Warm ones were used before and their pages are resident: they
 // are handed out first. Cold ones were never touched or were given back to the kernel. When more
-// than kKeptBytes are warm, the surplus has its pages punched out of the memfd and turns cold.
-struct Arena::State {
+// than kKeptBytes are warm, the surplus has its pages punched out of the memfd and turns cold;
+// empty_cache does that to all of them.
+struct Arena::State : ArenaCache {
   State(const std::string& group, std::size_t reserve_bytes)
       : group_name(group),
         segment(
@@ -61,6 +118,8 @@ struct Arena::State {
   Taken take(std::uint64_t size, std::uint64_t alignment);
   void give_back(std::uint64_t offset, std::uint64_t size) noexcept;
   void cool_surplus(std::unique_lock<std::mutex>& lock);
+  void empty() override;
+  void cool(FreeList::Range range, std::unique_lock<std::mutex>& lock);
   void punch(FreeList::Range range);
   [[noreturn]] void throw_used_up(std::uint64_t size) const;
   void require_owner(const char* call) const;
@@ -134,12 +193,21 @@ void Arena::State::cool_surplus(std::unique_lock<std::mutex>& lock) {
       warm.give(range.offset, kept);
       range = {range.offset + kept, surplus};
     }
-    // The range is in neither list: nobody can take it while the kernel works.
-    lock.unlock();
-    punch(range);
-    lock.lock();
-    cold.give(range.offset, range.size);
+    cool(range, lock);
   }
+}
+
+void Arena::State::empty() {
+  std::unique_lock lock(mutex);
+  while (warm.largest() >= kSmallBytes) cool(*warm.take_largest(), lock);
+}
+
+// REQUIRES: the range is in neither list, so nobody can take it while the kernel works.
+void Arena::State::cool(FreeList::Range range, std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  punch(range);
+  lock.lock();
+  cold.give(range.offset, range.size);
 }
 
 void Arena::State::punch(FreeList::Range range) {
@@ -177,7 +245,9 @@ Arena::Arena(std::shared_ptr<State> state) : state_(std::move(state)) {}
 Arena::~Arena() = default;
 
 std::shared_ptr<Arena> Arena::create(const std::string& group_name, std::size_t reserve_bytes) {
-  return std::shared_ptr<Arena>(new Arena(std::make_shared<State>(group_name, reserve_bytes)));
+  auto state = std::make_shared<State>(group_name, reserve_bytes);
+  Caches::of_this_process().add(state);
+  return std::shared_ptr<Arena>(new Arena(std::move(state)));
 }
 
 std::shared_ptr<std::byte> Arena::allocate(std::size_t size_bytes) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "libddp/memory/arena.h"
+#include "libddp/memory/empty_cache.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
 #include "tests/support/run_ranks.h"
@@ -60,6 +61,7 @@ TEST_CASE("Threads allocate, write and free at once") {
     std::mt19937 random(static_cast<unsigned>(rank));
     std::vector<Block> blocks;
     for (int step = 0; step < 400; ++step) {
+      if (step % 50 == rank) empty_cache();
       if (blocks.size() < 12 && random() % 2 == 0) {
         Block block{nullptr, draw_size(random), static_cast<std::byte>(random() % 256)};
         block.data = arena->allocate(block.size_bytes);

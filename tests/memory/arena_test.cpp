@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "libddp/base/error.h"
+#include "libddp/memory/empty_cache.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
 #include "tests/support/fork_ranks.h"
@@ -167,6 +168,62 @@ TEST_CASE("Freed memory is kept up to a limit, then given back to the kernel") {
   }
 }
 
+TEST_CASE("An emptied cache gives freed memory back at once") {
+  const auto arena = Arena::create("test", 64 * kMiB);
+  const auto fill = [&](std::size_t size, int mark) {
+    auto block = arena->allocate(size);
+    std::memset(block.get(), mark, size);
+    return block;
+  };
+  auto before = fill(3 * kMiB + 5, 1);
+  auto large = fill(16 * kMiB, 2);
+  auto after = fill(5 * kMiB, 3);
+  auto small = fill(1000, 4);
+  const SharedSegment theirs = SharedSegment::map(UniqueFd(::dup(arena->segment().fd())));
+  const std::byte* const seen = theirs.data() + *arena->offset_of(large.get(), 1);
+  const std::byte* const neighbour = theirs.data() + *arena->offset_of(after.get(), 1);
+  REQUIRE(seen[16 * kMiB - 1] == std::byte{2});
+  const std::size_t full = resident_bytes(*arena);
+  REQUIRE(full >= 24 * kMiB);
+
+  empty_cache();
+  REQUIRE(resident_bytes(*arena) == full);  // nothing is free
+  large.reset();
+  REQUIRE(resident_bytes(*arena) == full);
+  empty_cache();
+  REQUIRE(resident_bytes(*arena) == full - 16 * kMiB);
+
+  // Blocks in use are whole, here and where a peer maps them.
+  for (std::size_t at = 0; at < 3 * kMiB + 5; at += 997) REQUIRE(before.get()[at] == std::byte{1});
+  REQUIRE(before.get()[3 * kMiB + 4] == std::byte{1});
+  for (std::size_t at = 0; at < 5 * kMiB; at += 997) REQUIRE(after.get()[at] == std::byte{3});
+  REQUIRE(small.get()[999] == std::byte{4});
+  REQUIRE(neighbour[0] == std::byte{3});
+  REQUIRE(neighbour[5 * kMiB - 1] == std::byte{3});
+  // What was given back is zeros again for everyone, and can be had again.
+  REQUIRE(seen[0] == std::byte{0});
+  auto again = fill(16 * kMiB, 5);
+  REQUIRE(arena->used_bytes() == 3 * kMiB + 4096 + 16 * kMiB + 5 * kMiB + 1024);
+  REQUIRE(theirs.data()[*arena->offset_of(again.get(), 1)] == std::byte{5});
+  // From here on it is kept as before.
+  const std::size_t full_again = resident_bytes(*arena);
+  again.reset();
+  REQUIRE(fill(16 * kMiB, 6) != nullptr);
+  REQUIRE(resident_bytes(*arena) == full_again);
+}
+
+TEST_CASE("An emptied cache keeps what is too small for the kernel") {
+  const auto arena = Arena::create("test", 4 * kMiB);
+  auto block = arena->allocate(32 * 1024);
+  std::memset(block.get(), 1, 32 * 1024);
+  const auto neighbour = arena->allocate(100);
+  block.reset();
+  const std::size_t before = resident_bytes(*arena);
+  empty_cache();
+  REQUIRE(resident_bytes(*arena) == before);
+  REQUIRE(arena->allocate(kMiB) != nullptr);
+}
+
 TEST_CASE("An Arena belongs to the process that made it") {
   const auto arena = Arena::create("test", 600 * kMiB);
   auto block = arena->allocate(300 * kMiB);
@@ -177,6 +234,10 @@ TEST_CASE("An Arena belongs to the process that made it") {
     expect(contains(message_of<StateError>([&] { arena->used_bytes(); }), "used_bytes in a child"),
            "no counting either");
     block.reset();  // in the parent's arena this would punch a hole
+    const auto own = Arena::create("child", 8 * kMiB);
+    std::memset(own->allocate(4 * kMiB).get(), 1, 4 * kMiB);
+    empty_cache();  // the child's arena, not the parent's
+    expect(resident_bytes(*own) == 0, "its own is empty");
     return message;
   });
   INFO(results[0].text);
