@@ -10,6 +10,7 @@
 #include "libddp/base/error.h"
 #include "libddp/ddp/reducer.h"
 #include "libddp/group/group_identity.h"
+#include "libddp/memory/empty_cache.h"
 
 namespace libddp {
 
@@ -67,6 +68,9 @@ void Reducer::build_buckets(BucketPlan plan) {
     if (!sparse_.contains(index)) slots_[index].move_to(buckets_->view(index));
   }
   states_ = std::make_unique<BucketState[]>(buckets_->size());
+  // What the last ones had and these don't fit into, and what the model came through when it was
+  // wrapped: no step asks for that again.
+  empty_cache();
   describe_layout();
 }
 

@@ -92,6 +92,7 @@ void Reducer::refuse_old_average(std::size_t index) const {
 
 void Reducer::arm_local_pass(const std::vector<at::Tensor>& outputs) {
   if (!has_blocks()) return;
+  output_leaves_ = nullptr;
   output_leaves_ = call_before_backward(outputs, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->spread_averages();
   });

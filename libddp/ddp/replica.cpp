@@ -65,7 +65,8 @@ Replica::Replica(NamedTensors parameters, const NamedTensors& buffers, Group gro
   check_parameters(all);
   check_sparse_names(options.sparse_parameters);
   if (options.init_sync) {
-    broadcaster_.broadcast(values_of(all, synced), 0, "parameters and buffers");
+    // With staging memory of its own, which goes at once: the one for buffers is smaller and stays.
+    TensorBroadcaster(group_).broadcast(values_of(all, synced), 0, "parameters and buffers");
   }
   if (delayed.parameters.empty() && !trains_anything()) {
     throw ArgumentError(
@@ -172,6 +173,7 @@ bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
 // until the next pass that synchronises.
 void Replica::raise_after_backward(const std::vector<at::Tensor>& outputs) {
   if (!low_) return;
+  output_leaves_ = nullptr;  // its hooks go: a leaf that is handed through again gets new ones
   output_leaves_ =
       call_before_backward(outputs, [low = low_] { call_after_backward([low] { low->raise(); }); });
 }

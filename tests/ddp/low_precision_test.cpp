@@ -4,6 +4,8 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
@@ -37,6 +39,23 @@ TEST_CASE("the same parameter shows both precisions", "[low_precision]") {
   parameters.raise();
   CHECK(weight.detach().equal(full));
   CHECK(num_changes == 2);
+}
+
+TEST_CASE("hooks on an input that is handed through do not pile up", "[low_precision]") {
+  with_groups(1, [](const Group& group) {
+    const at::Tensor weight = at::ones({3}).set_requires_grad(true);
+    const at::Tensor input = at::ones({3}).set_requires_grad(true);
+    Replica replica({{"w", weight}}, {}, group,
+                    {.mixed_precision = {.param_dtype = at::kBFloat16}});
+    for (int pass = 0; pass < 3; ++pass) {
+      replica.before_forward();
+      replica.after_forward({input}, false);
+    }
+    const auto leaf = torch::autograd::impl::grad_accumulator(input);
+    expect(leaf->pre_hooks().size() == 1, "one, of the last forward");
+    input.sum().backward();
+    expect(weight.scalar_type() == at::kFloat, "it has raised the parameters");
+  });
 }
 
 TEST_CASE("parameters compute in half or bfloat16 only", "[low_precision]") {
