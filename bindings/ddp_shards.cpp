@@ -1,65 +1,93 @@
-// libddp._C.ShardedParameters and ShardedNumbers: what libddp.optim.AdamW(shard_over=...) calls.
+// libddp._C.AdamwShards: what libddp.optim.AdamW(shard_over=...) calls.
 
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/ddp_shards.h"
-#include "libddp/ddp/sharded_parameters.h"
+#include "libddp/optim/adamw_shards.h"
 
 namespace py = pybind11;
 
 namespace libddp {
 namespace {
 
-std::shared_ptr<ShardedParameters> sharded_parameters(Replica& replica) {
-  const py::gil_scoped_release release;
-  const Reducer& reducer = replica.reducer();
-  return std::make_shared<ShardedParameters>(reducer.parameters(), replica.group(),
-                                             reducer.shared_buckets());
+using ShardTensors = std::vector<at::Tensor>;
+
+std::unique_ptr<AdamwShards> shard_adamw(Replica& replica, const ShardTensors& parameters) {
+  return std::make_unique<AdamwShards>(replica, parameters);
 }
 
-std::vector<at::Tensor> own_gradients(const ShardedParameters& sharded,
-                                      const std::vector<std::size_t>& indices) {
-  std::vector<at::Tensor> gradients;
-  gradients.reserve(indices.size());
-  for (const std::size_t index : indices) gradients.push_back(sharded.own_gradient(index));
-  return gradients;
+void update_shards(AdamwShards& shards, const ShardTensors& parameters, const ShardTensors& steps,
+                   double lr, double beta1, double beta2, double eps, double weight_decay,
+                   bool amsgrad, bool maximize, const std::optional<at::Tensor>& grad_scale,
+                   const std::optional<at::Tensor>& found_inf) {
+  shards.update(parameters, steps, {lr, beta1, beta2, eps, weight_decay, amsgrad, maximize},
+                grad_scale.value_or(at::Tensor()), found_inf.value_or(at::Tensor()));
 }
 
-std::vector<at::Tensor> own_values(const ShardedParameters& sharded) {
-  std::vector<at::Tensor> values;
-  for (std::size_t index = 0; index < sharded.size(); ++index) values.push_back(sharded.own(index));
-  return values;
+ShardTensors trained_parameters(const AdamwShards& shards) {
+  ShardTensors tensors;
+  for (const NamedTensor& parameter : shards.parameters()) tensors.push_back(parameter.tensor);
+  return tensors;
+}
+
+/// What this rank owns of a parameter's moments, as zeros.
+ShardTensors new_moments(const AdamwShards& shards, const at::Tensor& parameter) {
+  const std::size_t index = shards.index_of(parameter);
+  ShardTensors moments;
+  for (std::size_t moment = 0; moment < shards.num_moments(); ++moment) {
+    at::Tensor own = shards.moment(moment, index);
+    moments.push_back(own.zero_());
+  }
+  return moments;
+}
+
+/// Takes this rank's part of a loaded moment and returns it.
+at::Tensor load_moment(AdamwShards& shards, std::size_t moment, const at::Tensor& parameter,
+                       const std::optional<at::Tensor>& whole) {
+  const std::size_t index = shards.index_of(parameter);
+  shards.load_moment(moment, index, whole.value_or(at::Tensor()));
+  return shards.moment(moment, index);
+}
+
+at::Tensor whole_moment(const AdamwShards& shards, std::size_t moment,
+                        const at::Tensor& parameter) {
+  return shards.whole_moment(moment, shards.index_of(parameter));
+}
+
+at::Tensor own_gradient_of(const AdamwShards& shards, const at::Tensor& parameter) {
+  return shards.own_gradient(shards.index_of(parameter));
 }
 
 }  // namespace
 
 void bind_ddp_shards(py::module_& module, ReplicaClass& replica) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
-  py::class_<ShardedNumbers, std::shared_ptr<ShardedNumbers>>(module, "ShardedNumbers")
-      .def_property_readonly("is_shared", &ShardedNumbers::is_shared)
-      .def("own", &ShardedNumbers::own, py::arg("parameter"))
-      .def("whole", &ShardedNumbers::whole, py::arg("parameter"), unlocked)
-      .def("load", &ShardedNumbers::load, py::arg("parameter"), py::arg("whole"), unlocked);
-  py::class_<ShardedParameters, std::shared_ptr<ShardedParameters>>(module, "ShardedParameters")
-      .def("own", &own_values)
-      .def("own_gradients", &own_gradients, py::arg("indices"))
-      .def("in_order", &ShardedParameters::in_order)
-      .def("make_numbers", &ShardedParameters::make_numbers, unlocked)
-      .def("begin_update", &ShardedParameters::begin_update, unlocked)
-      .def("publish", &ShardedParameters::publish, unlocked);
-  replica.def("shard", &Replica::shard)
-      .def("has_blocks", [](Replica& self) { return self.reducer().has_blocks(); })
-      .def("check_averaged", [](Replica& self) { self.reducer().check_averaged(); })
-      .def("trained_names",
-           [](Replica& self) {
-             std::vector<std::string> names;
-             for (const auto& parameter : self.reducer().parameters())
-               names.push_back(parameter.name);
-             return names;
-           })
-      .def("sharded_parameters", &sharded_parameters);
+  py::class_<AdamwShards>(module, "AdamwShards")
+      .def_property_readonly_static("moment_names",
+                                    [](const py::object&) { return AdamwShards::moment_names(); })
+      .def_property_readonly("parameters", &trained_parameters)
+      .def_property_readonly("is_ready", &AdamwShards::is_ready)
+      .def_property_readonly("num_moments", &AdamwShards::num_moments)
+      .def("check", &AdamwShards::check, py::arg("parameters"))
+      .def("check_averaged", &AdamwShards::check_averaged)
+      .def("make_ready", &AdamwShards::make_ready, py::arg("amsgrad"), unlocked)
+      .def("begin_update", &AdamwShards::begin_update, unlocked)
+      .def("update", &update_shards, py::arg("parameters"), py::arg("steps"), py::kw_only(),
+           py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"),
+           py::arg("weight_decay"), py::arg("amsgrad"), py::arg("maximize"),
+           py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none(), unlocked)
+      .def("publish", &AdamwShards::publish, unlocked)
+      .def("own_gradient", &own_gradient_of, py::arg("parameter"))
+      .def("new_moments", &new_moments, py::arg("parameter"))
+      .def("load_moment", &load_moment, py::arg("moment"), py::arg("parameter"), py::arg("whole"),
+           unlocked)
+      .def("whole_moment", &whole_moment, py::arg("moment"), py::arg("parameter"), unlocked);
+  module.def("check_adamw_parameters", &check_adamw_parameters, py::arg("parameters"));
+  replica.def("shard_adamw", &shard_adamw, py::arg("parameters"));
 }
 
 }  // namespace libddp

@@ -8,6 +8,7 @@
 //   group->all_reduce(tensor);
 //   libddp::DistributedDataParallel model(net, group);
 //   libddp::FullyShardedDataParallel sharded(net, {.shard = group});
+//   libddp::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(3e-4));
 //   group->shutdown();
 
 #include "libddp/activation/checkpoint.h"
@@ -16,3 +17,4 @@
 #include "libddp/fsdp/fully_sharded_data_parallel.h"
 #include "libddp/group/process_group.h"
 #include "libddp/group/rendezvous.h"
+#include "libddp/optim/adamw.h"

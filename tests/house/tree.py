@@ -18,7 +18,7 @@ ROOMS = {
     "group": {"collectives", "transport", "memory", "base"},
     "autograd": {"base"},
     "ddp": {"autograd", "group", "memory", "base"},
-    "optim": {"base"},
+    "optim": {"ddp", "group", "base"},
     "fsdp": {"autograd", "group", "memory", "base"},
     "interop": {"group", "base"},
     "activation": {"base"},

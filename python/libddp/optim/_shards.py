@@ -1,11 +1,11 @@
 """The work of an optimizer, shared by the ranks of a DistributedDataParallel model (ZeRO-1).
 
-Each rank gets the averages of the elements that it owns, has the optimizer's state of those, and
-updates those; see libddp/ddp/sharded_parameters.h. Parameters stay whole for the user.
+The face of libddp/optim/adamw_shards.h: what a rank owns and updates is decided there, the state
+dicts in torch's format are made here.
 
     shards = Shards(model, optimizer)
     if shards.begin():                                   # a collective
-        ...                                              # update shards.own(parameters)
+        shards.update(parameters, steps, lr=3e-4, ...)
         shards.publish()                                 # a collective
 """
 
@@ -17,13 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from libddp._load import load
 from libddp.distributed._groups import native
 from libddp.errors import ArgumentError, StateError
 from libddp.optim import _guards
-
-_C = load()
-_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
 class Shards:
@@ -31,48 +27,19 @@ class Shards:
 
     def __init__(self, model, optimizer) -> None:
         _check_model(model)
-        replica = model._replica
-        named = dict(model.module.named_parameters())
-        self._names = replica.trained_names()
-        self._parameters = [named[name] for name in self._names]
-        self._indices = {p: index for index, p in enumerate(self._parameters)}
-        self.check(optimizer.param_groups)
-        replica.shard()
+        self._replica = model._replica
+        self._shards = self._replica.shard_adamw(_parameters(optimizer.param_groups))
         model._is_sharded = True
         self._model, self._optimizer = weakref.ref(model), weakref.ref(optimizer)
-        self._replica = replica
         self.group = native(model.process_group)
-        self._sharded: Any = None
-        self._own: list[torch.Tensor] = []
-        self._positions: dict[torch.Tensor, int] = {}
-        self._ordered: dict[tuple, tuple[list, list, list]] = {}
-        self._numbers: dict[str, Any] = {}
+        #: Those of the model that are trained.
+        self.parameters: list[torch.Tensor] = self._shards.parameters
+        self.update, self.publish = self._shards.update, self._shards.publish
         _guards.watch(self)
-
-    @property
-    def parameters(self) -> list[torch.Tensor]:
-        """Those of the model that are trained."""
-        return self._parameters
 
     def check(self, groups: list[dict]) -> None:
         """ArgumentError unless `groups` have exactly the model's trained parameters."""
-        given = [p for group in groups for p in group["params"] if p.requires_grad]
-        for number, parameter in enumerate(given):
-            if parameter not in self._indices:
-                raise ArgumentError(
-                    f"libddp: AdamW(shard_over=model): parameter {number} of the optimizer, "
-                    f"{list(parameter.shape)}, is not one that the model trains. Hint: make "
-                    "another optimizer for what is not in the model."
-                )
-        known = set(given)
-        missing = [n for n, p in zip(self._names, self._parameters, strict=True) if p not in known]
-        if missing:
-            raise ArgumentError(
-                f"libddp: AdamW(shard_over=model): the optimizer lacks {missing[0]!r}"
-                f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''} of the model's "
-                "trained parameters, whose gradients no other optimizer could use. Hint: pass all "
-                "of them, in groups where they differ, or freeze what is not trained."
-            )
+        self._shards.check(_parameters(groups))
 
     # A step.
 
@@ -85,49 +52,28 @@ class Shards:
                 "since the optimizer was made. Hint: make a new optimizer and load this one's "
                 "state_dict() into it."
             )
-        self._replica.check_averaged()
+        self._shards.check_averaged()
         if not self.make_ready():
             return False
-        self._sharded.begin_update()
+        self._shards.begin_update()
         return True
-
-    def publish(self) -> None:
-        """All ranks see what all of them have updated."""
-        self._sharded.publish()
 
     def make_ready(self) -> bool:
         """Whether it is known what this rank owns; the first time, a collective."""
-        if self._sharded is None and self._replica.has_blocks():
-            self._sharded = self._replica.sharded_parameters()
-            self._own = self._sharded.own()
-            order = self._sharded.in_order()
-            self._positions = {self._parameters[i]: n for n, i in enumerate(order)}
-            optimizer = self._optimizer()
-            amsgrad = any(group["amsgrad"] for group in optimizer.param_groups)
-            for key in _MOMENTS[: 3 if amsgrad else 2]:
-                self._numbers[key] = self._sharded.make_numbers()
+        was_ready, optimizer = self._shards.is_ready, self._optimizer()
+        amsgrad = any(group["amsgrad"] for group in optimizer.param_groups)
+        if not self._shards.make_ready(amsgrad):
+            return False
+        if not was_ready:
             self.cut(optimizer.state)
-        return self._sharded is not None
-
-    def own(self, parameters: list[torch.Tensor]) -> tuple[list, list, list]:
-        """`parameters` in the order of memory, and of each what is owned, with its gradient."""
-        key = tuple(map(id, parameters))
-        if key not in self._ordered:  # one entry per group, as long as the same ones are used
-            if len(self._ordered) > 100:
-                self._ordered.clear()
-            parameters = sorted(parameters, key=self._positions.__getitem__)
-            indices = [self._indices[p] for p in parameters]
-            self._ordered[key] = (parameters, indices, [self._own[i] for i in indices])
-        parameters, indices, own = self._ordered[key]
-        return parameters, own, self._sharded.own_gradients(indices)
+        return True
 
     def gradient_parts(self, ids: set[int]) -> dict[int, torch.Tensor]:
         """Of the gradients with these ids, those of the model -> what this rank owns of them."""
-        indices = [i for i, p in enumerate(self._parameters) if id(p.grad) in ids]
-        if not indices or not self.make_ready():
+        parameters = [p for p in self.parameters if id(p.grad) in ids]
+        if not parameters or not self.make_ready():
             return {}
-        owned = self._sharded.own_gradients(indices)
-        return {id(self._parameters[i].grad): part for i, part in zip(indices, owned, strict=True)}
+        return {id(p.grad): self._shards.own_gradient(p) for p in parameters}
 
     def agree(self, found_inf: torch.Tensor) -> None:
         """Infinite on all ranks if on one."""
@@ -136,47 +82,45 @@ class Shards:
 
     # The state.
 
-    def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _moments(self) -> list[str]:
+        return self._shards.moment_names[: self._shards.num_moments]
+
+    def add_state(self, parameters: list[torch.Tensor], state: dict) -> None:
         """Zeros for what is owned."""
-        index = self._indices[parameter]
-        moments = {key: numbers.own(index).zero_() for key, numbers in self._numbers.items()}
-        return {"step": torch.zeros(()), **moments}
+        for parameter in parameters:
+            moments = zip(self._moments(), self._shards.new_moments(parameter), strict=True)
+            state[parameter].update({"step": torch.zeros(()), **dict(moments)})
 
     def cut(self, state: dict) -> None:
         """Whole states that were loaded become this rank's part of them."""
-        if self._sharded is None:
+        if not self._shards.is_ready:
             return
         for parameter, entries in state.items():
-            index = self._indices[parameter]
             mine = {"step": torch.as_tensor(entries["step"], dtype=torch.float32).clone()}
-            for key, numbers in self._numbers.items():
-                whole = entries.get(key)
-                if whole is None or whole.shape != parameter.shape:
-                    raise ArgumentError(
-                        f"libddp: AdamW.load_state_dict: {key!r} of {self._names[index]!r} "
-                        f"{'is missing' if whole is None else f'has {list(whole.shape)}'}, and the "
-                        f"parameter has {list(parameter.shape)}. Hint: load the state of an AdamW "
-                        "over the same model."
-                    )
-                numbers.load(index, whole)
-                mine[key] = numbers.own(index)
+            for number, key in enumerate(self._moments()):
+                mine[key] = self._shards.load_moment(number, parameter, entries.get(key))
             state[parameter] = mine
 
     def whole(self, state_dict: dict[str, Any], groups: list[dict]) -> dict[str, Any]:
         """`state_dict` with whole tensors; a collective between hosts."""
-        if self._sharded is None:
+        if not self._shards.is_ready:
             return state_dict
         parameters = [p for group in groups for p in group["params"]]
+        moments = {key: number for number, key in enumerate(self._moments())}
         state = {
             number: {
-                key: self._numbers[key].whole(self._indices[parameters[number]])
-                if key in self._numbers
+                key: self._shards.whole_moment(moments[key], parameters[number])
+                if key in moments
                 else value.clone()
                 for key, value in entries.items()
             }
             for number, entries in state_dict["state"].items()
         }
         return {**state_dict, "state": state}
+
+
+def _parameters(groups: list[dict]) -> list[torch.Tensor]:
+    return [p for group in groups for p in group["params"]]
 
 
 def _check_model(model) -> None:

@@ -126,49 +126,37 @@ class AdamW(torch.optim.AdamW):
         new = [p for p in parameters if not self.state[p]]
         if not new:
             return
-        for parameter in new:
-            _check(parameter)
-            if self._shards is not None:
-                self.state[parameter].update(self._shards.new_state(parameter))
+        _C.check_adamw_parameters(new)
         if self._shards is not None:
+            self._shards.add_state(new, self.state)
             return
         for parameter, entries in zip(new, _C.make_adamw_state(new, amsgrad), strict=True):
             self.state[parameter].update(entries)
 
     def _update(self, parameters: list[torch.Tensor], group: dict) -> None:
-        if self._shards is not None:
-            parameters, values, gradients = self._shards.own(parameters)
-        else:
-            values, gradients = parameters, [p.grad for p in parameters]
         states = [self.state[p] for p in parameters]
+        steps = [state["step"] for state in states]
         beta1, beta2 = group["betas"]
+        options = {
+            "lr": float(group["lr"]),
+            "beta1": float(beta1),
+            "beta2": float(beta2),
+            "eps": group["eps"],
+            "weight_decay": group["weight_decay"],
+            "amsgrad": group["amsgrad"],
+            "maximize": group["maximize"],
+            "grad_scale": getattr(self, "grad_scale", None),
+            "found_inf": getattr(self, "found_inf", None),
+        }
+        if self._shards is not None:
+            self._shards.update(parameters, steps, **options)
+            return
         _C.fused_adamw(
-            values,
-            gradients,
+            parameters,
+            [p.grad for p in parameters],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
-            [state["step"] for state in states],
-            lr=float(group["lr"]),
-            beta1=float(beta1),
-            beta2=float(beta2),
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
-            amsgrad=group["amsgrad"],
-            maximize=group["maximize"],
-            grad_scale=getattr(self, "grad_scale", None),
-            found_inf=getattr(self, "found_inf", None),
+            steps,
+            **options,
         )
-
-
-def _check(parameter: torch.Tensor) -> None:
-    grad = parameter.grad
-    if parameter.is_cpu and parameter.is_floating_point() and not grad.is_sparse:
-        return
-    what = (
-        "with a sparse gradient" if grad.is_sparse else f"{parameter.dtype} on {parameter.device}"
-    )
-    raise ArgumentError(
-        f"libddp: AdamW updates dense floating-point parameters on the CPU, this one is {what} "
-        f"{list(parameter.shape)}. Hint: use torch.optim for it."
-    )

@@ -1,0 +1,74 @@
+#pragma once
+
+// AdamW for LibTorch programs: torch::optim::AdamW by name, options, groups, state and archives,
+// with the fused update of fused_adamw.h. Results are those of libddp.optim.AdamW, and so of
+// torch.optim.AdamW(fused=True), bit for bit; torch::optim::AdamW rounds differently.
+//
+// Over parameters of FullyShardedDataParallel each rank updates its rows. With `shard_over`, the
+// ranks of a DistributedDataParallel model share the work and the state (ZeRO-1): step() is a
+// collective then, archives hold whole tensors, and torch::save is a collective between hosts.
+// Thread rule: one thread at a time; not while a backward pass runs.
+//
+//   libddp::DistributedDataParallel model(net, group);
+//   libddp::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(3e-4),
+//                           {.shard_over = &model.replica()});
+//   model.forward(x).sum().backward();
+//   optimizer.clip_grad_norm(1.0);
+//   optimizer.step();
+
+#include <torch/optim/adamw.h>
+
+#include <memory>
+#include <vector>
+
+#include "libddp/ddp/replica.h"
+#include "libddp/optim/adamw_shards.h"
+
+namespace libddp {
+
+/// What torch::optim::AdamWOptions lacks.
+struct AdamWExtras {
+  /// Follow the gradient instead of going against it.
+  bool maximize = false;
+  /// Of the model whose trained parameters are the optimizer's: DistributedDataParallel::replica().
+  Replica* shard_over = nullptr;
+};
+
+class AdamW : public torch::optim::AdamW {
+ public:
+  /// Throws what AdamwShards throws.
+  explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                 const torch::optim::AdamWOptions& defaults = {}, AdamWExtras extras = {});
+  explicit AdamW(std::vector<at::Tensor> parameters,
+                 const torch::optim::AdamWOptions& defaults = {}, AdamWExtras extras = {});
+  ~AdamW() override;
+
+  /// Updates every parameter that has a gradient; returns what `closure` has returned.
+  /// Throws ArgumentError for a parameter that is no dense floating-point tensor on the CPU, and
+  /// with `shard_over` StateError where the last pass has not averaged.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  /// With `shard_over`, in the place of torch::nn::utils::clip_grad_norm_, which would see this
+  /// rank's averages only. Returns the norm of the whole model before. Throws StateError without.
+  at::Tensor clip_grad_norm(double max_norm, double norm_type = 2.0);
+
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  struct ParamState;
+
+  bool begin();
+  bool make_ready();
+  void update(torch::optim::OptimizerParamGroup& group);
+  std::vector<ParamState*> states_of(const std::vector<at::Tensor>& parameters, bool amsgrad);
+  void add_states(const std::vector<at::Tensor>& parameters, bool amsgrad);
+  void cut_state();
+  std::vector<at::Tensor> all_parameters() const;
+
+  const bool maximize_;
+  std::unique_ptr<AdamwShards> shards_;
+  std::size_t num_checked_ = 0;
+};
+
+}  // namespace libddp
