@@ -17,7 +17,7 @@ void train(const Options& options, const Text& text) {
       TransformerConfig{.vocabulary = text.vocabulary(), .context = text.shape().context});
   libddp::DistributedDataParallel model(net, group);
   const auto forward = [&](const at::Tensor& tokens) { return model.forward(tokens); };
-  const auto optimizer = make_optimizer(options, net->parameters());
+  const auto optimizer = make_optimizer(options, net->parameters(), &model.replica());
   for (std::int64_t step = 0; step < options.steps; ++step) {
     optimizer->zero_grad();
     Batch batch = text.batch(options.seed, step, group->rank());

@@ -42,8 +42,9 @@ T number(const char* name, const std::string& text, T minimum) {
 
 OptimizerKind optimizer_kind(const std::string& text) {
   if (text == "adamw") return OptimizerKind::AdamW;
+  if (text == "zero1") return OptimizerKind::Zero1;
   if (text == "sgd") return OptimizerKind::Sgd;
-  refuse("--optimizer '" + text + "' is not 'adamw' or 'sgd'");
+  refuse("--optimizer '" + text + "' is not 'adamw', 'zero1' or 'sgd'");
 }
 
 void set_option(Options& options, int code, const std::string& value) {
@@ -64,7 +65,8 @@ std::string usage() {
          "  --data FILE      text to learn from (the program's own source)\n"
          "  --seed S         weights and batches (1)\n"
          "  --threads N      compute threads of each rank (1)\n"
-         "  --optimizer NAME adamw or sgd, which has momentum 0.9 (adamw)\n"
+         "  --optimizer NAME adamw, zero1 (AdamW shared by the ranks; not for sharded models), or\n"
+         "                   sgd, which has momentum 0.9 (adamw)\n"
          "  --lr X           learning rate (0.001)\n";
 }
 

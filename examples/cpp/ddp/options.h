@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <string>
 
-enum class OptimizerKind { AdamW, Sgd };
+/// Zero1: AdamW whose work and state the ranks share.
+enum class OptimizerKind { AdamW, Zero1, Sgd };
 
 struct Options {
   std::int64_t steps = 100;

@@ -3,12 +3,12 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/from_blob.h>
-#include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -29,14 +29,21 @@ void print_error(const std::exception& error) {
 }  // namespace
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
-                                                        std::vector<at::Tensor> parameters) {
+                                                        std::vector<at::Tensor> parameters,
+                                                        libddp::Replica* replica) {
   const double lr = options.learning_rate;
   if (options.optimizer == OptimizerKind::Sgd) {
     return std::make_unique<torch::optim::SGD>(std::move(parameters),
                                                torch::optim::SGDOptions(lr).momentum(0.9));
   }
-  return std::make_unique<torch::optim::AdamW>(std::move(parameters),
-                                               torch::optim::AdamWOptions(lr).weight_decay(0.01));
+  const bool is_shared = options.optimizer == OptimizerKind::Zero1;
+  if (is_shared && replica == nullptr) {
+    throw std::invalid_argument(
+        "--optimizer 'zero1' is for a data-parallel model, this one is sharded. Hint: adamw.");
+  }
+  return std::make_unique<libddp::AdamW>(
+      std::move(parameters), torch::optim::AdamWOptions(lr).weight_decay(0.01),
+      libddp::AdamWExtras{.shard_over = is_shared ? replica : nullptr});
 }
 
 at::Tensor forward_and_backward(const std::function<at::Tensor(const at::Tensor&)>& forward,

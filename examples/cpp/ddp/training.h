@@ -4,7 +4,7 @@
 // lines, errors. What is left to each program is how its model is wrapped.
 
 #include <ATen/core/Tensor.h>
-#include <libddp/group/process_group.h>
+#include <libddp/libddp.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
@@ -15,8 +15,10 @@
 #include "data.h"
 #include "options.h"
 
+/// `replica`: of the data-parallel model that zero1 shares the work of.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
-                                                        std::vector<at::Tensor> parameters);
+                                                        std::vector<at::Tensor> parameters,
+                                                        libddp::Replica* replica = nullptr);
 
 /// Mean cross entropy of this rank's batch, after its backward pass. `forward`: tokens to logits.
 at::Tensor forward_and_backward(const std::function<at::Tensor(const at::Tensor&)>& forward,

@@ -1,6 +1,7 @@
 """examples/cpp/fsdp: the losses of its Python twin, sharded and clipped."""
 
 import program
+import pytest
 import ranks
 import twin
 
@@ -8,14 +9,28 @@ STEPS = 20
 TEXT = str(program.SOURCES / "transformer.cpp")
 
 
-def test_the_sharded_losses_are_python_s_bit_for_bit(tmp_path):
-    train = program.build(tmp_path, program.EXAMPLES / "fsdp")
-    command = [train, f"--steps={STEPS}", f"--data={TEXT}", "--optimizer=sgd", "--lr=0.1"]
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    return program.build(tmp_path_factory.mktemp("cpp_fsdp"), program.EXAMPLES / "fsdp")
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.1), ("adamw", 0.001)])
+def test_the_sharded_losses_are_python_s_bit_for_bit(train, optimizer, lr):
+    command = [train, f"--steps={STEPS}", f"--data={TEXT}", f"--optimizer={optimizer}"]
+    command.append(f"--lr={lr}")
     first, second = program.run_by_hand(command)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    wanted = ranks.run(twin.train_sharded, 2, TEXT, STEPS, "sgd", 0.1)[0]
+    wanted = ranks.run(twin.train_sharded, 2, TEXT, STEPS, optimizer, lr)[0]
     for ours, theirs in zip(program.losses(first.stdout), wanted, strict=True):
         assert ours == theirs
     assert len(wanted) == STEPS
     averages = [average for _, average in wanted]
     assert sum(averages[-5:]) < sum(averages[:5])
+
+
+def test_work_that_is_sharded_already_is_not_shared(train):
+    with program.reserved_port() as port:
+        place = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        done = program.run([train, "--optimizer=zero1"], RANK="0", **place)
+    assert done.returncode == 1
+    assert "--optimizer 'zero1' is for a data-parallel model, this one is sharded." in done.stderr

@@ -95,11 +95,14 @@ def batch(text: torch.Tensor, step: int, rank: int) -> tuple[torch.Tensor, torch
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
-def make_optimizer(name: str, parameters, lr: float) -> torch.optim.Optimizer:
-    """Python's one-tensor-at-a-time form: the one that the C++ frontend has."""
+def make_optimizer(name: str, model, lr: float) -> torch.optim.Optimizer:
+    """SGD in Python's one-tensor-at-a-time form: the one that the C++ frontend has."""
     if name == "sgd":
-        return torch.optim.SGD(parameters, lr, momentum=0.9, foreach=False, fused=False)
-    return torch.optim.AdamW(parameters, lr, weight_decay=0.01, foreach=False, fused=False)
+        return torch.optim.SGD(model.parameters(), lr, momentum=0.9, foreach=False, fused=False)
+    from libddp.optim import AdamW
+
+    shared = {"shard_over": model} if name == "zero1" else {}
+    return AdamW(model.parameters(), lr, weight_decay=0.01, **shared)
 
 
 def train(path: str, steps: int, optimizer_name: str, lr: float) -> list[tuple[float, float]]:
@@ -133,7 +136,7 @@ def _train(wrap, before_step, path, steps, optimizer_name, lr) -> list[tuple[flo
     torch.manual_seed(SEED)
     text, vocabulary = read_text(path)
     model = wrap(Transformer(vocabulary))
-    optimizer = make_optimizer(optimizer_name, model.parameters(), lr)
+    optimizer = make_optimizer(optimizer_name, model, lr)
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
