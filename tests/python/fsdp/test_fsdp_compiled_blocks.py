@@ -2,9 +2,7 @@
 
 import checks
 import fsdp_models as models
-import pytest
 import torch
-import torch.distributed as dist
 
 
 def compiled_in_place(model):
@@ -51,18 +49,4 @@ def check_fully_shard_over_blocks_compiled_in_place():
     same_losses(compiled_in_place, models.shard)
 
 
-def run_all():
-    from libddp.distributed import init_process_group
-
-    init_process_group("libddp")
-    found = checks.run(globals())
-    dist.destroy_process_group()
-    return found
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_on_two_ranks(results, name):
-    checks.verify(results, name)
+results, test_on_all_ranks = checks.suite(globals(), 2)

@@ -103,8 +103,7 @@ def _names_on_meta(model: torch.nn.Module) -> list[list[str]]:
         kept = {k: b for k, b in part._buffers.items() if k not in part._non_persistent_buffers_set}
         for name, tensor in (*part._parameters.items(), *kept.items()):
             if tensor is not None and tensor.is_meta:
-                full = canonical(f"{prefix}.{name}" if prefix else name)
-                names.setdefault(id(tensor), []).append(full)
+                names.setdefault(id(tensor), []).append(canonical(name, prefix))
     return list(names.values())
 
 

@@ -105,7 +105,7 @@ def buffers_to_cast(
     for prefix, part in module.named_modules():
         for name, buffer in part.named_buffers(recurse=False) if part not in done else ():
             if buffer.is_floating_point():
-                found[canonical(f"{prefix}.{name}" if prefix else name)] = buffer.dtype
+                found[canonical(name, prefix)] = buffer.dtype
     return found
 
 

@@ -106,7 +106,7 @@ def pieces_of(model: torch.nn.Module) -> dict[int, Piece]:
     names = {id(module): name for name, module in model.named_modules()}
     for shard in shards_in(model):
         for key, piece in pieces_of_shard(shard).items():
-            found[key] = replace(piece, name=_joined(names[id(shard.module)], piece.name))
+            found[key] = replace(piece, name=canonical(piece.name, names[id(shard.module)]))
     return found
 
 
@@ -145,7 +145,3 @@ def _without_values(shard: Shard) -> dict[int, Piece]:
         )
         for name, p in own_parameters(shard.module, shard.ignored)
     }
-
-
-def _joined(prefix: str, name: str) -> str:
-    return canonical(f"{prefix}.{name}" if prefix else name)

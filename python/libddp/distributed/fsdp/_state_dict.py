@@ -21,8 +21,10 @@ PREFIX = "_fsdp_wrapped_module."
 _PREFIXES = (PREFIX, "_checkpoint_wrapped_module.")
 
 
-def canonical(name: str) -> str:
-    """The name that a parameter had before its module was wrapped."""
+def canonical(name: str, module: str = "") -> str:
+    """The name that a parameter (of the module with that name) had before anything was wrapped."""
+    if module:
+        name = f"{module}.{name}"
     for prefix in _PREFIXES:
         name = name.replace(prefix, "")
     return name
