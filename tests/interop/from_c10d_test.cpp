@@ -9,12 +9,15 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <chrono>
+
 #include "tests/interop/backend_ranks.h"
 #include "tests/interop/gloo_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/torch_group_fixture.h"
 
 using namespace libddp;
+using namespace std::chrono_literals;
 using namespace libddp::test;
 
 namespace {
