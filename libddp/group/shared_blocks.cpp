@@ -20,6 +20,11 @@ Holders& holders_of(std::byte* head) { return *std::launder(reinterpret_cast<Hol
 SharedBlocks::SharedBlocks(std::shared_ptr<Arena> arena, std::shared_ptr<const void> mappings)
     : arena_(std::move(arena)), mappings_(std::move(mappings)) {}
 
+SharedBlocks::~SharedBlocks() {
+  drop_unheld();
+  for (std::shared_ptr<std::byte>& block : made_) Arena::leave_to_peers(std::move(block));
+}
+
 std::uint64_t SharedBlocks::make(std::size_t bytes, int num_holders) {
   const std::lock_guard lock(mutex_);
   drop_unheld();

@@ -5,7 +5,8 @@
 //
 // A head in front of the bytes counts the holders. Only the owner can give memory back to its
 // arena; it looks for blocks that nobody holds whenever it makes a new one, and at its end leaves
-// what others still hold to them: the kernel frees the pages with the last mapping.
+// what others still hold to them (Arena::leave_to_peers): the kernel frees the pages with the last
+// mapping.
 // A rank that dies never lets go; its host's group has failed then anyway.
 // Thread rule: any thread.
 //
@@ -29,6 +30,9 @@ class SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
 
   /// `mappings` keeps the peers' arenas mapped.
   SharedBlocks(std::shared_ptr<Arena> arena, std::shared_ptr<const void> mappings);
+  ~SharedBlocks();
+  SharedBlocks(const SharedBlocks&) = delete;
+  SharedBlocks& operator=(const SharedBlocks&) = delete;
 
   /// Offset in the own arena of the head of a new block for `num_holders` ranks.
   std::uint64_t make(std::size_t bytes, int num_holders);

@@ -101,6 +101,12 @@ void empty_cache() { Caches::of_this_process().empty(); }
 // are handed out first. Cold ones were never touched or were given back to the kernel. When more
 // than kKeptBytes are warm, the surplus has its pages punched out of the memfd and turns cold;
 // empty_cache does that to all of them.
+//
+// NOTE [What peers may still write]
+// The owner of a block knows that it does not need the bytes any more; whether a peer does is only
+// known where a collective has ended, which it does by a meeting of all. Blocks that were free
+// before a group's failure are therefore nobody's. What is freed after it may have been in the
+// collective that failed, and is in neither list: the pages go when the segment does.
 struct Arena::State : ArenaCache {
   State(const std::string& group, std::size_t reserve_bytes)
       : group_name(group),
@@ -116,7 +122,7 @@ struct Arena::State : ArenaCache {
   };
 
   Taken take(std::uint64_t size, std::uint64_t alignment);
-  void give_back(std::uint64_t offset, std::uint64_t size) noexcept;
+  void give_back(std::uint64_t offset, std::uint64_t size, bool is_left = false) noexcept;
   void cool_surplus(std::unique_lock<std::mutex>& lock);
   void empty() override;
   void cool(FreeList::Range range, std::unique_lock<std::mutex>& lock);
@@ -131,6 +137,20 @@ struct Arena::State : ArenaCache {
   FreeList warm;
   FreeList cold;
   std::uint64_t used_bytes = 0;
+  std::atomic<bool> keeps_freed{false};
+};
+
+/// The deleter of a block.
+struct Arena::Freeing {
+  std::shared_ptr<State> state;
+  std::shared_ptr<PrefaultJob> job;
+  std::uint64_t size = 0;
+  bool is_left = false;
+
+  void operator()(std::byte* freed) const {
+    if (job) job->cancel();
+    state->give_back(static_cast<std::uint64_t>(freed - state->segment.data()), size, is_left);
+  }
 };
 
 Arena::State::Taken Arena::State::take(std::uint64_t size, std::uint64_t alignment) {
@@ -169,13 +189,14 @@ void Arena::State::require_owner(const char* call) const {
 }
 
 // Runs in the deleter of a block, where nothing may be thrown.
-void Arena::State::give_back(std::uint64_t offset, std::uint64_t size) noexcept {
+void Arena::State::give_back(std::uint64_t offset, std::uint64_t size, bool is_left) noexcept {
   // In a child of fork() the memory is still the parent's, and the lock may be held by one of the
   // parent's threads.
   if (!made.is_current()) return;
   try {
     std::unique_lock lock(mutex);
     used_bytes -= size;
+    if (is_left || keeps_freed.load(std::memory_order_acquire)) return;
     warm.give(offset, size);
     cool_surplus(lock);
   } catch (const std::exception& error) {
@@ -270,11 +291,14 @@ std::shared_ptr<std::byte> Arena::allocate(std::size_t size_bytes) {
     throw;
   }
   // If this allocation of the control block fails, shared_ptr runs the deleter.
-  return std::shared_ptr<std::byte>(data, [state = state_, job, size](std::byte* freed) {
-    if (job) job->cancel();
-    state->give_back(static_cast<std::uint64_t>(freed - state->segment.data()), size);
-  });
+  return std::shared_ptr<std::byte>(data, Freeing{state_, std::move(job), size});
 }
+
+void Arena::leave_to_peers(std::shared_ptr<std::byte> block) noexcept {
+  if (auto* const freeing = std::get_deleter<Freeing>(block)) freeing->is_left = true;
+}
+
+void Arena::keep_freed() noexcept { state_->keeps_freed.store(true, std::memory_order_release); }
 
 std::optional<std::uint64_t> Arena::offset_of(const void* pointer,
                                               std::size_t size_bytes) const noexcept {

@@ -5,7 +5,9 @@
 //
 // The segment is reserved once, sparse, as large as the host's memory: growing needs no new
 // descriptor and no meeting. Freed blocks are kept for reuse up to a limit, then given back to the
-// kernel page by page (hole punching).
+// kernel page by page (hole punching). Two things are kept from both: a block that is left to the
+// peers, and all that is freed once the group has failed, because a rank that was frozen in a
+// collective goes on writing when it wakes.
 // Thread rule: all members may be called from any thread. Blocks outlive the Arena object: the
 // shared_ptr of a block keeps the mapping.
 //
@@ -40,6 +42,14 @@ class Arena : public std::enable_shared_from_this<Arena> {
   /// Pages of large blocks are faulted in by a background thread.
   std::shared_ptr<std::byte> allocate(std::size_t size_bytes);
 
+  /// Instead of freeing `block` (of this arena, the last reference): its bytes stay for the peers
+  /// that read and write them. The kernel frees the pages with the last mapping of the segment.
+  static void leave_to_peers(std::shared_ptr<std::byte> block) noexcept;
+
+  /// What is freed from now on is neither handed out again nor given back to the kernel: peers may
+  /// still write there.
+  void keep_freed() noexcept;
+
   /// Offset in the segment if all of [pointer, pointer + size_bytes) lies in it. No lock.
   std::optional<std::uint64_t> offset_of(const void* pointer,
                                          std::size_t size_bytes) const noexcept;
@@ -51,6 +61,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
  private:
   struct State;
+  struct Freeing;
   explicit Arena(std::shared_ptr<State> state);
 
   std::shared_ptr<State> state_;  // also held by every block

@@ -224,6 +224,52 @@ TEST_CASE("An emptied cache keeps what is too small for the kernel") {
   REQUIRE(arena->allocate(kMiB) != nullptr);
 }
 
+TEST_CASE("A block that is left to the peers stays as it is") {
+  auto arena = Arena::create("test", 1024 * kMiB);
+  auto left = arena->allocate(300 * kMiB);
+  std::memset(left.get(), 3, 300 * kMiB);
+  const auto other = arena->allocate(100);
+  const SharedSegment theirs = SharedSegment::map(UniqueFd(::dup(arena->segment().fd())));
+  const std::byte* const seen = theirs.data() + *arena->offset_of(left.get(), 1);
+  const auto is_whole = [&] {
+    for (std::size_t at = 0; at < 300 * kMiB; at += 4096) {
+      if (seen[at] != std::byte{3}) return false;
+    }
+    return true;
+  };
+  Arena::leave_to_peers(std::move(left));
+  REQUIRE(is_whole());
+  empty_cache();
+  REQUIRE(is_whole());
+  REQUIRE(arena->used_bytes() == 128);
+  auto next = arena->allocate(300 * kMiB);
+  std::memset(next.get(), 4, 300 * kMiB);
+  REQUIRE(is_whole());
+  next.reset();
+  arena.reset();
+  empty_cache();
+  REQUIRE(is_whole());
+}
+
+TEST_CASE("After a failure nothing that is freed is used again") {
+  const auto arena = Arena::create("test", 1024 * kMiB);
+  const auto free_before = arena->allocate(4 * kMiB).get();
+  auto large = arena->allocate(300 * kMiB);
+  std::memset(large.get(), 1, 300 * kMiB);
+  std::byte* const late = large.get();  // a peer writes on
+  arena->keep_freed();
+  REQUIRE(arena->allocate(4 * kMiB).get() == free_before);
+  large.reset();
+  empty_cache();
+  REQUIRE(late[299 * kMiB] == std::byte{1});
+  const auto next = arena->allocate(300 * kMiB);
+  REQUIRE(next.get() != late);
+  REQUIRE(arena->used_bytes() == 300 * kMiB);
+  std::memset(next.get(), 2, 300 * kMiB);
+  std::memset(late, 9, 300 * kMiB);
+  REQUIRE(next.get()[299 * kMiB] == std::byte{2});
+}
+
 TEST_CASE("An Arena belongs to the process that made it") {
   const auto arena = Arena::create("test", 600 * kMiB);
   auto block = arena->allocate(300 * kMiB);
