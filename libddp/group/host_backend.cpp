@@ -23,6 +23,13 @@ std::vector<pid_t> pids_of(const std::vector<GroupPeer>& peers) {
   return pids;
 }
 
+/// What a collective that makes common memory finds out. Its own, because an interrupted caller
+/// does not wait for it: then it ends what it held.
+struct SharedPlace {
+  std::uint64_t offset = 0;
+  std::shared_ptr<std::byte> block;
+};
+
 }  // namespace
 
 HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
@@ -273,14 +280,15 @@ at::Tensor HostBackend::allocate_shared(BackendCall call, at::IntArrayRef sizes,
       static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
   // In turns, so that no rank's arena holds everything.
   const int owner = num_shared_.fetch_add(1) % identity_.world_size;
-  std::uint64_t offset = 0;
-  if (owner == identity_.rank) offset = blocks_->make(bytes, identity_.world_size);
+  const auto place = std::make_shared<SharedPlace>();
+  if (owner == identity_.rank) place->offset = blocks_->make(bytes, identity_.world_size);
   call.async = false;
-  launch(std::move(call), [this, &offset, owner](const MeshCall& mesh_call) {
-    mesh_->broadcast(mesh_call, &offset, sizeof(offset), owner);
+  launch(std::move(call), [this, place, owner, bytes](const MeshCall& mesh_call) {
+    mesh_->broadcast(mesh_call, &place->offset, sizeof(place->offset), owner);
+    place->block =
+        blocks_->hold(mesh_->memory_of(owner, place->offset, SharedBlocks::kHeadBytes + bytes));
   })->wait();
-  std::byte* const head = mesh_->memory_of(owner, offset, SharedBlocks::kHeadBytes + bytes);
-  std::shared_ptr<std::byte> block = blocks_->hold(head);
+  std::shared_ptr<std::byte> block = std::move(place->block);
   void* data = block.get();
   return at::from_blob(
       data, sizes, [block = std::move(block)](void*) mutable { block.reset(); },

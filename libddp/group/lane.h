@@ -20,7 +20,9 @@ namespace libddp {
 
 class Lane {
  public:
-  /// A job reports its own errors (Work::finish); it does not throw.
+  /// A job reports its own errors (Work::finish); it does not throw. Whoever waits for it may be
+  /// interrupted and leave before it runs: it captures values and shared state, nothing of the
+  /// waiter's stack.
   using Job = std::function<void()>;
 
   /// `thread_name` shows in debuggers and top; at most 15 characters.
