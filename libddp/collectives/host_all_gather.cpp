@@ -48,7 +48,9 @@ class AllGather : HostMove {
       const int r = (core_.rank() + step) % core_.world_size();
       std::byte* to =
           r == core_.rank() ? output_ : core_.reach(r, core_.place(r, 1), output_bytes_);
-      copy_part(to + core_.rank() * bytes_, input_, bytes_, output_bytes_);
+      core_.write_in_pieces(bytes_, [&](std::size_t at, std::size_t bytes) {
+        copy_part(to + core_.rank() * bytes_ + at, input_ + at, bytes, output_bytes_);
+      });
     }
   }
 

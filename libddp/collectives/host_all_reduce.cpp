@@ -71,7 +71,11 @@ class AllReduce {
       std::byte* base = core_.reach(r, core_.place(r), bytes_);
       parts[r] = base + slice.begin * element_;
     }
-    if (slice.count() > 0) run_kernel(parts, parts, core_.world_size(), slice.count());
+    core_.write_in_pieces(slice.count() * element_, [&](std::size_t at, std::size_t bytes) {
+      std::byte* pieces[kMaxRanks];
+      for (int r = 0; r < core_.world_size(); ++r) pieces[r] = parts[r] + at;
+      run_kernel(pieces, pieces, core_.world_size(), bytes / element_);
+    });
     core_.meet();
   }
 

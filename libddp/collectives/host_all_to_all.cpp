@@ -51,7 +51,10 @@ class AllToAll : HostMove {
     for (int step = 1; step < core_.world_size(); ++step) {
       const int r = (core_.rank() + step) % core_.world_size();
       std::byte* to = core_.reach(r, core_.place(r, 1), total_bytes_);
-      copy_part(to + own(block_bytes_), input_ + r * block_bytes_, block_bytes_, total_bytes_);
+      const std::byte* from = input_ + r * block_bytes_;
+      core_.write_in_pieces(block_bytes_, [&](std::size_t at, std::size_t bytes) {
+        copy_part(to + own(block_bytes_) + at, from + at, bytes, total_bytes_);
+      });
     }
   }
 

@@ -5,7 +5,7 @@
 namespace libddp {
 namespace {
 
-constexpr int kLayoutVersion = 3;
+constexpr int kLayoutVersion = 4;
 constexpr std::size_t kBlock = 4096;
 
 constexpr std::size_t blocks(std::size_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; }
@@ -13,6 +13,7 @@ constexpr std::size_t blocks(std::size_t bytes) { return (bytes + kBlock - 1) / 
 /// The fixed part at the start of the page. Zeros are its valid first state.
 struct Head {
   FailureRecord failure;
+  std::atomic<std::uint64_t> given_up;
   Bell bell;
   Bell mail_bell;
   alignas(128) std::atomic<std::uint64_t> num_calls;
@@ -51,6 +52,8 @@ SharedSegment HostPage::create(const std::string& group_name, int world_size) {
 }
 
 FailureRecord& HostPage::failure() const { return head(base_).failure; }
+
+std::atomic<std::uint64_t>& HostPage::given_up() const { return head(base_).given_up; }
 
 Bell& HostPage::bell() const { return head(base_).bell; }
 

@@ -2,8 +2,8 @@
 
 // The control page of a rank: what it tells its peers, in memory that all of them map.
 //
-//   failure | bell, mail bell | beats | delay | call records | slots | inline payload | staging in,
-//   out | per peer: mail (mailbox.h)
+//   failure | given up | bell, mail bell | beats | delay | call records | slots | inline payload |
+//   staging in, out | per peer: mail (mailbox.h)
 //
 // Every word has one writer, its rank (bells excepted); stamps and counters only grow. The segment
 // is sparse: parts that a group never uses cost no memory.
@@ -31,6 +31,9 @@ inline constexpr int kMaxRanks = 128;
 struct alignas(128) Bell {
   std::atomic<std::uint32_t> rings;
   std::atomic<std::uint32_t> sleepers;
+  /// Ranks that have left a collective by an exception; here, because who passes a meeting looks at
+  /// this line anyway.
+  std::atomic<std::uint32_t> num_given_up;
 };
 
 /// First failure of the rank; the text is complete before `is_set` is.
@@ -129,6 +132,8 @@ class HostPage {
   HostPage(std::byte* base, int world_size) : base_(base), world_size_(world_size) {}
 
   FailureRecord& failure() const;
+  /// Number of the meeting that the rank had posted and did not pass; 0 = none.
+  std::atomic<std::uint64_t>& given_up() const;
   /// Of rank 0's page: all ranks sleep on it in collectives.
   Bell& bell() const;
   /// The rank itself sleeps on it in send and recv.

@@ -56,6 +56,9 @@ void Mailbox::deliver(Transfer& part, Letter& letter) {
                               ? letter.payload.data()
                               : core_.reach(nullptr, letter.source, letter.place, letter.bytes);
   copy_bytes(part.data, from, letter.bytes);
+  // A sender that has given up meanwhile may have put its memory to another use.
+  const bool is_in_its_memory = letter.place != Slot::kInline;
+  if (is_in_its_memory && core_.has_failed_at(letter.source)) core_.throw_if_failed(nullptr);
   channel.notices.push_back({{letter.message, 0}, &part});
 }
 

@@ -177,10 +177,16 @@ void MeshCore::post(std::uint64_t input_place, std::uint64_t output_place) {
 }
 
 void MeshCore::await_everyone() {
-  Meeting meeting(*this);
-  if (!meeting.ready()) wait(*call_, pages_[0].bell(), meeting);
-  for (const Slot* slot : slots_[meeting_ & 1]) {
-    if (slot->fingerprint != fingerprint_) report_mismatch();
+  try {
+    Meeting meeting(*this);
+    if (!meeting.ready()) wait(*call_, pages_[0].bell(), meeting);
+    for (const Slot* slot : slots_[meeting_ & 1]) {
+      if (slot->fingerprint != fingerprint_) report_mismatch();
+    }
+    if (has_anyone_given_up()) throw_if_given_up();
+  } catch (...) {
+    show_given_up();
+    throw;
   }
   // Whoever finds the meeting complete wakes those who sleep: the last one to come is among them.
   ring(pages_[0].bell());

@@ -16,6 +16,18 @@
 // Chunks are counted through the life of the mesh, so these hold across collectives, and none has
 // to meet at its end only to protect staging.
 //
+// NOTE [Ranks that are late]
+// A rank that was frozen (SIGSTOP) in a collective wakes after its peers have given up: their
+// stamps still stand there, so its meetings look complete, and its pointers lead into memory that
+// they may have put to another use. So who leaves a meeting by an exception says which, before its
+// caller gets the memory back, and every rank looks
+// - when it has passed a meeting: a peer that gave up there took no part in what the meeting means
+//   (one that gave up later has passed it);
+// - before it touches a peer's memory, and again every kWriteBytes of writing: nobody who gave up
+//   can have finished the collective, which ends with a meeting after the last access.
+// What such a rank had under way when it froze, kWriteBytes at most, still lands in the peer's
+// memory. The arena of a failed mesh therefore keeps what is freed (Arena::keep_freed).
+//
 // Thread rule: begin, meet and the chunk counter belong to the thread of the collectives; fail and
 // the const members to any thread.
 //
@@ -24,6 +36,7 @@
 //   core.meet_with_payload(bytes);
 //   read(core.payload(peer, bytes));
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -91,9 +104,19 @@ class MeshCore {
   /// Memory of `rank`'s arena as mapped here. Throws PeerError if the range is not in it; `call` is
   /// for the message.
   std::byte* reach(const MeshCall* call, int rank, std::uint64_t offset, std::uint64_t bytes);
-  /// The same for the collective that runs.
+  /// The same for the collective that runs. Throws if a peer has given it up.
   std::byte* reach(int rank, std::uint64_t offset, std::uint64_t bytes) {
+    if (has_anyone_given_up()) throw_given_up();
     return reach(call_, rank, offset, bytes);
+  }
+  /// write(begin, bytes) for piece after piece of `bytes` in peers' memory. Throws between two if a
+  /// peer has given up the collective.
+  template <class Write>
+  void write_in_pieces(std::size_t bytes, Write write) {
+    for (std::size_t at = 0; at < bytes; at += kWriteBytes) {
+      if (at > 0 && has_anyone_given_up()) throw_given_up();
+      write(at, std::min(kWriteBytes, bytes - at));
+    }
   }
 
   /// Number of the next staging chunk; its parity chooses the buffer.
@@ -118,6 +141,10 @@ class MeshCore {
     if (!latch_.is_set()) adopt_failure_of_peer();
     return latch_.is_set();
   }
+  /// Whether `rank` has shown a failure of its own.
+  bool has_failed_at(int rank) const {
+    return pages_[rank].failure().is_set.load(std::memory_order_acquire) != 0;
+  }
   /// Throws the kept failure, also one that a peer has shown; `call` is what it interrupts.
   void throw_if_failed(const MeshCall* call);
   /// `fail`, then throws it as the error of `call` (null: of no call in particular).
@@ -135,6 +162,8 @@ class MeshCore {
 
  private:
   class Meeting;
+  /// Whole elements and cache lines; long enough for the kernels.
+  static constexpr std::size_t kWriteBytes = 4u << 20;
 
   std::byte* payload_at(int rank, std::uint64_t meeting, std::size_t bytes) const {
     const int parity = static_cast<int>(meeting & 1);
@@ -143,6 +172,12 @@ class MeshCore {
   void post(std::uint64_t input_place, std::uint64_t output_place);
   void prefetch_payloads(std::size_t bytes) const;
   void await_everyone();
+  bool has_anyone_given_up() const {
+    return pages_[0].bell().num_given_up.load(std::memory_order_acquire) != 0;
+  }
+  void show_given_up() noexcept;
+  void throw_if_given_up();
+  [[noreturn]] void throw_given_up();
   void validate(const HostMeshOptions& options) const;
   void record(const MeshCall& call);
   void adopt_failure_of_peer();

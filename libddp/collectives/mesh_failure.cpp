@@ -41,6 +41,8 @@ std::string ranks_text(const MeshCore& core, std::vector<int> ranks) {
 }  // namespace
 
 void MeshCore::fail(MeshFailure failure) noexcept {
+  // First: whoever sees the failure may free what was in flight.
+  if (arena_) arena_->keep_freed();
   if (!latch_.set(std::move(failure))) return;
   show_failure(*latch_.get());
   ring_always(pages_[0].bell());
@@ -56,6 +58,30 @@ void MeshCore::show_failure(const MeshFailure& failure) noexcept {
   record.peer_rank = failure.peer_rank;
   record.peer_pid = failure.peer_pid;
   record.is_set.store(1, std::memory_order_seq_cst);
+}
+
+// See NOTE [Ranks that are late].
+void MeshCore::show_given_up() noexcept {
+  pages_[rank_].given_up().store(meeting_, std::memory_order_release);
+  pages_[0].bell().num_given_up.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void MeshCore::throw_if_given_up() {
+  for (int r = 0; r < world_size_; ++r) {
+    const std::uint64_t meeting = pages_[r].given_up().load(std::memory_order_acquire);
+    if (r != rank_ && meeting != 0 && meeting <= meeting_) throw_given_up();
+  }
+}
+
+void MeshCore::throw_given_up() {
+  throw_if_failed(call_);
+  int culprit = 0;
+  while (culprit + 1 < world_size_ && pages_[culprit].given_up().load() == 0) ++culprit;
+  fail_and_throw(call_, {.kind = MeshFailure::Kind::Peer,
+                         .message = fmt::format("rank {} (pid {}) gave it up", group_rank(culprit),
+                                                pid_of(culprit)),
+                         .peer_rank = group_rank(culprit),
+                         .peer_pid = pid_of(culprit)});
 }
 
 // A failure that names a peer is passed on as it is; an abort or a timeout is its rank's own deed.

@@ -2,19 +2,25 @@
 
 #include <ATen/core/Tensor.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <new>
+#include <stdexcept>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include "libddp/group/pending_troubles.h"
 #include "libddp/group/pulse.h"
+#include "libddp/memory/empty_cache.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/torch_group_fixture.h"
+#include "tests/support/wait_until.h"
 
 using namespace libddp;
 using namespace libddp::test;
@@ -58,6 +64,73 @@ std::string freeze_rank_1(ProcessGroup& group) {
                       "its last call was", "that of this rank all_reduce #2 float32 [8]",
                       "LIBDDP_HEARTBEAT_TIMEOUT"});
   return text;
+}
+
+/// What two processes tell each other beside their group.
+struct Note {
+  std::atomic<int> attempts_of_1{0};
+  std::atomic<int> is_raised{0};
+};
+
+/// Whether this rank's all-reduce of `tensor` raised. Freezes the process in the middle of it:
+/// once the other rank's first sum has come, the kernels of both are at work.
+bool freeze_in_all_reduce(ProcessGroup& group, const at::Tensor& tensor) {
+  std::atomic<bool> is_over{false};
+  std::thread freezer([&, seen = static_cast<volatile float*>(tensor.data_ptr<float>())] {
+    while (*seen != 2 && !is_over) std::this_thread::yield();
+    if (!is_over) ::kill(::getpid(), SIGSTOP);
+  });
+  bool has_raised = false;
+  try {
+    group.all_reduce(tensor);
+  } catch (const PeerError&) {
+    has_raised = true;
+  }
+  is_over = true;
+  freezer.join();
+  return has_raised;
+}
+
+/// Until it freezes before its part is done.
+std::string freeze_as_rank_1(ProcessGroup& group, Note& note, const at::Tensor& tensor) {
+  for (int attempt = 1; attempt <= 30; ++attempt) {
+    tensor.fill_(1);
+    group.barrier();
+    const bool has_raised = freeze_in_all_reduce(group, tensor);
+    if (has_raised) note.is_raised = 1;
+    note.attempts_of_1 = attempt;
+    if (has_raised || group.failure()) return "";
+  }
+  throw std::runtime_error("expected: one of the attempts freezes in time");
+}
+
+/// Goes on after the failure with memory of the same group, then wakes rank 1.
+std::string reuse_as_rank_0(ProcessGroup& group, Note& note, at::Tensor tensor, pid_t pid) {
+  const std::int64_t numel = tensor.numel();
+  for (int attempt = 1;; ++attempt) {
+    tensor.fill_(1);
+    group.barrier();
+    bool has_failed = false;
+    try {
+      group.all_reduce(tensor);
+    } catch (const PeerError&) {
+      has_failed = true;
+    }
+    at::Tensor next;
+    if (has_failed) {
+      tensor.reset();
+      empty_cache();
+      next = group.allocate({numel}).fill_(-1);
+    }
+    wait_until([&] {
+      ::kill(pid, SIGCONT);
+      return note.attempts_of_1 == attempt;
+    });
+    if (!has_failed) continue;
+    expect(note.is_raised == 1, "the late rank's call raises");
+    expect(next.eq(-1).all().item<bool>(), "nobody writes into memory that is used again");
+    return "";
+  }
 }
 
 }  // namespace
@@ -236,4 +309,24 @@ TEST_CASE("a rank that leaves because of an error says so", "[liveness]") {
     expect_words(message_of<PeerError>([&] { group.all_reduce(filled(1)); }),
                  {"rank 1 (pid ", "has left the group", "because of an error: KeyError: 'x'"});
   });
+}
+
+TEST_CASE("a rank that wakes in a collective raises, and harms nobody", "[liveness]") {
+  const HeartbeatTimeout timeout("1");
+  void* const page =
+      ::mmap(nullptr, sizeof(Note), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(page != MAP_FAILED);
+  Note& note = *new (page) Note();
+  const auto results = fork_group(2, [&](Group group) {
+    at::Tensor pid = filled(::getpid());
+    group->broadcast(pid, 1);
+    at::Tensor tensor = group->allocate({24 << 20});
+    if (group->rank() == 1) return freeze_as_rank_1(*group, note, tensor);
+    return reuse_as_rank_0(*group, note, std::move(tensor), static_cast<pid_t>(first(pid)));
+  });
+  ::munmap(page, sizeof(Note));
+  for (const RankResult& result : results) {
+    INFO(result.text);
+    CHECK(result.ok());
+  }
 }
