@@ -12,6 +12,32 @@
 #include "libddp/base/monotonic_clock.h"
 
 namespace libddp {
+namespace {
+
+/// A work whose callbacks this thread runs; a callback may finish another one.
+class Ending {
+ public:
+  explicit Ending(const Work& work) : work_(work), outer_(innermost) { innermost = this; }
+  ~Ending() { innermost = outer_; }
+  Ending(const Ending&) = delete;
+  Ending& operator=(const Ending&) = delete;
+
+  static bool is_here(const Work& work) {
+    const Ending* ending = innermost;
+    while (ending != nullptr && &ending->work_ != &work) ending = ending->outer_;
+    return ending != nullptr;
+  }
+
+ private:
+  static thread_local const Ending* innermost;
+
+  const Work& work_;
+  const Ending* const outer_;
+};
+
+thread_local const Ending* Ending::innermost = nullptr;
+
+}  // namespace
 
 Work::Work(std::string description, std::vector<at::Tensor> tensors)
     : text_(std::move(description)), tensors_(std::move(tensors)) {}
@@ -29,6 +55,10 @@ WorkPtr Work::finished(const OpDescription& operation, std::uint64_t sequence,
 
 std::string Work::description() const {
   return text_.empty() ? operation_.to_string(sequence_) : text_;
+}
+
+bool Work::is_completed() const {
+  return is_completed_.load(std::memory_order_acquire) || Ending::is_here(*this);
 }
 
 void Work::wait(std::optional<std::chrono::milliseconds> timeout) {
@@ -70,19 +100,24 @@ void Work::on_complete(std::function<void(Work&)> callback) {
 }
 
 void Work::finish(std::exception_ptr error, int source_rank) {
-  std::vector<std::function<void(Work&)>> callbacks;
-  {
-    std::lock_guard lock(mutex_);
-    if (is_completed()) return;
-    error_ = std::move(error);
-    source_rank_ = source_rank;
-    finished_ns_ = monotonic_ns();
-    is_completed_.store(true, std::memory_order_release);
-    callbacks.swap(callbacks_);
-    // Under the lock: a waiter may destroy this object as soon as it has the lock.
-    finished_.notify_all();
+  std::unique_lock lock(mutex_);
+  if (is_completed() || finished_ns_ != 0) return;
+  error_ = std::move(error);
+  source_rank_ = source_rank;
+  finished_ns_ = monotonic_ns();
+  const Ending here(*this);
+  while (!callbacks_.empty()) {
+    auto callbacks = std::exchange(callbacks_, {});
+    lock.unlock();
+    for (auto& callback : callbacks) {
+      run_callback(callback);
+      callback = nullptr;  // what it holds may be what the next one's waiters take down
+    }
+    lock.lock();
   }
-  for (const auto& callback : callbacks) run_callback(callback);
+  is_completed_.store(true, std::memory_order_release);
+  // Under the lock: a waiter may destroy this object as soon as it has the lock.
+  finished_.notify_all();
 }
 
 void Work::run_callback(const std::function<void(Work&)>& callback) noexcept {

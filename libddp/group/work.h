@@ -2,6 +2,9 @@
 
 // One operation in flight. It keeps its tensors alive until it is done.
 //
+// Its callbacks run, and what they hold ends, before anybody else learns that it is done: who has
+// waited may take down what they use (a profiler is stopped). To the callbacks themselves it is
+// done.
 // Thread rule: any thread may wait, poll and add callbacks; one thread (the backend's) finishes it.
 //
 //   WorkPtr work = group->all_reduce(tensor, {.op = ReduceOp::Avg}, {.async = true});
@@ -41,7 +44,7 @@ class Work {
   /// Blocks until the operation is done; throws its error. `timeout` only limits this wait
   /// (TimeoutError; the operation goes on).
   void wait(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
-  bool is_completed() const { return is_completed_.load(std::memory_order_acquire); }
+  bool is_completed() const;
   /// Null while it runs and after success.
   std::exception_ptr exception() const;
   /// The output tensors.
@@ -54,7 +57,8 @@ class Work {
   std::int64_t finished_ns() const { return is_completed() ? finished_ns_ : 0; }
 
   /// Calls `callback` once the operation is done, at once if it is already; otherwise in the
-  /// thread that finishes it. What it throws is logged, because nobody is there to catch it.
+  /// thread that finishes it, before waiters wake, so it must not wait for one of them. What it
+  /// throws is logged, because nobody is there to catch it.
   void on_complete(std::function<void(Work&)> callback);
 
   /// For backends: ends the operation, once; `error` null = success.

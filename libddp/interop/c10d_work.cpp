@@ -29,6 +29,19 @@ void complete(const FuturePtr& future, const Lists& results, const std::exceptio
   }
 }
 
+/// Until the work is done to everybody: who has waited for its future may ask the work.
+void settle(const std::weak_ptr<libddp::Work>& ending) {
+  const WorkPtr work = ending.lock();
+  while (work && !work->is_completed()) {
+    try {
+      work->wait();
+    } catch (...) {
+      // Its own error, which the future tells, or an interrupt, which is not for this thread.
+      continue;
+    }
+  }
+}
+
 }  // namespace
 
 C10dWork::C10dWork(const C10dOperation& operation)
@@ -81,11 +94,13 @@ FuturePtr C10dWork::getFuture() {
     complete(future_, results_, work_->exception());  // nobody has added a callback yet
     return future_;
   }
-  work_->on_complete(
-      [future = future_, results = results_, callbacks = callbacks_](libddp::Work& work) {
-        callbacks->post(
-            [future, results, error = work.exception()] { complete(future, results, error); });
-      });
+  work_->on_complete([future = future_, results = results_, callbacks = callbacks_,
+                      weak = std::weak_ptr<libddp::Work>(work_)](libddp::Work& work) {
+    callbacks->post([future, results, weak, error = work.exception()] {
+      settle(weak);
+      complete(future, results, error);
+    });
+  });
   return future_;
 }
 

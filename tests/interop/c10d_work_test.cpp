@@ -1,10 +1,15 @@
 // C10dWork: futures, callbacks that use the group, errors that keep their class.
 
 #include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <future>
+#include <string>
+#include <thread>
 
 #include "libddp/interop/callback_thread.h"
 #include "libddp/interop/torch_errors.h"
@@ -15,6 +20,48 @@
 
 using namespace libddp;
 using namespace libddp::test;
+
+namespace {
+
+std::atomic<int> num_events_ended{0};
+
+/// A profiler that takes its time, and is there for a scope.
+class SlowProfiler {
+ public:
+  SlowProfiler()
+      : handle_(at::addGlobalCallback(
+            at::RecordFunctionCallback(nullptr, &end).scopes({at::RecordScope::USER_SCOPE}))) {
+    num_events_ended = 0;
+  }
+  ~SlowProfiler() { at::removeCallback(handle_); }
+
+ private:
+  static void end(const at::RecordFunction& event, at::ObserverContext*) {
+    if (std::string(event.name()) != "libddp:recvAnySource") return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    ++num_events_ended;
+  }
+
+  const at::CallbackHandle handle_;
+};
+
+}  // namespace
+
+TEST_CASE("a profiler's event has ended when the waiter goes on", "[c10d]") {
+  const SlowProfiler profiler;
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    for (int i = 0; i < 5; ++i) {
+      Tensors tensors = {filled({200}, rank)};
+      if (rank == 0) {
+        backend.recvAnysource(tensors, 0)->wait();
+        expect(num_events_ended == i + 1, "the event has ended");
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        backend.send(tensors, 0, 0)->wait();
+      }
+    }
+  });
+}
 
 TEST_CASE("a future's value is the list of tensors", "[c10d]") {
   run_backends(2, [](C10dBackend& backend, int rank) {
