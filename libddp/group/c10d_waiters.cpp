@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "libddp/base/interrupt.h"
-#include "libddp/group/service_thread.h"
+#include "libddp/base/service_thread.h"
 
 namespace libddp {
 

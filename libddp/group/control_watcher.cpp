@@ -10,8 +10,8 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/monotonic_clock.h"
+#include "libddp/base/service_thread.h"
 #include "libddp/base/system_error.h"
-#include "libddp/group/service_thread.h"
 
 namespace libddp {
 namespace {

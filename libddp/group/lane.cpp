@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "libddp/base/interrupt.h"
-#include "libddp/group/service_thread.h"
+#include "libddp/base/service_thread.h"
 
 namespace libddp {
 

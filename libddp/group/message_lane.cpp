@@ -12,8 +12,8 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/base/service_thread.h"
 #include "libddp/group/message_batch.h"
-#include "libddp/group/service_thread.h"
 
 namespace libddp {
 

@@ -1,4 +1,4 @@
-#include "libddp/group/service_thread.h"
+#include "libddp/base/service_thread.h"
 
 #include <pthread.h>
 #include <signal.h>
