@@ -84,10 +84,10 @@ void ControlWatcher::beat() noexcept {
   const ControlMessage message{.kind = ControlMessage::Kind::Heartbeat,
                                .sequence = mesh_.last_sequence_of(identity_.rank).value_or(0)};
   std::lock_guard lock(send_mutex_);
-  for (const Watched& watched : watched_) {
+  for (Watched& watched : watched_) {
     const bool is_here = watched.peer.host_index == host_index_;
     if (is_here || watched.is_over || !reads(watched.peer.control.get())) continue;
-    send_control(watched.peer.control.get(), message);
+    send_to(watched, message);
   }
 }
 

@@ -46,26 +46,21 @@ ControlMessage decode(const Header& header, std::string text) {
 
 }  // namespace
 
-bool send_control(int socket, const ControlMessage& message) noexcept {
-  const std::string& text = message.failure.message;
-  const std::size_t text_bytes = std::min(text.size(), ControlMessage::kMaxText);
+std::string ControlMessage::encode() const {
+  const std::string& text = failure.message;
+  const std::size_t text_bytes = std::min(text.size(), kMaxText);
   const Header header{kMagic,
-                      static_cast<std::uint8_t>(message.kind),
-                      static_cast<std::uint8_t>(message.failure.kind),
+                      static_cast<std::uint8_t>(kind),
+                      static_cast<std::uint8_t>(failure.kind),
                       static_cast<std::uint16_t>(text_bytes),
-                      message.sequence,
-                      message.number,
-                      message.failure.peer_rank,
-                      message.failure.peer_pid};
-  char bytes[sizeof(Header) + ControlMessage::kMaxText];
-  std::memcpy(bytes, &header, sizeof(header));
-  std::memcpy(bytes + sizeof(header), text.data(), text_bytes);
-  const std::size_t size = sizeof(header) + text_bytes;
-  ssize_t sent;
-  do {
-    sent = ::send(socket, bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (sent < 0 && errno == EINTR);
-  return sent == static_cast<ssize_t>(size);
+                      sequence,
+                      number,
+                      failure.peer_rank,
+                      failure.peer_pid};
+  std::string bytes(sizeof(header) + text_bytes, '\0');
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  std::memcpy(bytes.data() + sizeof(header), text.data(), text_bytes);
+  return bytes;
 }
 
 void ControlInbox::receive(int socket) {
@@ -87,17 +82,20 @@ void ControlInbox::receive(int socket) {
 std::vector<ControlMessage> ControlInbox::take(int socket) {
   receive(socket);
   std::vector<ControlMessage> messages;
-  while (!is_garbled_ && bytes_.size() >= sizeof(Header)) {
+  std::size_t at = 0;
+  while (!is_garbled_ && bytes_.size() - at >= sizeof(Header)) {
     Header header;
-    std::memcpy(&header, bytes_.data(), sizeof(header));
+    std::memcpy(&header, bytes_.data() + at, sizeof(header));
     if (!is_valid(header)) {
       is_garbled_ = true;
       break;
     }
-    if (bytes_.size() < sizeof(header) + header.text_bytes) break;
-    messages.push_back(decode(header, bytes_.substr(sizeof(header), header.text_bytes)));
-    bytes_.erase(0, sizeof(header) + header.text_bytes);
+    if (bytes_.size() - at < sizeof(header) + header.text_bytes) break;
+    messages.push_back(decode(header, bytes_.substr(at + sizeof(header), header.text_bytes)));
+    at += sizeof(header) + header.text_bytes;
   }
+  // Once for all: what lies behind a crowd of messages is moved up one time only.
+  bytes_.erase(0, at);
   return messages;
 }
 

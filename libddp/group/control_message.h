@@ -3,11 +3,11 @@
 // What ranks tell each other on the control sockets, beside the collectives: that they leave, that
 // the group has failed and why, that they live, that one is in trouble, and where they are.
 //
-// A message is small and rare, so a socket's buffer always takes it whole; it is sent without
-// waiting, and a peer that is gone is no error here (its own socket tells).
-// Thread rule: send: one thread at a time per socket; ControlInbox: one thread.
+// A message is small, but a peer that is stopped, or that the network does not reach, takes
+// nothing: control_outbox.h keeps what its socket did not take. Thread rule: values; ControlInbox:
+// one thread.
 //
-//   send_control(socket, {.kind = ControlMessage::Kind::Goodbye, .sequence = 41});
+//   outbox.send(socket, {.kind = ControlMessage::Kind::Goodbye, .sequence = 41});
 //   for (const ControlMessage& message : inbox.take(socket)) ...
 
 #include <sys/types.h>
@@ -44,10 +44,10 @@ struct ControlMessage {
   std::uint64_t number = 0;
   /// Failure: what the sender's group failed of. Trouble, Stacks: the message alone.
   MeshFailure failure{};
-};
 
-/// False if the peer is gone.
-bool send_control(int socket, const ControlMessage& message) noexcept;
+  /// As it travels; a text that is too long is cut.
+  std::string encode() const;
+};
 
 /// Puts the bytes of one socket together.
 class ControlInbox {

@@ -31,24 +31,24 @@ std::map<int, std::string> ControlWatcher::ask_for_stacks(const std::vector<int>
   std::size_t num_asked = 0;
   {
     std::lock_guard send_lock(send_mutex_);
-    for (const Watched& watched : watched_) {
+    for (Watched& watched : watched_) {
       if (std::find(ranks.begin(), ranks.end(), watched.peer.rank) == ranks.end()) continue;
       const ControlMessage question{.kind = ControlMessage::Kind::StacksWanted, .number = number};
-      if (send_control(watched.peer.control.get(), question)) ++num_asked;
+      if (send_to(watched, question)) ++num_asked;
     }
   }
   stacks_came_.wait_for(lock, limit, [&] { return stacks_.size() >= num_asked; });
   return std::exchange(stacks_, {});
 }
 
-void ControlWatcher::answer_stacks(const Watched& watched, std::uint64_t number) {
+void ControlWatcher::answer_stacks(Watched& watched, std::uint64_t number) {
   ControlMessage answer{.kind = ControlMessage::Kind::Stacks, .number = number};
   std::string& text = answer.failure.message;
   text = running_calls();
   if (text.size() > kMostCalls) text.resize(text.rfind('\n', kMostCalls) + 1);
   text += end_of(dump_stacks(), ControlMessage::kMaxText - text.size());
   std::lock_guard lock(send_mutex_);
-  send_control(watched.peer.control.get(), answer);
+  send_to(watched, answer);
 }
 
 void ControlWatcher::take_stacks(int rank, const ControlMessage& message) {

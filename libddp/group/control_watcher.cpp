@@ -1,13 +1,13 @@
 #include "libddp/group/control_watcher.h"
 
 #include <fmt/format.h>
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <utility>
 
+#include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
 #include "libddp/base/monotonic_clock.h"
 #include "libddp/base/service_thread.h"
@@ -15,6 +15,20 @@
 
 namespace libddp {
 namespace {
+
+constexpr std::chrono::seconds kGoodbyePatience{5};
+
+/// Makes an eventfd readable.
+void ring(const UniqueFd& event) {
+  const std::uint64_t one = 1;
+  // Cannot fail: the counter takes 2^64 - 2 of these.
+  static_cast<void>(!::write(event.get(), &one, sizeof(one)));
+}
+
+void quieten(const UniqueFd& event) {
+  std::uint64_t count = 0;
+  static_cast<void>(!::read(event.get(), &count, sizeof(count)));
+}
 
 bool is_ended(const UniqueFd& pidfd, int wait_ms) {
   if (!pidfd) return false;
@@ -45,7 +59,9 @@ ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> pe
   }
   if (watched_.empty()) return;
   stop_.reset(::eventfd(0, EFD_CLOEXEC));
-  if (!stop_) throw Error(fmt::format("{}: {}", identity_.where(), errno_text("eventfd", errno)));
+  unsent_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!stop_ || !unsent_)
+    throw Error(fmt::format("{}: {}", identity_.where(), errno_text("eventfd", errno)));
   // Before the ranks are done with meeting each other: one that freezes at once has been seen to
   // live.
   tick(monotonic_ns());
@@ -54,9 +70,7 @@ ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> pe
 
 ControlWatcher::~ControlWatcher() {
   if (!thread_.joinable()) return;
-  const std::uint64_t one = 1;
-  // Cannot fail: the counter of an eventfd takes 2^64 - 2 of these.
-  static_cast<void>(!::write(stop_.get(), &one, sizeof(one)));
+  ring(stop_);
   thread_.join();
 }
 
@@ -64,12 +78,14 @@ void ControlWatcher::run() {
   std::vector<pollfd> entries;
   while (true) {
     // A negative descriptor is passed over by poll.
-    entries.assign({{stop_.get(), POLLIN, 0}, {mesh_.network_fd(), POLLIN, 0}});
+    entries.assign(
+        {{stop_.get(), POLLIN, 0}, {mesh_.network_fd(), POLLIN, 0}, {unsent_.get(), POLLIN, 0}});
     for (const Watched& watched : watched_) {
       if (watched.is_over) continue;
       entries.push_back({watched.peer.control.get(), POLLIN | POLLRDHUP, 0});
       if (watched.peer.pidfd) entries.push_back({watched.peer.pidfd.get(), POLLIN, 0});
     }
+    add_unsent(entries);
     if (::poll(entries.data(), entries.size(), pause_ms(monotonic_ns())) < 0 && errno != EINTR) {
       fail({MeshFailure::Kind::Aborted,
             fmt::format("cannot watch the peers: {}", errno_text("poll", errno))});
@@ -77,6 +93,8 @@ void ControlWatcher::run() {
     }
     if (entries[0].revents != 0) return;
     if (entries[1].revents != 0) mesh_.on_network();
+    if (entries[2].revents != 0) quieten(unsent_);
+    flush_all();
     read_all();
     tick(monotonic_ns());
   }
@@ -181,6 +199,31 @@ void ControlWatcher::say_goodbye(std::uint64_t sequence) noexcept {
   // Who leaves because of a failure is not to blame for it, also where the goodbye comes first.
   if (const auto failure = mesh_.failure()) announce(*failure);
   send_to_all({.kind = ControlMessage::Kind::Goodbye, .sequence = sequence});
+  const Deadline patience = Deadline::after(kGoodbyePatience);
+  for (std::vector<pollfd> entries; !patience.expired(); entries.clear()) {
+    add_unsent(entries);
+    if (entries.empty()) return;
+    ::poll(entries.data(), entries.size(), 50);
+    flush_all();
+  }
+}
+
+bool ControlWatcher::send_to(Watched& watched, const ControlMessage& message) noexcept {
+  const bool is_there = watched.outbox.send(watched.peer.control.get(), message);
+  if (!watched.outbox.is_empty()) ring(unsent_);
+  return is_there;
+}
+
+void ControlWatcher::add_unsent(std::vector<pollfd>& entries) noexcept {
+  std::lock_guard lock(send_mutex_);
+  for (const Watched& watched : watched_) {
+    if (!watched.outbox.is_empty()) entries.push_back({watched.peer.control.get(), POLLOUT, 0});
+  }
+}
+
+void ControlWatcher::flush_all() noexcept {
+  std::lock_guard lock(send_mutex_);
+  for (Watched& watched : watched_) watched.outbox.flush(watched.peer.control.get());
 }
 
 void ControlWatcher::announce_trouble(std::uint64_t sequence, const std::string& what) noexcept {
@@ -200,7 +243,7 @@ void ControlWatcher::send_to_all(const ControlMessage& message) noexcept {
 }
 
 void ControlWatcher::send_to_all_locked(const ControlMessage& message) noexcept {
-  for (const Watched& watched : watched_) send_control(watched.peer.control.get(), message);
+  for (Watched& watched : watched_) send_to(watched, message);
 }
 
 }  // namespace libddp

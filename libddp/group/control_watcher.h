@@ -17,6 +17,8 @@
 //   watcher.announce(failure);    // tells the peers
 //   watcher.say_goodbye(41);      // leaves in order
 
+#include <poll.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -31,6 +33,7 @@
 
 #include "libddp/collectives/mesh.h"
 #include "libddp/group/control_message.h"
+#include "libddp/group/control_outbox.h"
 #include "libddp/group/group_identity.h"
 #include "libddp/group/pending_troubles.h"
 #include "libddp/group/pulse.h"
@@ -63,7 +66,8 @@ class ControlWatcher {
 
   /// Tells the peers what this rank's group failed of. Only the first call does something.
   void announce(const MeshFailure& failure) noexcept;
-  /// Leaves in order; where the group has failed here, tells that first.
+  /// Leaves in order; where the group has failed here, tells that first. Waits up to 5 seconds for
+  /// peers that do not read what they are told: they would take the end for a death.
   void say_goodbye(std::uint64_t sequence) noexcept;
   /// See ProcessGroup::announce_trouble; `sequence`: the last collective issued here.
   void announce_trouble(std::uint64_t sequence, const std::string& what) noexcept;
@@ -80,6 +84,8 @@ class ControlWatcher {
   struct Watched {
     GroupPeer peer;
     ControlInbox inbox;
+    /// Under send_mutex_.
+    ControlOutbox outbox;
     /// Left, or lost and reported: not watched any more.
     bool is_over = false;
     Pulse pulse{std::nullopt};
@@ -93,6 +99,11 @@ class ControlWatcher {
   bool is_lost(const Watched& watched) const;
   void report_loss(Watched& watched);
   void fail(MeshFailure failure);
+  /// REQUIRES: send_mutex_. False if the peer is gone.
+  bool send_to(Watched& watched, const ControlMessage& message) noexcept;
+  /// Entries for a poll that ends when a peer that took no message takes one again.
+  void add_unsent(std::vector<pollfd>& entries) noexcept;
+  void flush_all() noexcept;
   void send_to_all(const ControlMessage& message) noexcept;
   void send_to_all_locked(const ControlMessage& message) noexcept;
 
@@ -106,7 +117,7 @@ class ControlWatcher {
   void check_wait(std::int64_t now_ns);
 
   // control_stacks.cpp
-  void answer_stacks(const Watched& watched, std::uint64_t number);
+  void answer_stacks(Watched& watched, std::uint64_t number);
   void take_stacks(int rank, const ControlMessage& message);
 
   /// One rank of the others speaks for all in the log: the lowest that is not `culprits`.
@@ -135,6 +146,8 @@ class ControlWatcher {
   std::int64_t waiting_since_ns_ = 0;
   bool is_wait_logged_ = false;
   UniqueFd stop_;
+  /// Readable when a message waits that the thread does not know of.
+  UniqueFd unsent_;
   std::thread thread_;
 };
 

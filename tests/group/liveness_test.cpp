@@ -330,3 +330,30 @@ TEST_CASE("a rank that wakes in a collective raises, and harms nobody", "[livene
     CHECK(result.ok());
   }
 }
+
+TEST_CASE("a rank that was stopped while much was said goes on", "[liveness]") {
+  const HeartbeatTimeout timeout("60");
+  const auto results = fork_group(2, [](Group group) -> std::string {
+    at::Tensor tensor = filled(::getpid());
+    group->broadcast(tensor, 1);
+    if (group->rank() == 1) {
+      ::raise(SIGSTOP);
+      group->barrier();
+    } else {
+      pause(200);
+      for (int i = 0; i < 500; ++i) {
+        group->announce_trouble(std::string(4000, 't'));
+        group->withdraw_trouble();
+      }
+      ::kill(static_cast<pid_t>(first(tensor)), SIGCONT);
+      pause(1500);
+      group->barrier();
+    }
+    group->shutdown();
+    return "";
+  });
+  for (const RankResult& result : results) {
+    INFO(result.text);
+    REQUIRE(result.ok());
+  }
+}

@@ -1,7 +1,4 @@
-// The parts of the room alone: Work, Lane, control messages, the store adapter.
-
-#include <sys/socket.h>
-#include <unistd.h>
+// The parts of the room alone: Work, Lane, the store adapter.
 
 #include <array>
 #include <atomic>
@@ -15,8 +12,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "libddp/base/log.h"
-#include "libddp/base/unique_fd.h"
-#include "libddp/group/control_message.h"
 #include "libddp/group/lane.h"
 #include "libddp/group/torch_store.h"
 #include "libddp/group/work.h"
@@ -25,21 +20,6 @@
 
 using namespace libddp;
 using namespace libddp::test;
-
-namespace {
-
-struct SocketPair {
-  SocketPair() {
-    std::array<int, 2> fds{};
-    expect(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()) == 0, "socketpair");
-    left.reset(fds[0]);
-    right.reset(fds[1]);
-  }
-  UniqueFd left;
-  UniqueFd right;
-};
-
-}  // namespace
 
 TEST_CASE("a work ends once, with its error, and calls back", "[parts]") {
   Work work("test", {});
@@ -155,63 +135,6 @@ TEST_CASE("a lane gives numbers in order and runs one at a time", "[parts]") {
   }
   REQUIRE(order.size() == 101);  // the end of a lane runs what is queued
   for (std::size_t i = 0; i < 100; ++i) REQUIRE(order[i] == i + 2);
-}
-
-TEST_CASE("control messages arrive whole and in order", "[parts]") {
-  SocketPair pair;
-  ControlMessage failure;
-  failure.kind = ControlMessage::Kind::Failure;
-  failure.failure = {MeshFailure::Kind::Timeout, std::string(5000, 'x'), 3, 4711};
-  ControlMessage goodbye;
-  goodbye.sequence = 42;
-  REQUIRE(send_control(pair.left.get(), failure));
-  REQUIRE(send_control(pair.left.get(), goodbye));
-  ControlInbox inbox;
-  const auto messages = inbox.take(pair.right.get());
-  REQUIRE(messages.size() == 2);
-  REQUIRE(messages[0].failure.kind == MeshFailure::Kind::Timeout);
-  REQUIRE(messages[0].failure.message == std::string(ControlMessage::kMaxText, 'x'));
-  REQUIRE(messages[0].failure.peer_rank == 3);
-  REQUIRE(messages[0].failure.peer_pid == 4711);
-  REQUIRE(messages[1].kind == ControlMessage::Kind::Goodbye);
-  REQUIRE(messages[1].sequence == 42);
-  REQUIRE_FALSE(inbox.is_closed());
-  pair.left.reset();
-  REQUIRE(inbox.take(pair.right.get()).empty());
-  REQUIRE(inbox.is_closed());
-}
-
-TEST_CASE("control messages survive being cut", "[parts]") {
-  SocketPair whole;
-  ControlMessage message;
-  message.kind = ControlMessage::Kind::Failure;
-  message.failure.message = "reason";
-  REQUIRE(send_control(whole.left.get(), message));
-  std::array<char, 256> bytes{};
-  const ssize_t size = ::recv(whole.right.get(), bytes.data(), bytes.size(), 0);
-  REQUIRE(size > 10);
-  SocketPair cut;
-  ControlInbox inbox;
-  for (ssize_t i = 0; i < size; ++i) {
-    REQUIRE(::send(cut.left.get(), &bytes[static_cast<std::size_t>(i)], 1, 0) == 1);
-    const auto messages = inbox.take(cut.right.get());
-    REQUIRE(messages.size() == (i + 1 == size ? 1u : 0u));
-  }
-}
-
-TEST_CASE("garbage on a control socket is recognised", "[parts]") {
-  SocketPair pair;
-  const std::string garbage(64, 'g');
-  REQUIRE(::send(pair.left.get(), garbage.data(), garbage.size(), 0) == 64);
-  ControlInbox inbox;
-  REQUIRE(inbox.take(pair.right.get()).empty());
-  REQUIRE(inbox.is_garbled());
-}
-
-TEST_CASE("a peer that is gone takes no message and no signal", "[parts]") {
-  SocketPair pair;
-  pair.right.reset();
-  REQUIRE_FALSE(send_control(pair.left.get(), {}));
 }
 
 TEST_CASE("a c10d store serves as key-value store", "[parts]") {
