@@ -1,12 +1,9 @@
 #include "libddp/group/reachability.h"
 
 #include <fmt/format.h>
-#include <netdb.h>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <memory>
 
 #include "libddp/base/backoff.h"
 #include "libddp/base/deadline.h"
@@ -14,49 +11,31 @@
 #include "libddp/base/interrupt.h"
 #include "libddp/base/system_error.h"
 #include "libddp/base/unique_fd.h"
+#include "libddp/transport/host_lookup.h"
+#include "libddp/transport/wait_for_events.h"
 
 namespace libddp {
 namespace {
 
-using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
-
-/// Waits for a connection in progress; 0 or its errno.
-int finish_connecting(int socket, Deadline deadline) {
-  while (true) {
-    pollfd entry{socket, POLLOUT, 0};
-    const auto piece =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline.remaining(kInterruptPeriod));
-    if (::poll(&entry, 1, static_cast<int>(piece.count()) + 1) > 0) break;
-    check_interrupt();
-    if (deadline.expired()) return ETIMEDOUT;
-  }
+/// One try at one address: 0 or an errno.
+int try_address(const HostAddress& address, Deadline deadline) {
+  const UniqueFd socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket) return errno;
+  if (::connect(socket.get(), address.get(), address.length) == 0) return 0;
+  if (errno != EINPROGRESS && errno != EINTR) return errno;
+  if (!wait_for_events(socket.get(), POLLOUT, deadline)) return ETIMEDOUT;
   int error = 0;
   socklen_t size = sizeof(error);
-  ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size);
+  ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
   return error;
-}
-
-/// One try at one address: 0 or an errno.
-int try_address(const addrinfo& address, Deadline deadline) {
-  const UniqueFd socket(::socket(
-      address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
-  if (!socket) return errno;
-  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0) return 0;
-  if (errno != EINPROGRESS && errno != EINTR) return errno;
-  return finish_connecting(socket.get(), deadline);
 }
 
 /// Empty if somebody listens, else what is wrong.
 std::string try_host(const std::string& host, std::uint16_t port, Deadline deadline) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (error != 0) return fmt::format("cannot resolve the name: {}", ::gai_strerror(error));
-  const AddressList list(found, &::freeaddrinfo);
-  std::string problem = "it has no address";
-  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
-    const int failed = try_address(*address, deadline);
+  const HostLookup found = look_up_host(host, port, deadline);
+  std::string problem = found.problem;
+  for (const HostAddress& address : found.addresses) {
+    const int failed = try_address(address, deadline);
     if (failed == 0) return "";
     problem = errno_text("connect", failed);
   }

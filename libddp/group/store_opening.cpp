@@ -7,17 +7,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <exception>
-#include <functional>
-#include <future>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "libddp/base/blocking_calls.h"
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
-#include "libddp/base/interrupt.h"
 #include "libddp/base/log.h"
 #include "libddp/base/system_error.h"
 #include "libddp/group/reachability.h"
@@ -29,20 +26,6 @@ namespace libddp {
 namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
-/// Runs `make` in a thread of its own; nullopt if it does not end in time, and then the thread is
-/// left behind: it hangs in a system call that nothing can end.
-std::optional<StorePtr> make_in_time(std::function<StorePtr()> make, Deadline deadline) {
-  std::packaged_task<StorePtr()> task(std::move(make));
-  std::future<StorePtr> result = task.get_future();
-  std::thread thread(std::move(task));
-  thread.detach();
-  while (result.wait_for(deadline.remaining(kInterruptPeriod)) != std::future_status::ready) {
-    check_interrupt();
-    if (deadline.expired()) return std::nullopt;
-  }
-  return result.get();
-}
 
 [[noreturn]] void refuse_port(const std::string& host, std::uint16_t port,
                               const std::exception& error) {
@@ -62,8 +45,8 @@ std::optional<StorePtr> make_in_time(std::function<StorePtr()> make, Deadline de
 
 /// A socket at the address of `host` only, for the server to listen on; -1 = torch's own, on all
 /// interfaces.
-int listen_socket(const std::string& host, std::uint16_t port) {
-  OwnAddress own = bind_own_address(host, port);
+int listen_socket(const std::string& host, std::uint16_t port, Deadline deadline) {
+  OwnAddress own = bind_own_address(host, port, deadline);
   if (!own.reason.empty()) {
     log(LogLevel::Info, "store_on_all_interfaces", {{"host", host}, {"reason", own.reason}});
   }
@@ -72,8 +55,8 @@ int listen_socket(const std::string& host, std::uint16_t port) {
   return own.socket.release();
 }
 
-/// ENSURES: `socket` is closed, or the store's.
-StorePtr make_tcp_store(const std::string& host, c10d::TCPStoreOptions options, int socket) {
+StorePtr make_tcp_store(const std::string& host, c10d::TCPStoreOptions options, Deadline deadline) {
+  const int socket = options.isServer ? listen_socket(host, options.port, deadline) : -1;
   if (socket >= 0) options.masterListenFd = socket;
   auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
   int is_listening = 0;
@@ -101,12 +84,10 @@ StorePtr open_tcp_store(const std::string& host, std::uint16_t port, StoreRole r
   options.multiTenant = true;
   std::optional<StorePtr> store;
   try {
-    store = make_in_time(
-        [host, options] {
-          const int socket = options.isServer ? listen_socket(host, options.port) : -1;
-          return make_tcp_store(host, options, socket);
-        },
-        deadline);
+    store = BlockingCalls("libddp-store")
+                .run<StorePtr>(
+                    [host, options, deadline] { return make_tcp_store(host, options, deadline); },
+                    deadline);
   } catch (const c10::Error& error) {
     if (role == StoreRole::Server) refuse_port(host, port, error);
     throw NetworkError(fmt::format(

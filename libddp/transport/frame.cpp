@@ -2,7 +2,6 @@
 // byte.
 
 #include <fmt/format.h>
-#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -13,9 +12,9 @@
 
 #include "libddp/base/check.h"
 #include "libddp/base/error.h"
-#include "libddp/base/interrupt.h"
 #include "libddp/base/system_error.h"
 #include "libddp/transport/unix_socket.h"
+#include "libddp/transport/wait_for_events.h"
 
 namespace libddp {
 namespace {
@@ -34,16 +33,10 @@ union ControlBuffer {
   cmsghdr aligned;
 };
 
-// One piece of a wait for `events`; throws when the deadline is over.
+// One wait for `events`; throws when the deadline is over.
 void wait_for(int socket, short events, Deadline deadline) {
-  if (deadline.expired()) throw TimeoutError("the peer neither sent nor took a message in time");
-  const auto piece =
-      std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining(kInterruptPeriod));
-  pollfd polled{socket, events, 0};
-  if (::poll(&polled, 1, static_cast<int>(piece.count())) < 0 && errno != EINTR) {
-    throw NetworkError(errno_text("poll", errno));
-  }
-  check_interrupt();
+  if (wait_for_events(socket, events, deadline)) return;
+  throw TimeoutError("the peer neither sent nor took a message in time");
 }
 
 void attach(msghdr& message, ControlBuffer& control, const std::vector<int>& descriptors) {

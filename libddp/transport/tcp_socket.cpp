@@ -4,16 +4,14 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
 #include "libddp/base/error.h"
-#include "libddp/base/interrupt.h"
 #include "libddp/base/system_error.h"
+#include "libddp/transport/wait_for_events.h"
 
 namespace libddp {
 namespace {
@@ -56,16 +54,8 @@ UniqueFd make_tcp_socket(int family) {
 
 void no_delay(int socket) { set_number(socket, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY"); }
 
-// One piece of a wait for `events`; throws when the deadline is over.
-void wait_for_events(int socket, short events, Deadline deadline) {
-  if (deadline.expired()) throw TimeoutError("no answer in time");
-  const auto piece =
-      std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining(kInterruptPeriod));
-  pollfd polled{socket, events, 0};
-  if (::poll(&polled, 1, static_cast<int>(piece.count())) < 0 && errno != EINTR) {
-    throw NetworkError(errno_text("poll", errno));
-  }
-  check_interrupt();
+void wait_or_throw(int socket, short events, Deadline deadline) {
+  if (!wait_for_events(socket, events, deadline)) throw TimeoutError("no answer in time");
 }
 
 }  // namespace
@@ -126,11 +116,7 @@ UniqueFd connect_tcp(const TcpEndpoint& endpoint, Deadline deadline) {
   no_delay(fd.get());
   if (::connect(fd.get(), address.get(), address.length) == 0) return fd;
   if (errno != EINPROGRESS && errno != EINTR) throw NetworkError(errno_text("connect", errno));
-  while (true) {
-    pollfd polled{fd.get(), POLLOUT, 0};
-    if (::poll(&polled, 1, 0) > 0) break;
-    wait_for_events(fd.get(), POLLOUT, deadline);
-  }
+  wait_or_throw(fd.get(), POLLOUT, deadline);
   int error = 0;
   socklen_t length = sizeof(error);
   if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
@@ -156,7 +142,7 @@ void send_bytes(int socket, const void* data, std::size_t bytes, Deadline deadli
       continue;
     }
     const int error = errno;
-    if (error == EAGAIN) wait_for_events(socket, POLLOUT, deadline);
+    if (error == EAGAIN) wait_or_throw(socket, POLLOUT, deadline);
     if (error != EAGAIN && error != EINTR) throw NetworkError(errno_text("send", error));
   }
 }
@@ -172,7 +158,7 @@ void receive_bytes(int socket, void* data, std::size_t bytes, Deadline deadline)
       continue;
     }
     const int error = errno;
-    if (error == EAGAIN) wait_for_events(socket, POLLIN, deadline);
+    if (error == EAGAIN) wait_or_throw(socket, POLLIN, deadline);
     if (error != EAGAIN && error != EINTR) throw NetworkError(errno_text("recv", error));
   }
 }

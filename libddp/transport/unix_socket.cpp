@@ -1,7 +1,6 @@
 #include "libddp/transport/unix_socket.h"
 
 #include <fmt/format.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -16,6 +15,7 @@
 #include "libddp/base/interrupt.h"
 #include "libddp/base/random.h"
 #include "libddp/base/system_error.h"
+#include "libddp/transport/wait_for_events.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77  // Linux 6.5; older headers lack the name.
@@ -116,17 +116,7 @@ UniqueFd peer_pidfd(int socket) {
 UniqueFd open_pidfd(pid_t pid) { return UniqueFd(static_cast<int>(::syscall(kPidfdOpen, pid, 0))); }
 
 bool wait_readable(int socket, std::chrono::milliseconds limit) {
-  const Deadline deadline = Deadline::after(limit);
-  for (;;) {
-    const auto piece = deadline.remaining(kInterruptPeriod);
-    const auto piece_ms = std::chrono::ceil<std::chrono::milliseconds>(piece);
-    pollfd polled{socket, POLLIN, 0};
-    const int ready = ::poll(&polled, 1, static_cast<int>(piece_ms.count()));
-    if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) throw NetworkError(errno_text("poll", errno));
-    if (deadline.expired()) return false;
-    check_interrupt();
-  }
+  return wait_for_events(socket, POLLIN, Deadline::after(limit));
 }
 
 bool is_closed(int socket) {

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <chrono>
 #include <string>
 
 #include "libddp/transport/tcp_socket.h"
@@ -12,6 +13,8 @@
 using namespace libddp;
 
 namespace {
+
+const Deadline kPatience = Deadline::after(std::chrono::minutes(1));
 
 // The address that a socket has, and its port.
 TcpEndpoint bound_to(const UniqueFd& socket) {
@@ -31,33 +34,34 @@ TcpEndpoint bound_to(const UniqueFd& socket) {
 
 TEST_CASE("A name of this host gives a socket at its address only") {
   for (const char* host : {"127.0.0.1", "localhost"}) {
-    const OwnAddress own = bind_own_address(host, 0);
+    const OwnAddress own = bind_own_address(host, 0, kPatience);
     REQUIRE(own.socket);
     CHECK(own.reason.empty());
     CHECK(bound_to(own.socket).address == "127.0.0.1");
   }
-  const OwnAddress six = bind_own_address("::1", 0);
+  const OwnAddress six = bind_own_address("::1", 0, kPatience);
   // Where there is no IPv6 it is no address of this host.
   if (six.socket) CHECK(bound_to(six.socket).address == "::1");
   if (!six.socket) CHECK(six.reason == "it is no address of this host");
 }
 
 TEST_CASE("What means no single address of this host says so") {
-  CHECK(bind_own_address("192.0.2.1", 0).reason == "it is no address of this host");
-  CHECK(bind_own_address("no-such-host.invalid", 0).reason == "it is no address of this host");
-  CHECK(bind_own_address("0.0.0.0", 0).reason == "it means all of them");
-  CHECK(bind_own_address("::", 0).reason == "it means all of them");
+  CHECK(bind_own_address("192.0.2.1", 0, kPatience).reason == "it is no address of this host");
+  CHECK(bind_own_address("no-such-host.invalid", 0, kPatience).reason ==
+        "it is no address of this host");
+  CHECK(bind_own_address("0.0.0.0", 0, kPatience).reason == "it means all of them");
+  CHECK(bind_own_address("::", 0, kPatience).reason == "it means all of them");
 }
 
 TEST_CASE("A port that is taken gives no socket, and no reason to listen elsewhere") {
   const TcpListener other = TcpListener::open("127.0.0.1");
-  const OwnAddress own = bind_own_address("127.0.0.1", other.endpoint().port);
+  const OwnAddress own = bind_own_address("127.0.0.1", other.endpoint().port, kPatience);
   CHECK_FALSE(own.socket);
   CHECK(own.reason.empty());
 }
 
 TEST_CASE("A port whose connections have just ended can be had again") {
-  OwnAddress own = bind_own_address("127.0.0.1", 0);
+  OwnAddress own = bind_own_address("127.0.0.1", 0, kPatience);
   const TcpEndpoint place = bound_to(own.socket);
   REQUIRE(::listen(own.socket.get(), 1) == 0);
   const UniqueFd visitor = connect_tcp(place, Deadline::after(std::chrono::seconds(5)));
@@ -65,5 +69,5 @@ TEST_CASE("A port whose connections have just ended can be had again") {
   REQUIRE(met);
   met.reset();  // the side that ends first waits in the kernel
   own.socket.reset();
-  CHECK(bind_own_address("127.0.0.1", place.port).socket);
+  CHECK(bind_own_address("127.0.0.1", place.port, kPatience).socket);
 }
