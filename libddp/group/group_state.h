@@ -18,6 +18,7 @@
 
 #include "libddp/base/process.h"
 #include "libddp/group/group_identity.h"
+#include "libddp/group/living_groups.h"
 #include "libddp/group/operand.h"
 #include "libddp/group/process_group.h"
 #include "libddp/group/validation.h"
@@ -34,6 +35,8 @@ struct ProcessGroup::State {
   LinkOptions links;
   std::atomic<std::chrono::milliseconds> timeout{};
   std::unique_ptr<Backend> backend;
+  /// After the backend: left before that goes.
+  LivingGroup living;
   const ProcessStamp made;
   std::mutex life_mutex;
   std::atomic<bool> is_shut_down{false};

@@ -49,6 +49,7 @@ MeetingOptions meeting_options(const GroupIdentity& identity, const MeetingHints
   options.note = HostMesh::own_cpu_mask();
   options.route_to = hints.route_to;
   options.host_identity = hints.host_identity;
+  options.look = hints.look;
   return options;
 }
 

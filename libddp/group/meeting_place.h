@@ -6,6 +6,7 @@
 //   std::unique_ptr<Backend> backend = meet_ranks(store, {"world", 3, 8}, {}, timeout);
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -23,6 +24,8 @@ struct MeetingHints {
   std::string route_to{};
   std::string host_identity{};
   LinkOptions links{};
+  /// See MeetingOptions.
+  std::function<void()> look{};
   /// Moves collectives between hosts, if set; it meets over this store, under this prefix.
   InterEngine inter{};
   c10::intrusive_ptr<c10d::Store> inter_store{};

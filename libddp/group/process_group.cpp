@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "libddp/base/deadline.h"
 #include "libddp/base/log.h"
 #include "libddp/group/flight_log.h"
 #include "libddp/group/group_deleter.h"
@@ -102,17 +103,26 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
   }
   state->global_ranks = std::move(options.global_ranks);
   if (state->global_ranks.empty()) state->global_ranks = all_ranks(options.world_size);
-  TorchStore keys(state->store, state->store_prefix + members);
+  const void* const bare = bare_store(state->store).get();
+  const FailureWatch others(bare, state->global_ranks);
+  const std::string where = site.group.where() + " create";
+  const auto look = [&] { others.throw_if_failed(where); };
+  TorchStore keys(state->store, state->store_prefix + members,
+                  {.deadline = Deadline::after(options.timeout), .look = look});
   state->host_identity = std::move(options.host_identity);
   state->inter = std::move(options.inter);
   state->links = options.links;
   const MeetingHints hints{.route_to = store_host(state->store),
                            .host_identity = state->host_identity,
                            .links = state->links,
+                           .look = look,
                            .inter = state->inter,
                            .inter_store = state->store,
                            .inter_prefix = state->store_prefix + members};
   state->backend = meet(keys, state->identity, hints, options.timeout);
+  state->living.join(bare, state->global_ranks, [backend = state->backend.get()] {
+    if (const auto failure = backend->failure()) std::rethrow_exception(failure);
+  });
   log(LogLevel::Info, "group_created",
       {{"group", options.name},
        {"rank", options.rank},
@@ -250,6 +260,7 @@ void ProcessGroup::shutdown() {
   if (!state_->made.is_current()) state_->refuse_entry("shutdown");
   std::lock_guard lock(state_->life_mutex);
   if (state_->is_shut_down.exchange(true)) return;
+  state_->living.leave();
   state_->backend->shutdown();
   // A FileStore removes its file when the last rank lets go.
   state_->store.reset();

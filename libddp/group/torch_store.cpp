@@ -3,9 +3,13 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <chrono>
+#include <map>
+#include <mutex>
 #include <utility>
-#include <vector>
 
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -22,38 +26,111 @@ std::string torch_error_text(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
-std::string store_host(const c10::intrusive_ptr<c10d::Store>& store) {
-  c10::intrusive_ptr<c10d::Store> below = store;
-  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(below.get())) {
-    below = prefixed->getUnderlyingNonPrefixStore();
+c10::intrusive_ptr<c10d::Store> bare_store(const c10::intrusive_ptr<c10d::Store>& store) {
+  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+    return prefixed->getUnderlyingNonPrefixStore();
   }
+  return store;
+}
+
+std::string store_host(const c10::intrusive_ptr<c10d::Store>& store) {
+  const c10::intrusive_ptr<c10d::Store> below = bare_store(store);
   if (auto* tcp = dynamic_cast<c10d::TCPStore*>(below.get())) return tcp->getHost();
   return env_text("MASTER_ADDR").value_or("");
 }
 
-TorchStore::TorchStore(c10::intrusive_ptr<c10d::Store> store, std::string prefix)
-    : store_(std::move(store)), prefix_(std::move(prefix)) {}
+std::string store_name(const c10::intrusive_ptr<c10d::Store>& store) {
+  const c10::intrusive_ptr<c10d::Store> below = bare_store(store);
+  if (auto* tcp = dynamic_cast<c10d::TCPStore*>(below.get())) {
+    return fmt::format("the rendezvous store at {}:{}", tcp->getHost(), tcp->getPort());
+  }
+  if (auto* file = dynamic_cast<c10d::FileStore*>(below.get())) {
+    return fmt::format("the rendezvous store in file {}", file->getPath());
+  }
+  return "the rendezvous store";
+}
 
+namespace {
+
+/// For what is told when the time is up.
+constexpr std::chrono::seconds kLastWords{1};
+
+constexpr const char* kHolderHint =
+    "Hint: the process that holds the store (rank 0 or the launcher) may have ended, be stopped, "
+    "or "
+    "be out of reach; look at its output and at the network to it.";
+
+/// The thread for a store's calls. A call that hangs keeps it, so whoever comes next finds it busy.
+std::shared_ptr<BlockingCalls> calls_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  static std::mutex mutex;
+  static std::map<const c10d::Store*, std::weak_ptr<BlockingCalls>> known;
+  const c10::intrusive_ptr<c10d::Store> below = bare_store(store);
+  if (dynamic_cast<c10d::HashStore*>(below.get())) return nullptr;  // memory of this process
+  const std::lock_guard lock(mutex);
+  std::erase_if(known, [](const auto& each) { return each.second.expired(); });
+  std::weak_ptr<BlockingCalls>& place = known[below.get()];
+  std::shared_ptr<BlockingCalls> calls = place.lock();
+  if (!calls) place = calls = std::make_shared<BlockingCalls>("libddp-store");
+  return calls;
+}
+
+/// As `call` is in the thread beside: nothing of the waiter's.
 template <typename Call>
-auto TorchStore::guarded(const char* what, const std::string& key, Call call) {
+auto in_words(Call call, const c10::intrusive_ptr<c10d::Store>& store, const char* what,
+              const std::string& key) {
   try {
-    return call(prefix_ + key);
+    return call(*store, key);
   } catch (const std::exception& error) {
-    throw StoreError(fmt::format(
-        "libddp: the rendezvous store failed to {} key '{}{}': {}. Hint: the process that holds "
-        "the store (rank 0 or the launcher) may have ended; look at its output.",
-        what, prefix_, key, torch_error_text(error)));
+    throw StoreError(fmt::format("libddp: {} failed to {} key '{}': {}. {}", store_name(store),
+                                 what, key, torch_error_text(error), kHolderHint));
   }
 }
 
+}  // namespace
+
+TorchStore::TorchStore(c10::intrusive_ptr<c10d::Store> store, std::string prefix,
+                       StoreLimits limits)
+    : store_(std::move(store)),
+      prefix_(std::move(prefix)),
+      limits_(std::move(limits)),
+      calls_(calls_of(store_)) {}
+
+template <typename T, typename Call>
+T TorchStore::guarded(const char* what, const std::string& key, Call call) {
+  if (!calls_) return in_words(std::move(call), store_, what, prefix_ + key);
+  if (const auto hanging = calls_->hanging_for()) refuse_hanging(hanging->count());
+  const auto start = Deadline::Clock::now();
+  const bool is_late = limits_.deadline.remaining(kLastWords) < kLastWords;
+  // `calls`: as long as it hangs, this store's thread is known to be busy.
+  std::optional<T> result =
+      calls_->run<T>([calls = calls_, store = store_, full = prefix_ + key, what,
+                      call = std::move(call)] { return in_words(call, store, what, full); },
+                     is_late ? Deadline::after(kLastWords) : limits_.deadline, limits_.look);
+  if (result) return *std::move(result);
+  const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
+  throw TimeoutError(fmt::format("libddp: {} did not answer within {:.1f} s (to {} key '{}{}'). {}",
+                                 store_name(store_), waited.count(), what, prefix_, key,
+                                 kHolderHint));
+}
+
+void TorchStore::refuse_hanging(double seconds) const {
+  throw StoreError(
+      fmt::format("libddp: {} cannot be used: a call to it has had no answer for {:.1f} s. {}",
+                  store_name(store_), seconds, kHolderHint));
+}
+
 void TorchStore::set(const std::string& key, const std::string& value) {
-  guarded("set", key, [&](const std::string& full) { store_->set(full, value); });
+  guarded<bool>("set", key, [value](c10d::Store& store, const std::string& full) {
+    store.set(full, value);
+    return true;
+  });
 }
 
 std::optional<std::string> TorchStore::try_get(const std::string& key) {
-  return guarded("get", key, [&](const std::string& full) -> std::optional<std::string> {
-    if (!store_->check({full})) return std::nullopt;
-    return store_->get_to_str(full);
+  using Value = std::optional<std::string>;
+  return guarded<Value>("get", key, [](c10d::Store& store, const std::string& full) -> Value {
+    if (!store.check({full})) return std::nullopt;
+    return store.get_to_str(full);
   });
 }
 
@@ -70,27 +147,30 @@ std::optional<std::string> TorchStore::wait_get(const std::string& key, Deadline
 
 std::optional<std::vector<std::string>> TorchStore::try_get_all(
     const std::vector<std::string>& keys) {
+  using Values = std::optional<std::vector<std::string>>;
   if (keys.empty() || !store_->hasExtendedApi()) return KeyValueStore::try_get_all(keys);
-  std::vector<std::string> full;
-  for (const std::string& key : keys) full.push_back(prefix_ + key);
-  return guarded("get", keys.front(), [&](const std::string&) {
-    std::optional<std::vector<std::string>> values;
-    if (!store_->check(full)) return values;
-    values.emplace();
-    for (const auto& value : store_->multiGet(full))
+  std::vector<std::string> full_keys;
+  for (const std::string& key : keys) full_keys.push_back(prefix_ + key);
+  const auto read_all = [full_keys](c10d::Store& store, const std::string&) -> Values {
+    if (!store.check(full_keys)) return std::nullopt;
+    Values values(std::in_place);
+    for (const auto& value : store.multiGet(full_keys)) {
       values->emplace_back(value.begin(), value.end());
+    }
     return values;
-  });
+  };
+  return guarded<Values>("get", keys.front(), read_all);
 }
 
 long TorchStore::add(const std::string& key, long amount) {
-  return guarded("add to", key, [&](const std::string& full) {
-    return static_cast<long>(store_->add(full, amount));
+  return guarded<long>("add to", key, [amount](c10d::Store& store, const std::string& full) {
+    return static_cast<long>(store.add(full, amount));
   });
 }
 
 void TorchStore::remove(const std::string& key) {
-  guarded("remove", key, [&](const std::string& full) { store_->deleteKey(full); });
+  guarded<bool>("remove", key,
+                [](c10d::Store& store, const std::string& full) { return store.deleteKey(full); });
 }
 
 }  // namespace libddp

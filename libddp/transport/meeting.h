@@ -23,6 +23,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -53,6 +54,8 @@ struct MeetingOptions {
   std::shared_ptr<const RunKey> key{};
   /// Several hosts without a key are an error instead of a warning.
   bool require_key = false;
+  /// Called between the pieces of each wait; what it throws ends the meeting.
+  std::function<void()> look{};
   /// Instead of boot id and network namespace: ranks with equal texts share a host. For tests.
   std::string host_identity{};
 };

@@ -59,6 +59,7 @@ void MeetingContext::learn(MeetingCard card) {
 
 void MeetingContext::look_around() {
   check_interrupt();
+  if (options_.look) options_.look();
   throw_published();
   for (const Place& other : places_) {
     if (!other.pidfd) continue;
@@ -96,9 +97,15 @@ void MeetingContext::wait_until_heard() {
 }
 
 void MeetingContext::fail(const MeetingFailure& failure) {
-  const MeetingFailure agreed = publish_failure(failures(), failure);
+  MeetingFailure agreed = failure;
   failure_is_published_ = true;
-  confirm();
+  try {
+    agreed = publish_failure(failures(), failure);
+    confirm();
+  } catch (const Error& error) {
+    // What the meeting failed of says more than a store that cannot be told.
+    report_not_published(error.what());
+  }
   throw_failure(where(), agreed);
 }
 
@@ -139,6 +146,11 @@ void MeetingContext::fail_gone(const MeetingCard& gone, const std::string& reaso
             gone.who(), gone.host, reason, gone.rank)});
 }
 
+void MeetingContext::report_not_published(const std::string& reason) const noexcept {
+  log(LogLevel::Warn, "meeting_failure_not_published",
+      {{"group", options_.group_name}, {"reason", reason}});
+}
+
 void MeetingContext::announce(const std::string& reason) noexcept {
   if (failure_is_published_) return;
   try {
@@ -149,8 +161,7 @@ void MeetingContext::announce(const std::string& reason) noexcept {
     confirm();
   } catch (const std::exception& error) {
     // The caller throws the first error; the others will time out.
-    log(LogLevel::Warn, "meeting_failure_not_published",
-        {{"group", options_.group_name}, {"reason", error.what()}});
+    report_not_published(error.what());
   }
 }
 

@@ -77,6 +77,7 @@ class MeetingContext {
   const Place& place(int rank) const { return places_[static_cast<std::size_t>(rank)]; }
   void throw_published();
   void confirm() noexcept;
+  void report_not_published(const std::string& reason) const noexcept;
   KeyValueStore& failures() { return session_ ? session_->failures() : store_; }
   bool has_come(int rank);
 

@@ -10,8 +10,11 @@ Processes inside must have ended before.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import shutil
 import subprocess
+from pathlib import Path
 
 
 def run_tool(*command: str) -> None:
@@ -101,6 +104,20 @@ class Network:
     def find(self, source: int, target: int) -> None:
         """Takes `lose` back."""
         ip("-n", self.hosts[source], "neigh", "del", self.addresses[target], "dev", "eth0")
+
+    @contextlib.contextmanager
+    def dead_name_server(self, host: int):
+        """The host's only name server is one whose answers never come."""
+        name, server = self.hosts[host], self.addresses[host].rpartition(".")[0] + ".99"
+        ip("-n", name, "neigh", "replace", server, "lladdr", "02:00:00:00:00:99",
+           "dev", "eth0", "nud", "permanent")  # fmt: skip
+        folder = Path("/etc/netns") / name  # what `ip netns exec` shows as /etc
+        folder.mkdir(parents=True)
+        try:
+            (folder / "resolv.conf").write_text(f"nameserver {server}\n")
+            yield
+        finally:
+            shutil.rmtree(folder)
 
     def __exit__(self, *_) -> None:
         for name in (*self.hosts, self.switch):

@@ -2,7 +2,11 @@
 
 import builtins
 import os
+import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -244,3 +248,47 @@ def test_errors_are_also_the_classes_that_scripts_catch():
     assert issubclass(PeerError, dist.DistBackendError)
     assert issubclass(PeerError, RuntimeError)
     assert issubclass(NetworkError, dist.DistNetworkError)
+
+
+HOLDER = """
+import sys
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def stopped_store(port):
+    """A client of a store whose process is stopped."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        try:
+            assert holder.stdout.readline() == b"ready\n"
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+            holder.send_signal(signal.SIGSTOP)
+            yield store
+        finally:
+            holder.kill()
+
+
+def test_a_store_that_is_stopped_is_named_at_the_timeout(stopped_store, port):
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=f"store at 127.0.0.1:{port} did not answer within"):
+        ddp_dist.init_process_group(
+            "gloo", store=stopped_store, rank=1, world_size=2, timeout=SHORT
+        )
+    assert time.monotonic() - start < 30
+
+
+def test_ctrl_c_ends_a_call_to_a_store_that_is_stopped(stopped_store):
+    start = time.monotonic()
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        ddp_dist.init_process_group(
+            "gloo", store=stopped_store, rank=1, world_size=2, timeout=timedelta(seconds=100)
+        )
+    assert time.monotonic() - start < 50

@@ -1,0 +1,94 @@
+// A rendezvous store that does not answer: every call ends in time and names it.
+
+#include "libddp/group/torch_store.h"
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+
+#include "libddp/base/error.h"
+#include "libddp/group/process_group.h"
+#include "tests/support/catch.h"
+#include "tests/support/expect.h"
+#include "tests/support/temporary_folder.h"
+
+using namespace libddp;
+using namespace libddp::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Answers nothing while it is shut.
+class ShutStore : public c10d::FileStore {
+ public:
+  using FileStore::FileStore;
+
+  bool check(const std::vector<std::string>& keys) override {
+    while (is_shut) std::this_thread::sleep_for(1ms);
+    return FileStore::check(keys);
+  }
+
+  std::atomic<bool> is_shut{true};
+};
+
+void open(ShutStore& store, TorchStore& client) {
+  store.is_shut = false;
+  const Deadline deadline = Deadline::after(60s);
+  while (true) {
+    try {
+      client.try_get("key");
+      return;
+    } catch (const Error&) {
+      REQUIRE_FALSE(deadline.expired());
+      std::this_thread::sleep_for(1ms);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a store that does not answer is left at the deadline, and refused after it", "[store]") {
+  TemporaryFolder folder;
+  auto below = c10::make_intrusive<ShutStore>(folder.path() + "/store", -1);
+  TorchStore store(below, "mine/", {.deadline = Deadline::after(100ms)});
+  const auto start = std::chrono::steady_clock::now();
+  const std::string text = message_of<TimeoutError>([&] { store.try_get("key"); });
+  REQUIRE(std::chrono::steady_clock::now() - start < 30s);
+  REQUIRE(
+      contains(text, "the rendezvous store in file " + folder.path() + "/store did not answer"));
+  REQUIRE(contains(text, "to get key 'mine/key'"));
+  // Also for other groups over it.
+  TorchStore other(below, "other/");
+  const std::string refused = message_of<StoreError>([&] { other.set("key", "value"); });
+  REQUIRE(contains(refused, "cannot be used: a call to it has had no answer for "));
+  open(*below, other);
+  other.set("key", "value");
+  REQUIRE(other.try_get("key") == "value");
+}
+
+TEST_CASE("what a caller's look throws ends a call to a store", "[store]") {
+  TemporaryFolder folder;
+  auto below = c10::make_intrusive<ShutStore>(folder.path() + "/store", -1);
+  TorchStore store(below, "mine/", {.look = [] { throw StateError("the group failed"); }});
+  REQUIRE(message_of<StateError>([&] { store.try_get("key"); }) == "the group failed");
+  TorchStore other(below, "other/");
+  open(*below, other);
+}
+
+TEST_CASE("making a group ends in time where the store does not answer", "[store]") {
+  TemporaryFolder folder;
+  auto below = c10::make_intrusive<ShutStore>(folder.path() + "/store", -1);
+  const auto start = std::chrono::steady_clock::now();
+  const std::string text = message_of<TimeoutError>([&] {
+    ProcessGroup::create(below, {.rank = 1, .world_size = 2, .name = "test", .timeout = 500ms});
+  });
+  REQUIRE(std::chrono::steady_clock::now() - start < 30s);
+  REQUIRE(contains(text, "the rendezvous store in file "));
+  TorchStore other(below, "other/");
+  open(*below, other);
+}
