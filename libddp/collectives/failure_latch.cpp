@@ -20,6 +20,8 @@ void throw_failure(const MeshFailure& failure, const std::string& message) {
       throw TimeoutError(message);
     case MeshFailure::Kind::Aborted:
       throw StateError(message);
+    case MeshFailure::Kind::Network:
+      throw NetworkError(message);
     case MeshFailure::Kind::Peer:
       break;
   }

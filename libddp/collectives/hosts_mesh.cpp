@@ -47,6 +47,11 @@ std::optional<std::uint64_t> HostsMesh::last_sequence_of(int rank) const {
   return local_->last_sequence_of(rank);
 }
 
+std::optional<MeshFailure> HostsMesh::look_at_network(std::int64_t now_ns) {
+  if (auto trouble = stage_->look_at_network(now_ns)) return trouble;
+  return mail_.look_at_network(now_ns);
+}
+
 std::optional<std::uint64_t> HostsMesh::beats_of(int rank) const {
   return layout_.is_local(rank, rank_) ? local_->beats_of(rank) : std::nullopt;
 }

@@ -92,6 +92,7 @@ class HostsMesh : public Mesh {
   bool has_read_all(int rank) const override { return mail_.has_read_all(rank); }
   int network_fd() const override { return mail_.network_fd(); }
   void on_network() noexcept override { mail_.on_network(); }
+  std::optional<MeshFailure> look_at_network(std::int64_t now_ns) override;
 
   void fail(MeshFailure failure) noexcept override { local_->fail(std::move(failure)); }
   std::optional<MeshFailure> failure() const override { return local_->failure(); }

@@ -12,6 +12,7 @@
 //   if (stage.is_carrier()) stage.all_reduce(data, count, reduction, world_size);
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -72,6 +73,10 @@ class InterStage {
 
   /// What a carrier of another host has called last, as far as it is known here.
   virtual std::optional<std::string> last_call_of(int rank) const = 0;
+  /// As Mesh; any one thread.
+  virtual std::optional<MeshFailure> look_at_network([[maybe_unused]] std::int64_t now_ns) {
+    return std::nullopt;
+  }
 };
 
 }  // namespace libddp

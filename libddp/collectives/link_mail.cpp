@@ -13,6 +13,13 @@
 #include "libddp/collectives/letter_matching.h"
 
 namespace libddp {
+namespace {
+
+std::string name_of(const LinkMailPeer& peer) {
+  return fmt::format("rank {} (pid {} on {})", peer.rank, peer.pid, peer.host_name);
+}
+
+}  // namespace
 
 LinkMail::LinkMail(HostMesh& local, std::vector<LinkMailPeer> peers) : local_(local) {
   poller_.reset(::epoll_create1(EPOLL_CLOEXEC));
@@ -27,6 +34,7 @@ LinkMail::LinkMail(HostMesh& local, std::vector<LinkMailPeer> peers) : local_(lo
     const auto rank = static_cast<std::size_t>(peer.rank);
     if (channel_of_.size() <= rank) channel_of_.resize(rank + 1, -1);
     channel_of_[rank] = static_cast<int>(channels_.size());
+    health_.watch(peer.socket.get(), name_of(peer), peer.rank, peer.pid);
     channels_.emplace_back().peer = std::move(peer);
   }
 }
@@ -96,7 +104,9 @@ void LinkMail::check_closed() {
     const Channel& channel =
         channels_[static_cast<std::size_t>(channel_of_[static_cast<std::size_t>(rank)])];
     if (channel.is_closed && channel.closed_patience.expired()) {
-      fail_and_throw(channel.peer, "the connection for messages was closed");
+      local_.fail(lost_connection({channel.peer.rank, channel.peer.pid, name_of(channel.peer)},
+                                  channel.peer.socket.get(), channel.error));
+      local_.throw_if_failed();
     }
   }
 }
@@ -104,9 +114,9 @@ void LinkMail::check_closed() {
 void LinkMail::fail_and_throw(const LinkMailPeer& peer, const std::string& text) {
   local_.fail(
       {MeshFailure::Kind::Peer,
-       fmt::format("rank {} (pid {} on {}): {}. Hint: look at that process's own output and "
-                   "at the network between the hosts",
-                   peer.rank, peer.pid, peer.host_name, text),
+       fmt::format("{}: {}. Hint: look at that process's own output and at the network between "
+                   "the hosts",
+                   name_of(peer), text),
        peer.rank, peer.pid});
   local_.throw_if_failed();
   throw StateError("libddp: a failure was not kept");

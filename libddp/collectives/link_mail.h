@@ -17,12 +17,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "libddp/base/deadline.h"
 #include "libddp/base/unique_fd.h"
 #include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/link_failure.h"
+#include "libddp/transport/link_health.h"
 
 namespace libddp {
 
@@ -46,6 +49,10 @@ class LinkMail {
   bool has_read_all(int rank) const;
   int network_fd() const { return poller_.get(); }
   void on_network() noexcept;
+  /// As Mesh.
+  std::optional<MeshFailure> look_at_network(std::int64_t now_ns) {
+    return network_failure(health_.look(now_ns));
+  }
 
  private:
   enum class FrameKind : std::uint32_t { Envelope, Grant, Done, Data };
@@ -90,6 +97,8 @@ class LinkMail {
     std::vector<std::byte> body;
     std::vector<Transfer*> receiving;
     bool is_closed = false;
+    /// Why, 0 = the peer closed it.
+    int error = 0;
     Deadline closed_patience = Deadline::never();
   };
 
@@ -117,6 +126,7 @@ class LinkMail {
 
   HostMesh& local_;
   UniqueFd poller_;
+  LinkHealth health_;
   std::vector<Channel> channels_;
   std::vector<int> channel_of_;
   std::deque<Letter> letters_;

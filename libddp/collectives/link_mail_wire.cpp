@@ -138,6 +138,7 @@ std::size_t LinkMail::receive(Channel& channel, void* data, std::size_t bytes) {
   const ssize_t got = ::recv(channel.peer.socket.get(), data, bytes, MSG_DONTWAIT);
   if (got > 0) return static_cast<std::size_t>(got);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
+  channel.error = got < 0 ? errno : 0;
   channel.is_closed = true;
   channel.closed_patience = Deadline::after(kClosedPatience);
   return 0;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "libddp/base/interrupt.h"
-#include "libddp/base/system_error.h"
 
 namespace libddp {
 namespace {
@@ -76,8 +75,7 @@ std::size_t LinkPump::move_some(LinkFlow& flow, LinkLane& lane) {
     const int error = errno;
     if (size < 0 && (error == EAGAIN || error == EWOULDBLOCK)) return 0;
     if (size < 0 && error == EINTR) continue;
-    watch_.report_lost(flow, size == 0 ? "the connection was closed"
-                                       : errno_text(flow.is_send ? "send" : "recv", error));
+    watch_.report_lost(flow, lane.socket, size == 0 ? 0 : error);
   }
 }
 

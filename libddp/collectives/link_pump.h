@@ -53,8 +53,8 @@ class LinkWatch {
   virtual ~LinkWatch() = default;
   /// Throws when waiting is in vain (failure, deadline, interrupt). `flows` are what is waited for.
   virtual void check(const std::deque<LinkFlow>& flows) = 0;
-  /// The connection of `flow` is lost; throws.
-  virtual void report_lost(const LinkFlow& flow, const std::string& reason) = 0;
+  /// A connection of `flow` is lost; throws. `error`: of the call, 0 = the other side closed it.
+  virtual void report_lost(const LinkFlow& flow, int socket, int error) = 0;
 };
 
 class LinkPump {

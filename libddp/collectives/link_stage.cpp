@@ -29,7 +29,15 @@ LinkStage::LinkStage(HostMesh& local, int host, std::vector<LinkPeer> peers, boo
       peers_(std::move(peers)),
       incoming_(peers_.size()),
       buffers_(peers_.size()),
-      narrows_floats_(narrows_floats) {}
+      narrows_floats_(narrows_floats) {
+  for (const LinkPeer& peer : peers_) {
+    for (const std::vector<UniqueFd>* sockets : {&peer.give, &peer.result}) {
+      for (const UniqueFd& socket : *sockets) {
+        health_.watch(socket.get(), name_of(peer), peer.rank, peer.pid);
+      }
+    }
+  }
+}
 
 void LinkStage::begin(const MeshCall& call) {
   call_ = &call;
@@ -253,18 +261,17 @@ void LinkStage::check(const std::deque<LinkFlow>& flows) {
   local_.throw_if_failed();
 }
 
-void LinkStage::report_lost(const LinkFlow& flow, const std::string& reason) {
+void LinkStage::report_lost(const LinkFlow& flow, int socket, int error) {
   const Deadline patience = Deadline::after(kCausePatience);
   while (!patience.expired()) {
     local_.throw_if_failed();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   const LinkPeer& peer = peers_[static_cast<std::size_t>(flow.peer)];
-  local_.fail({MeshFailure::Kind::Peer,
-               fmt::format("{}: lost the connection to {}: {}. Hint: look at that process's own "
-                           "output and at the network between the hosts",
-                           call_->description.to_string(call_->sequence), name_of(peer), reason),
-               peer.rank, peer.pid});
+  MeshFailure failure = lost_connection({peer.rank, peer.pid, name_of(peer)}, socket, error);
+  failure.message =
+      fmt::format("{}: {}", call_->description.to_string(call_->sequence), failure.message);
+  local_.fail(std::move(failure));
   local_.throw_if_failed();
 }
 

@@ -38,8 +38,10 @@
 #include "libddp/collectives/host_collectives.h"
 #include "libddp/collectives/host_mesh.h"
 #include "libddp/collectives/inter_stage.h"
+#include "libddp/collectives/link_failure.h"
 #include "libddp/collectives/link_header.h"
 #include "libddp/collectives/link_pump.h"
+#include "libddp/transport/link_health.h"
 
 namespace libddp {
 
@@ -86,6 +88,9 @@ class LinkStage : public InterStage, private LinkWatch {
   void broadcast(std::byte* data, std::size_t bytes, int root_host) override;
 
   std::optional<std::string> last_call_of(int rank) const override;
+  std::optional<MeshFailure> look_at_network(std::int64_t now_ns) override {
+    return network_failure(health_.look(now_ns));
+  }
 
  private:
   struct Incoming {
@@ -111,11 +116,13 @@ class LinkStage : public InterStage, private LinkWatch {
   std::size_t peer_on(int host) const;
 
   void check(const std::deque<LinkFlow>& flows) override;
-  void report_lost(const LinkFlow& flow, const std::string& reason) override;
+  void report_lost(const LinkFlow& flow, int socket, int error) override;
 
   HostMesh& local_;
   const int host_;
   std::vector<LinkPeer> peers_;
+  /// Of the thread that looks at the network.
+  LinkHealth health_;
   std::vector<Incoming> incoming_;
   std::vector<std::byte> outgoing_;
   std::vector<LinkBuffers> buffers_;

@@ -43,7 +43,8 @@ struct MeshCall {
 
 /// Why the group cannot go on; thrown again by every later call.
 struct MeshFailure {
-  enum class Kind { Peer, Timeout, Aborted };
+  /// Network: what lies between the hosts failed; the peer is at its other end.
+  enum class Kind { Peer, Timeout, Aborted, Network };
   Kind kind = Kind::Peer;
   std::string message;
   int peer_rank = -1;
@@ -122,6 +123,11 @@ class Mesh {
   /// Becomes readable when on_network must be called; -1 where there is no network.
   virtual int network_fd() const { return -1; }
   virtual void on_network() noexcept {}
+  /// Why the network does not carry what this rank and others send each other, if it does not; to
+  /// be asked about twice a second, by one thread.
+  virtual std::optional<MeshFailure> look_at_network([[maybe_unused]] std::int64_t now_ns) {
+    return std::nullopt;
+  }
 
   /// Bytes in the arena of a rank of this host, as mapped here; null where not all ranks are here.
   /// Throws PeerError, and poisons the group, if the range is not in that arena.

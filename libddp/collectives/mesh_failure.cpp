@@ -84,7 +84,8 @@ void MeshCore::throw_given_up() {
                          .peer_pid = pid_of(culprit)});
 }
 
-// A failure that names a peer is passed on as it is; an abort or a timeout is its rank's own deed.
+// A failure that names a peer or the network is passed on as it is; an abort or a timeout is its
+// rank's own deed.
 void MeshCore::adopt_failure_of_peer() {
   for (int r = 0; r < world_size_; ++r) {
     const FailureRecord& record = pages_[r].failure();
@@ -93,7 +94,9 @@ void MeshCore::adopt_failure_of_peer() {
     MeshFailure failure{
         .message = text, .peer_rank = record.peer_rank, .peer_pid = record.peer_pid};
     const auto kind = static_cast<MeshFailure::Kind>(record.kind);
-    if (kind != MeshFailure::Kind::Peer) {
+    if (kind == MeshFailure::Kind::Network) {
+      failure.kind = kind;
+    } else if (kind != MeshFailure::Kind::Peer) {
       const char* deed = kind == MeshFailure::Kind::Aborted ? "aborted" : "gave up";
       failure.message =
           fmt::format("rank {} (pid {}) {}: {}", group_rank(r), pid_of(r), deed, text);

@@ -44,6 +44,9 @@ class C10dStage : public InterStage {
   std::optional<std::string> last_call_of(int rank) const override {
     return links_->last_call_of(rank);
   }
+  std::optional<MeshFailure> look_at_network(std::int64_t now_ns) override {
+    return links_->look_at_network(now_ns);
+  }
 
  private:
   using WorkHandle = c10::intrusive_ptr<c10d::Work>;

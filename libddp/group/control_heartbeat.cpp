@@ -68,6 +68,7 @@ void ControlWatcher::tick(std::int64_t now_ns) {
   if (now_ns >= next_beat_ns_) {
     next_beat_ns_ = now_ns + kBeatNs;
     beat();
+    if (auto trouble = mesh_.look_at_network(now_ns)) fail(*std::move(trouble));
   }
   if (mesh_.failure()) return;
   for (Watched& watched : watched_) {

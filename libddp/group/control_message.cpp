@@ -28,7 +28,7 @@ static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 32);
 bool is_valid(const Header& header) {
   return header.magic == kMagic &&
          header.kind <= static_cast<std::uint8_t>(ControlMessage::Kind::Stacks) &&
-         header.failure_kind <= static_cast<std::uint8_t>(MeshFailure::Kind::Aborted) &&
+         header.failure_kind <= static_cast<std::uint8_t>(MeshFailure::Kind::Network) &&
          header.text_bytes <= ControlMessage::kMaxText;
 }
 

@@ -146,9 +146,10 @@ void ControlWatcher::handle(Watched& watched, const ControlMessage& message) {
     case Kind::Failure:
       break;
   }
-  // A failure that names its culprit is passed on; an abort or a timeout is the sender's own deed.
+  // A failure that names its culprit, or the network, is passed on; an abort or a timeout is the
+  // sender's own deed.
   MeshFailure failure = message.failure;
-  if (failure.kind != MeshFailure::Kind::Peer) {
+  if (failure.kind == MeshFailure::Kind::Timeout || failure.kind == MeshFailure::Kind::Aborted) {
     const char* deed = failure.kind == MeshFailure::Kind::Aborted ? "aborted" : "gave up";
     failure.message = fmt::format("{} {}: {}", peer_name(watched.peer), deed, failure.message);
     failure.kind = MeshFailure::Kind::Peer;

@@ -115,10 +115,12 @@ bool HostBackend::writes_report(const MeshFailure& failure) const {
 
 std::string HostBackend::report_text(const MeshFailure& failure) {
   std::string text = fmt::format("{} has failed: {}\n", identity_.where(), failure.message);
+  const bool is_network = failure.kind == MeshFailure::Kind::Network;
+  const char* other_end = is_network ? ", at the other end" : ", the one to blame";
   const int num_shown = std::min(identity_.world_size, kMostRanks);
   for (int rank = 0; rank < num_shown; ++rank) {
     const char* whose = rank == identity_.rank      ? ", this rank"
-                        : rank == failure.peer_rank ? ", the one to blame"
+                        : rank == failure.peer_rank ? other_end
                                                     : "";
     text += fmt::format("  {}{}: last call {}\n", peer_names_[static_cast<std::size_t>(rank)],
                         whose, mesh_->last_call_of(rank));

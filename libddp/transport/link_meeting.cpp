@@ -43,7 +43,10 @@ void LinkMeeting::run() {
   }
   join(door);
   for (GroupPeer& each : peers_) {
-    if (!layout_.is_local(each.rank, rank_)) watch_liveness(each.control.get());
+    if (layout_.is_local(each.rank, rank_)) continue;
+    watch_liveness(each.control.get());
+    keep_alive(each.messages.get());
+    for (const UniqueFd& link : each.collectives) keep_alive(link.get());
   }
 }
 

@@ -132,6 +132,13 @@ void watch_liveness(int socket) {
   set_number(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 7000, "TCP_USER_TIMEOUT");
 }
 
+void keep_alive(int socket) {
+  set_number(socket, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
+  set_number(socket, IPPROTO_TCP, TCP_KEEPIDLE, 5, "TCP_KEEPIDLE");
+  set_number(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1, "TCP_KEEPINTVL");
+  set_number(socket, IPPROTO_TCP, TCP_KEEPCNT, 5, "TCP_KEEPCNT");
+}
+
 void send_bytes(int socket, const void* data, std::size_t bytes, Deadline deadline) {
   const auto* at = static_cast<const char*>(data);
   while (bytes > 0) {

@@ -54,6 +54,11 @@ UniqueFd connect_tcp(const TcpEndpoint& endpoint, Deadline deadline);
 /// that carry little and whose far end always reads.
 void watch_liveness(int socket);
 
+/// Shows firewalls and NATs that an idle connection is in use, and lets the kernel end it within 10
+/// seconds when nothing comes through any more. For connections whose far end may be busy; what is
+/// on its way on one that is dead shows in link_health.h.
+void keep_alive(int socket);
+
 void send_bytes(int socket, const void* data, std::size_t bytes, Deadline deadline);
 void receive_bytes(int socket, void* data, std::size_t bytes, Deadline deadline);
 

@@ -15,7 +15,7 @@ namespace {
 
 struct PumpWatch : LinkWatch {
   void check(const std::deque<LinkFlow>&) override { FAIL("nothing moved"); }
-  void report_lost(const LinkFlow&, const std::string& reason) override { FAIL(reason); }
+  void report_lost(const LinkFlow&, int, int error) override { FAIL(error); }
 };
 
 std::byte pumped_byte(std::size_t i) { return static_cast<std::byte>(i * 7 + i / 1000); }

@@ -4,6 +4,7 @@
         ...                                      # starts as a perfect wire
         net.wire = Wire(delay=0.02, jitter=0.01, loss=0.01)
         net.stall(0.2)                           # nothing gets through for 200 ms
+    net.forget_after = 3.0                   # a firewall drops connections that were idle so long
 
 Each host's eth0 is a TUN device whose other end this process holds: a thread carries every packet
 from one to the other, so the kernel's TCP sees what a bad network does, without netem.
@@ -15,6 +16,7 @@ import ctypes
 import dataclasses
 import fcntl
 import heapq
+import math
 import os
 import random
 import select
@@ -61,6 +63,9 @@ class RoughNetwork(Network):
         self.wire = Wire()
         self.tuns: list[int] = []
         self.blocked_until = 0.0
+        self.forget_after: float | None = None
+        #: When each connection carried something last; forgotten ones are -inf.
+        self.last_use: dict[frozenset, float] = {}
         self.is_over = False
         self.carrier: threading.Thread | None = None
 
@@ -106,8 +111,25 @@ class RoughNetwork(Network):
                     target = packet[19] - 1  # the last byte of the address in an IPv4 header
                     if arrival is None or packet[0] >> 4 != 4 or target >= len(self.tuns):
                         continue
+                    if self.is_forgotten(packet):
+                        continue
                     number += 1
                     heapq.heappush(queue, (arrival, number, self.tuns[target], packet))
+
+    def is_forgotten(self, packet: bytes) -> bool:
+        """What a stateful firewall says to the connection that an IPv4 packet belongs to."""
+        if packet[9] != 6:  # TCP
+            return False
+        at = (packet[0] & 15) * 4
+        source = packet[12:16] + packet[at : at + 2]
+        connection = frozenset((source, packet[16:20] + packet[at + 2 : at + 4]))
+        now = time.monotonic()
+        idle = now - self.last_use.get(connection, now)
+        if self.forget_after is not None and idle > self.forget_after:
+            self.last_use[connection] = -math.inf
+            return True
+        self.last_use[connection] = now
+        return False
 
     @staticmethod
     def take(tun: int) -> list[bytes]:

@@ -195,3 +195,42 @@ def test_ranks_that_disagree_about_the_links():
         for rank in (0, 1):
             assert f"rank {rank} (pid " in outcome.message, outcome.output
             assert f"sockets_per_link={rank + 1} " in outcome.message
+
+
+def use_the_links_after(seconds):
+    """What a collective or a message says after a pause, and how long that took."""
+    import libddp.distributed as dist
+    import torch
+
+    dist.init_process_group("gloo")
+    peer = 1 - dist.get_rank()
+    dist.all_reduce(torch.ones(100_000))
+    works = [dist.irecv(torch.empty(4), peer), dist.isend(torch.ones(4), peer)]
+    for work in works:
+        work.wait()
+    time.sleep(seconds)
+    start = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(100_000))
+    except dist.DistNetworkError as error:
+        return str(error), time.monotonic() - start
+    return "", time.monotonic() - start
+
+
+def test_a_firewall_that_forgot_the_links_is_named_on_both_sides():
+    with RoughNetwork(2) as net:
+        net.forget_after = 2.5
+        outcomes = launch(net, [0, 1], use_the_links_after, 4.5, deadline=100)
+    for outcome in outcomes:
+        assert not outcome.failed, outcome.output
+        message, seconds = outcome.value
+        for word in ("the network ", "firewall", "10.77.0.1:", "10.77.0.2:"):
+            assert word in message, message
+        assert seconds < 60  # nine on an idle machine
+
+
+def test_idle_links_are_kept_in_a_firewalls_memory():
+    with RoughNetwork(2) as net:
+        net.forget_after = 9.0
+        values = run(net, [0, 1], use_the_links_after, 12.0, deadline=100)
+    assert [message for message, _ in values] == ["", ""]
