@@ -6,6 +6,9 @@
 
 #include <atomic>
 #include <fstream>
+#include <optional>
+
+#include "libddp/base/env.h"
 
 namespace libddp {
 namespace {
@@ -33,6 +36,11 @@ std::string boot_id() {
   std::string id;
   std::getline(file, id);
   return id;
+}
+
+std::string machine_id() {
+  const std::optional<std::string> given = env_text("LIBDDP_HOST_ID");
+  return given ? "LIBDDP_HOST_ID=" + *given : boot_id();
 }
 
 std::string network_namespace() { return link_target("/proc/self/ns/net"); }

@@ -20,6 +20,10 @@ std::string host_name();
 /// Empty where the system does not show one.
 std::string boot_id();
 
+/// Which machine this is: what LIBDDP_HOST_ID says (clones of one machine have one boot id), else
+/// the boot id.
+std::string machine_id();
+
 /// Identity of the network namespace, in which abstract socket names are valid. Empty where the
 /// system does not show one.
 std::string network_namespace();

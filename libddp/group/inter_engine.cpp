@@ -54,7 +54,8 @@ InterStageMaker stage_maker(const GroupIdentity& identity, const MeetingHints& h
         hints.inter_prefix + agree_on_prefix(*links, place), hints.inter_store);
     meeting.rank = place.host;
     meeting.world_size = place.num_hosts;
-    meeting.address = choose_interface(hints.route_to).address;
+    meeting.address =
+        choose_interface(hints.route_to, deadline, !hints.host_identity.empty()).address;
     meeting.timeout = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining(timeout));
     c10::intrusive_ptr<c10d::Backend> engine;
     try {

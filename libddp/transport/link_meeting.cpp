@@ -56,7 +56,10 @@ LinkProver LinkMeeting::make_prover() const {
 }
 
 LinkDoor LinkMeeting::open_door() {
-  const NetworkInterface own = choose_interface(context_.options().route_to);
+  // Hosts that are only names, in tests, are one machine.
+  const MeetingOptions& options = context_.options();
+  const NetworkInterface own =
+      choose_interface(options.route_to, context_.deadline(), !options.host_identity.empty());
   try {
     TcpListener listener = TcpListener::open(own.address);
     own_card_ = {listener.endpoint(), own.name};

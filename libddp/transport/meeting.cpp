@@ -174,7 +174,7 @@ void Meeting::publish_card() {
   mine.world_size = context_.options().world_size;
   mine.pid = ::getpid();
   mine.host = host_name();
-  mine.boot_id = boot_id();
+  mine.boot_id = machine_id();
   mine.network_namespace = network_namespace();
   if (!context_.options().host_identity.empty()) {
     mine.network_namespace = context_.options().host_identity;

@@ -7,8 +7,9 @@
 // host, boot id, socket name, world size} in the store, connects to every lower rank of its host
 // and accepts every higher one. Over each connection the two sides check uid and a random token
 // from the card, then pass descriptors. Ranks of other hosts are joined by TCP (link_meeting.h);
-// ranks share a host if their boot ids and network namespaces are equal. The connections stay open:
-// the kernel closes them when a process dies, which is how death is noticed at once.
+// ranks share a host if their boot ids (or LIBDDP_HOST_ID) and network namespaces are equal. The
+// connections stay open: the kernel closes them when a process dies, which is how death is noticed
+// at once.
 //
 // With a run key (run_key.h) only who has it is believed in the store and let in from other hosts;
 // without one, ranks of several hosts start with a warning.

@@ -5,19 +5,23 @@
 #include <fmt/ranges.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
+#include <iterator>
 #include <memory>
+#include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "libddp/base/env.h"
 #include "libddp/base/error.h"
 #include "libddp/base/system_error.h"
 #include "libddp/base/unique_fd.h"
+#include "libddp/transport/host_lookup.h"
 
 namespace libddp {
 namespace {
@@ -60,30 +64,94 @@ std::vector<std::string> split_list(const std::string& text) {
 }
 
 /// The own address that the kernel would send from; empty where there is no route. Sends nothing.
-std::string source_address(const addrinfo& target) {
-  const UniqueFd fd(::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!fd || ::connect(fd.get(), target.ai_addr, target.ai_addrlen) != 0) return "";
+std::string source_address(const HostAddress& target) {
+  const UniqueFd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd || ::connect(fd.get(), target.get(), target.length) != 0) return "";
   sockaddr_storage own{};
   socklen_t length = sizeof(own);
   if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) != 0) return "";
   return numeric_text(reinterpret_cast<const sockaddr*>(&own));
 }
 
-/// The addresses on the routes to `host`, best first.
-std::vector<std::string> route_addresses(const std::string& host) {
+/// The own addresses on the routes to `host`, best first.
+std::vector<std::string> route_addresses(const std::string& host, Deadline deadline) {
   std::vector<std::string> addresses;
   if (host.empty()) return addresses;
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* list = nullptr;
   // A name that cannot be looked up decides nothing; the store was reached all the same.
-  if (::getaddrinfo(host.c_str(), "9", &hints, &list) != 0) return addresses;
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
-  for (const addrinfo* target = list; target != nullptr; target = target->ai_next) {
-    addresses.push_back(source_address(*target));
+  for (const HostAddress& target : look_up_host_once(host, deadline).addresses) {
+    addresses.push_back(source_address(target));
   }
   return addresses;
+}
+
+struct DefaultRoute {
+  unsigned long metric = 0;
+  std::string name;
+};
+
+/// Interfaces of the kernel's default routes, best first; IPv4 before IPv6.
+std::vector<std::string> default_route_names() {
+  constexpr unsigned kUp = 0x1;
+  constexpr unsigned kReject = 0x200;
+  std::vector<DefaultRoute> v4;
+  std::vector<DefaultRoute> v6;
+  std::ifstream v4_file("/proc/net/route");
+  std::string line;
+  std::getline(v4_file, line);  // names of the columns
+  while (std::getline(v4_file, line)) {
+    std::string name, destination, gateway, mask;
+    unsigned flags = 0, references = 0, use = 0;
+    unsigned long metric = 0;
+    std::istringstream fields(line);
+    fields >> name >> destination >> gateway >> std::hex >> flags >> std::dec >> references >>
+        use >> metric >> mask;
+    const bool is_default = fields && destination == "00000000" && mask == "00000000";
+    if (is_default && (flags & kUp) != 0) v4.push_back({metric, name});
+  }
+  std::ifstream v6_file("/proc/net/ipv6_route");
+  while (std::getline(v6_file, line)) {
+    std::string destination, length, source, source_length, gateway, references, use, name;
+    unsigned long metric = 0;
+    unsigned flags = 0;
+    std::istringstream fields(line);
+    fields >> destination >> length >> source >> source_length >> gateway >> std::hex >> metric >>
+        references >> use >> flags >> name;
+    const bool is_default = fields && destination == std::string(32, '0') && length == "00";
+    if (is_default && (flags & kUp) != 0 && (flags & kReject) == 0) v6.push_back({metric, name});
+  }
+  std::vector<std::string> names;
+  for (std::vector<DefaultRoute>* routes : {&v4, &v6}) {
+    std::stable_sort(routes->begin(), routes->end(),
+                     [](const auto& one, const auto& other) { return one.metric < other.metric; });
+    for (const DefaultRoute& each : *routes) names.push_back(each.name);
+  }
+  return names;
+}
+
+/// Bridges and their ports that container and machine managers make: other hosts do not know their
+/// addresses.
+bool is_of_this_host_only(const NetworkInterface& each) {
+  constexpr std::string_view kPrefixes[] = {"docker",  "virbr", "br-",    "veth",
+                                            "lxcbr",   "lxdbr", "cni",    "podman",
+                                            "vboxnet", "vmnet", "flannel"};
+  return std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
+                     [&](std::string_view prefix) { return each.name.starts_with(prefix); });
+}
+
+[[noreturn]] void refuse_all(const std::vector<NetworkInterface>& known) {
+  std::vector<std::string> texts;
+  for (const NetworkInterface& each : known) {
+    const char* why = each.is_loopback     ? ", loopback"
+                      : each.is_link_local ? ", link-local"
+                      : !each.is_running   ? ", no carrier"
+                                           : "";
+    texts.push_back(fmt::format("{} ({}{})", each.name, each.address, why));
+  }
+  throw NetworkError(fmt::format(
+      "libddp: this host has no address at which other hosts could reach it. Its interfaces: {}. "
+      "Hint: bring up an interface with an address of the hosts' network, or name one with "
+      "LIBDDP_SOCKET_IFNAME.",
+      texts.empty() ? "none" : fmt::format("{}", fmt::join(texts, ", "))));
 }
 
 struct NameChoice {
@@ -109,9 +177,13 @@ std::vector<NetworkInterface> network_interfaces() {
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
     const int family = entry->ifa_addr->sa_family;
-    if ((family != AF_INET && family != AF_INET6) || is_link_local(entry->ifa_addr)) continue;
-    found.push_back({entry->ifa_name, numeric_text(entry->ifa_addr), family == AF_INET6,
-                     (entry->ifa_flags & IFF_LOOPBACK) != 0});
+    if (family != AF_INET && family != AF_INET6) continue;
+    found.push_back({.name = entry->ifa_name,
+                     .address = numeric_text(entry->ifa_addr),
+                     .is_ipv6 = family == AF_INET6,
+                     .is_loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0,
+                     .is_link_local = is_link_local(entry->ifa_addr),
+                     .is_running = (entry->ifa_flags & IFF_RUNNING) != 0});
   }
   // IPv4 first: a host that has both is reached by either.
   std::stable_sort(found.begin(), found.end(),
@@ -152,22 +224,43 @@ std::vector<NetworkInterface> matching_interfaces(const std::vector<NetworkInter
   return chosen;
 }
 
-NetworkInterface choose_interface(const std::string& route_to) {
-  std::vector<NetworkInterface> candidates = network_interfaces();
+NetworkInterface choose_among(const HostNetwork& network, bool allows_loopback) {
+  std::vector<NetworkInterface> candidates;
+  std::copy_if(network.interfaces.begin(), network.interfaces.end(), std::back_inserter(candidates),
+               [](const NetworkInterface& each) { return !each.is_link_local; });
   const std::optional<NameChoice> names = chosen_names();
   if (names) candidates = matching_interfaces(candidates, names->variable, names->value);
-  for (const std::string& address : route_addresses(route_to)) {
+  for (const std::string& address : network.route_addresses) {
     for (const NetworkInterface& each : candidates) {
       // A store on this host is reached through loopback, where nobody else can be.
       if (each.address == address && (!each.is_loopback || names)) return each;
     }
   }
   if (names) return candidates.front();
-  for (const NetworkInterface& each : candidates) {
-    if (!each.is_loopback) return each;
+  std::erase_if(candidates, [&](const NetworkInterface& each) {
+    return !each.is_running || (each.is_loopback && !allows_loopback);
+  });
+  for (const std::string& name : network.default_names) {
+    for (const NetworkInterface& each : candidates) {
+      if (each.name == name) return each;
+    }
   }
-  if (!candidates.empty()) return candidates.front();
-  throw NetworkError("this host has no network interface that is up");
+  // The best last resort first.
+  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& one, const auto& other) {
+    const auto badness = [](const NetworkInterface& each) {
+      return each.is_loopback ? 2 : is_of_this_host_only(each) ? 1 : 0;
+    };
+    return badness(one) < badness(other);
+  });
+  if (candidates.empty()) refuse_all(network.interfaces);
+  return candidates.front();
+}
+
+NetworkInterface choose_interface(const std::string& route_to, Deadline deadline,
+                                  bool allows_loopback) {
+  return choose_among(
+      {network_interfaces(), route_addresses(route_to, deadline), default_route_names()},
+      allows_loopback);
 }
 
 }  // namespace libddp

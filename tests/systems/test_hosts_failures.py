@@ -4,8 +4,8 @@ import os
 import signal
 import time
 
-from host_ranks import launch
-from network import Network
+from host_ranks import launch, run
+from network import Network, ip
 
 
 def lose_a_rank():
@@ -107,3 +107,39 @@ def test_an_interface_that_does_not_exist():
         assert outcome.failed
         assert "_SOCKET_IFNAME='ib" in outcome.message, outcome.output
         assert "eth0 (10.77.0." in outcome.message
+
+
+def meet_over_a_file():
+    import libddp.distributed as dist
+
+    store = os.path.join(os.environ["RANKS_FOLDER"], "store")
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+
+
+def test_hosts_that_have_no_address_but_a_link_local_one():
+    with Network(2) as net:
+        for host in net.hosts:
+            ip("-n", host, "addr", "flush", "dev", "eth0", "scope", "global")
+        outcomes = launch(net, [0, 1], meet_over_a_file)
+    for outcome in outcomes:
+        assert outcome.failed
+        assert "no address at which other hosts could reach it" in outcome.message, outcome.output
+        assert "lo (127.0.0.1, loopback)" in outcome.message
+        assert "eth0 (fe80::" in outcome.message
+        assert "link-local" in outcome.message
+
+
+def test_machines_that_share_a_boot_id_are_told_apart():
+    with Network(1) as net:
+        values = run(net, [0, 0], name_the_backend, env=lambda rank: {"LIBDDP_HOST_ID": f"m{rank}"})
+        assert values == ["hosts", "hosts"]
+        assert run(net, [0, 0], name_the_backend) == ["host", "host"]
+
+
+def name_the_backend():
+    import libddp.distributed as dist
+    from libddp.distributed._groups import native
+
+    dist.init_process_group("gloo")
+    return native().backend_name()

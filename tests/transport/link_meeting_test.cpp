@@ -3,11 +3,13 @@
 #include <sys/socket.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "libddp/base/error.h"
+#include "libddp/base/process.h"
 #include "libddp/transport/network_interface.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
@@ -15,7 +17,9 @@
 
 using namespace libddp;
 using namespace std::chrono_literals;
+using libddp::test::contains;
 using libddp::test::expect;
+using libddp::test::message_of;
 using libddp::test::run_ranks;
 
 namespace {
@@ -135,9 +139,49 @@ TEST_CASE("Interfaces by name") {
   REQUIRE(text.find("eth0 (10.0.0.1)") != std::string::npos);
 }
 
+TEST_CASE("The address for other hosts is one that they can reach") {
+  const NetworkInterface lo{"lo", "127.0.0.1", false, true};
+  const NetworkInterface docker{"docker0", "172.17.0.1"};
+  const NetworkInterface eth{"eth0", "10.0.0.1"};
+  const NetworkInterface ib{"ib0", "10.1.0.1"};
+  NetworkInterface unplugged{"eth7", "10.7.0.1"};
+  unplugged.is_running = false;
+  NetworkInterface local{"eth8", "fe80::8", true};
+  local.is_link_local = true;
+  const auto chosen = [](const HostNetwork& network) {
+    return choose_among(network, false).address;
+  };
+  // On the route to the store, whatever it is.
+  REQUIRE(chosen({{lo, docker, eth, ib}, {"10.1.0.1"}, {"eth0"}}) == "10.1.0.1");
+  REQUIRE(chosen({{lo, docker, eth}, {"172.17.0.1"}, {"eth0"}}) == "172.17.0.1");
+  // A store on this host, or a name that /etc/hosts maps to 127.0.1.1: the default route's.
+  REQUIRE(chosen({{lo, docker, eth, ib}, {"127.0.0.1"}, {"ib0", "eth0"}}) == "10.1.0.1");
+  // Without one: no bridge of containers, no interface without a cable.
+  REQUIRE(chosen({{lo, unplugged, docker, local, eth}, {"127.0.0.1"}, {}}) == "10.0.0.1");
+  REQUIRE(chosen({{lo, unplugged, docker}, {}, {"eth7"}}) == "172.17.0.1");
+  // Loopback leads nowhere.
+  const std::string text = message_of<NetworkError>([&] {
+    chosen({{lo, unplugged, local}, {"127.0.0.1"}, {}});
+  });
+  REQUIRE(contains(text, "no address at which other hosts could reach it"));
+  REQUIRE(contains(text,
+                   "lo (127.0.0.1, loopback), eth7 (10.7.0.1, no carrier), "
+                   "eth8 (fe80::8, link-local)"));
+  REQUIRE(choose_among({{lo, local}, {}, {}}, true).address == "127.0.0.1");
+}
+
+TEST_CASE("LIBDDP_HOST_ID tells clones of one machine apart") {
+  ::setenv("LIBDDP_HOST_ID", "clone-a", 1);
+  const std::string own = machine_id();
+  ::unsetenv("LIBDDP_HOST_ID");
+  REQUIRE(own != machine_id());
+  REQUIRE(contains(own, "clone-a"));
+  REQUIRE(machine_id() == boot_id());
+}
+
 TEST_CASE("Own interfaces") {
   REQUIRE_FALSE(network_interfaces().empty());
-  REQUIRE_FALSE(choose_interface("").address.empty());
+  REQUIRE_FALSE(choose_interface("", Deadline::after(60s), true).address.empty());
 }
 
 TEST_CASE("Hosts by the order of their lowest ranks") {
