@@ -8,6 +8,7 @@
 
 #include "libddp/base/env.h"
 #include "libddp/base/error.h"
+#include "libddp/base/printable.h"
 
 namespace libddp {
 namespace {
@@ -29,24 +30,17 @@ std::string timestamp() {
 }
 
 // A value stays one word: quoted where a reader could not tell its end, escaped so that it cannot
-// start a line of its own.
+// start a line of its own, nor reach a terminal.
 void append_value(std::string& line, std::string_view value) {
-  if (!value.empty() && value.find_first_of(" \t\r\n\"\\=") == std::string_view::npos) {
-    line += value;
-    return;
+  std::string quoted;
+  for (const char c : value) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
   }
-  line += '"';
-  for (char c : value) {
-    if (c == '"' || c == '\\') line += '\\';
-    if (c == '\n') {
-      line += "\\n";
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      line += ' ';
-    } else {
-      line += c;
-    }
-  }
-  line += '"';
+  quoted = printable(quoted);
+  const bool is_word =
+      !value.empty() && quoted == value && value.find_first_of(" =") == std::string_view::npos;
+  line += is_word ? quoted : fmt::format("\"{}\"", quoted);
 }
 
 void write_line(std::string line) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "libddp/base/printable.h"
 #include "libddp/collectives/mesh_core.h"
 
 namespace libddp {
@@ -90,7 +91,8 @@ void MeshCore::adopt_failure_of_peer() {
   for (int r = 0; r < world_size_; ++r) {
     const FailureRecord& record = pages_[r].failure();
     if (r == rank_ || record.is_set.load(std::memory_order_seq_cst) == 0) continue;
-    const std::string text(record.text, strnlen(record.text, FailureRecord::kMaxText));
+    const std::string text =
+        printable_lines({record.text, strnlen(record.text, FailureRecord::kMaxText)});
     MeshFailure failure{
         .message = text, .peer_rank = record.peer_rank, .peer_pid = record.peer_pid};
     const auto kind = static_cast<MeshFailure::Kind>(record.kind);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "libddp/base/printable.h"
+
 namespace libddp {
 namespace {
 
@@ -89,7 +91,8 @@ std::string OpDescription::to_string(std::uint64_t sequence) const {
   }
   if (root >= 0) text += fmt::format(" root {}", root);
   const std::string_view served(label, strnlen(label, sizeof(label)));
-  if (!served.empty()) text += fmt::format(" ({})", served);
+  // It may be a peer's.
+  if (!served.empty()) text += fmt::format(" ({})", printable(served));
   return text;
 }
 

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "libddp/base/printable.h"
+
 namespace libddp {
 namespace {
 
@@ -32,7 +34,7 @@ bool is_valid(const Header& header) {
          header.text_bytes <= ControlMessage::kMaxText;
 }
 
-ControlMessage decode(const Header& header, std::string text) {
+ControlMessage decode(const Header& header, const std::string& text) {
   ControlMessage message;
   message.kind = static_cast<ControlMessage::Kind>(header.kind);
   message.sequence = header.sequence;
@@ -40,7 +42,7 @@ ControlMessage decode(const Header& header, std::string text) {
   message.failure.kind = static_cast<MeshFailure::Kind>(header.failure_kind);
   message.failure.peer_rank = header.peer_rank;
   message.failure.peer_pid = header.peer_pid;
-  message.failure.message = std::move(text);
+  message.failure.message = printable_lines(text);
   return message;
 }
 

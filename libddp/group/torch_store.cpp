@@ -17,13 +17,14 @@
 #include "libddp/base/env.h"
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/base/printable.h"
 
 namespace libddp {
 
 std::string torch_error_text(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   std::string text = torch_error ? torch_error->what_without_backtrace() : error.what();
-  return text.substr(0, text.find('\n'));
+  return printable(text.substr(0, text.find('\n')));
 }
 
 c10::intrusive_ptr<c10d::Store> bare_store(const c10::intrusive_ptr<c10d::Store>& store) {

@@ -7,6 +7,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/base/printable.h"
 
 namespace libddp {
 
@@ -59,8 +60,8 @@ long InMemoryStore::add(const std::string& key, long amount) {
       const char* end = value.data() + value.size();
       const auto [stop, error] = std::from_chars(value.data(), end, sum);
       if (error != std::errc() || stop != end) {
-        throw StoreError(
-            fmt::format("libddp: store key '{}' holds '{}', which is no counter.", key, value));
+        throw StoreError(fmt::format("libddp: store key '{}' holds '{}', which is no counter.", key,
+                                     printable(value)));
       }
     }
     sum += amount;

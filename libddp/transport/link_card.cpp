@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "libddp/base/error.h"
+#include "libddp/base/printable.h"
 
 namespace libddp {
 namespace {
@@ -23,11 +24,14 @@ LinkCard LinkCard::decode(const std::string& text) {
   std::string format;
   LinkCard card;
   stream >> format >> card.endpoint.address >> card.endpoint.port >> card.interface_name;
-  if (stream && format == kLinkFormat && card.endpoint.port != 0) return card;
+  card.interface_name = printable(card.interface_name);
+  const bool is_whole = stream && format == kLinkFormat && card.endpoint.port != 0;
+  // An address of another kind is found when it is used, and stands in the message then.
+  if (is_whole && printable(card.endpoint.address) == card.endpoint.address) return card;
   throw StoreError(fmt::format(
       "libddp: the store holds no address of a rank but '{}'. Hint: all ranks must run the same "
       "libddp version and use a store of this run only.",
-      text.substr(0, 200)));
+      printable(text.substr(0, 200))));
 }
 
 }  // namespace libddp

@@ -8,6 +8,7 @@
 
 #include "libddp/base/build_info.h"
 #include "libddp/base/error.h"
+#include "libddp/base/printable.h"
 #include "libddp/transport/key_value_store.h"
 
 namespace libddp {
@@ -49,12 +50,12 @@ std::string unescape(const std::string& text) {
     throw StoreError(fmt::format(
         "libddp: the store holds no meeting card of this version: a rank's is '{}', libddp {} has "
         "'{}'. Hint: all ranks must run the same libddp version.",
-        format, version(), kFormat));
+        printable(format), version(), kFormat));
   }
   throw StoreError(fmt::format(
       "libddp: the store holds no meeting card but '{}'. Hint: all ranks must run the same libddp "
       "version and use a store of this run only.",
-      text.substr(0, 200)));
+      printable(text.substr(0, 200))));
 }
 
 int to_int(const std::string& field, const std::string& text) {
@@ -92,7 +93,7 @@ MeetingCard MeetingCard::decode(const std::string& text) {
   card.rank = to_int(fields[1], text);
   card.world_size = to_int(fields[2], text);
   card.pid = to_int(fields[3], text);
-  card.host = fields[4];
+  card.host = printable(fields[4]);
   card.boot_id = fields[5];
   card.network_namespace = fields[6];
   card.pid_namespace = fields[7];
@@ -121,7 +122,7 @@ std::optional<MeetingFailure> find_disagreement(const MeetingCard& one, const Me
         fmt::format(
             "{} has '{}', {} has '{}'. Hint: all ranks must run the same libddp version with "
             "the same settings.",
-            low.who(), low.agreement, high.who(), high.agreement)};
+            low.who(), printable(low.agreement), high.who(), printable(high.agreement))};
   }
   return std::nullopt;
 }

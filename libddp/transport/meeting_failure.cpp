@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "libddp/base/error.h"
+#include "libddp/base/printable.h"
 
 namespace libddp {
 namespace {
@@ -28,12 +29,12 @@ MeetingFailure MeetingFailure::decode(const std::string& text) {
   std::istringstream stream(text.substr(0, kMaxFailureBytes));
   stream >> kind >> failure.rank >> failure.pid;
   if (!stream || kind < 0 || kind > static_cast<int>(Kind::Network)) {
-    throw StoreError(
-        fmt::format("libddp: the store holds no meeting failure but '{}'.", text.substr(0, 200)));
+    throw StoreError(fmt::format("libddp: the store holds no meeting failure but '{}'.",
+                                 printable(text.substr(0, 200))));
   }
   failure.kind = static_cast<Kind>(kind);
   stream.get();
-  failure.cause.assign(std::istreambuf_iterator<char>(stream), {});
+  failure.cause = printable(std::string(std::istreambuf_iterator<char>(stream), {}));
   return failure;
 }
 
@@ -44,15 +45,17 @@ std::optional<MeetingFailure> find_failure(KeyValueStore& store) {
 }
 
 MeetingFailure publish_failure(KeyValueStore& store, const MeetingFailure& failure) {
+  const std::string text = failure.encode();
+  const MeetingFailure told = MeetingFailure::decode(text);  // in the words that the others read
   if (store.add(kTurnKey, 1) == 1) {
-    store.set(kKey, failure.encode());
-    return failure;
+    store.set(kKey, text);
+    return told;
   }
   const std::optional<std::string> first = store.wait_get(kKey, Deadline::after(kTextPatience));
   if (first) return MeetingFailure::decode(*first);
   // Who had the turn has died, or was no rank.
-  store.set(kKey, failure.encode());
-  return failure;
+  store.set(kKey, text);
+  return told;
 }
 
 void throw_failure(const std::string& where, const MeetingFailure& failure) {

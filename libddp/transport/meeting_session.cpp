@@ -10,6 +10,7 @@
 #include "libddp/base/build_info.h"
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/base/printable.h"
 #include "libddp/base/random.h"
 
 namespace libddp {
@@ -35,14 +36,15 @@ Hail Hail::decode(const std::string& text) {
     throw StoreError(fmt::format(
         "libddp: a rank runs libddp {} ('{}'), this one libddp {} ('{}'). Hint: all ranks must run "
         "the same libddp version.",
-        hail.version.substr(0, 32), format.substr(0, 32), libddp::version(), kHailFormat));
+        printable(hail.version.substr(0, 32)), printable(format.substr(0, 32)), libddp::version(),
+        kHailFormat));
   }
   stream >> hail.rank >> hail.world_size >> hail.pid >> hail.nonce;
   if (!stream || format != kHailFormat || hail.nonce.size() != kNonceDigits) {
     throw StoreError(
         fmt::format("libddp: the store holds no hail of a rank but '{}'. Hint: all "
                     "ranks must run the same libddp version.",
-                    text.substr(0, 200)));
+                    printable(text.substr(0, 200))));
   }
   return hail;
 }

@@ -13,6 +13,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/base/printable.h"
 #include "libddp/base/random.h"
 #include "libddp/base/system_error.h"
 #include "libddp/transport/wait_for_events.h"
@@ -36,7 +37,7 @@ struct Address {
 Address abstract_address(const std::string& name) {
   Address address;
   if (name.empty() || name.size() + 1 > sizeof(address.name.sun_path)) {
-    throw NetworkError(fmt::format("'{}' is no name of a Unix socket", name));
+    throw NetworkError(fmt::format("'{}' is no name of a Unix socket", printable(name)));
   }
   address.name.sun_family = AF_UNIX;
   std::memcpy(address.name.sun_path + 1, name.data(), name.size());

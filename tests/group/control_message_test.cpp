@@ -153,3 +153,15 @@ TEST_CASE("a crowd of messages is read in linear time", "[control]") {
   REQUIRE(count == kMany);
   REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
+
+TEST_CASE("a peer's text cannot reach the terminal", "[control]") {
+  SocketPair pair;
+  ControlOutbox outbox;
+  ControlMessage message{.kind = ControlMessage::Kind::Failure};
+  message.failure.message = "why\n  \x1b]0;owned\a\xff";
+  REQUIRE(outbox.send(pair.left.get(), message));
+  ControlInbox inbox;
+  const auto messages = inbox.take(pair.right.get());
+  REQUIRE(messages.size() == 1);
+  REQUIRE(messages[0].failure.message == "why\n  \\x1b]0;owned\\x07\\xff");
+}

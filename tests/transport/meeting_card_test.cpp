@@ -1,7 +1,12 @@
 #include "libddp/transport/meeting_card.h"
 
+#include <string>
+
 #include "libddp/base/error.h"
+#include "libddp/transport/key_value_store.h"
+#include "libddp/transport/link_card.h"
 #include "libddp/transport/meeting_failure.h"
+#include "libddp/transport/meeting_session.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
 
@@ -52,6 +57,28 @@ TEST_CASE("Text that is no card is a StoreError") {
   }
 }
 
+TEST_CASE("What a stranger wrote into the store cannot reach the terminal") {
+  const std::string evil = "\x1b[2J\r\nlibddp: all is well\a\xff";
+  const auto is_harmless = [](const std::string& text) {
+    return contains(text, "\\x1b[2J\\x0d") && text.find('\x1b') == std::string::npos &&
+           text.find('\a') == std::string::npos && text.find('\n') == std::string::npos &&
+           text.find('\xff') == std::string::npos;
+  };
+  CHECK(is_harmless(message_of<StoreError>([&] { MeetingCard::decode(evil); })));
+  CHECK(is_harmless(message_of<StoreError>([&] { MeetingFailure::decode(evil); })));
+  CHECK(is_harmless(message_of<StoreError>([&] { LinkCard::decode(evil); })));
+  CHECK(is_harmless(message_of<StoreError>([&] { Hail::decode(evil); })));
+  CHECK(is_harmless(MeetingFailure::decode("0 1 4711 " + evil).cause));
+  MeetingCard card = make_card(1);
+  card.agreement = card.host = evil;
+  card = MeetingCard::decode(card.encode());
+  CHECK(is_harmless(card.host));
+  CHECK(is_harmless(find_disagreement(make_card(0), card)->cause));
+  InMemoryStore store;
+  store.set("count", evil);
+  CHECK(is_harmless(message_of<StoreError>([&] { store.add("count", 1); })));
+}
+
 TEST_CASE("A card of another version names both") {
   const std::string message =
       message_of<StoreError>([] { MeetingCard::decode("libddp-card-9\nwhat\never\ncomes\nthen"); });
@@ -96,13 +123,14 @@ TEST_CASE("The first failure in the store counts") {
   InMemoryStore store;
   REQUIRE_FALSE(find_failure(store));
   const MeetingFailure first{MeetingFailure::Kind::Network, 3, 77, "two words\nand a line"};
-  REQUIRE(publish_failure(store, first).cause == first.cause);
+  const std::string told = "two words\\nand a line";
+  REQUIRE(publish_failure(store, first).cause == told);
   const MeetingFailure second = publish_failure(store, {MeetingFailure::Kind::Peer, 1, 5, "later"});
-  REQUIRE(second.cause == first.cause);
+  REQUIRE(second.cause == told);
   REQUIRE(second.rank == 3);
   REQUIRE(second.pid == 77);
   REQUIRE(second.kind == MeetingFailure::Kind::Network);
-  REQUIRE(find_failure(store)->cause == first.cause);
+  REQUIRE(find_failure(store)->cause == told);
   REQUIRE_THROWS_AS(MeetingFailure::decode("nonsense"), StoreError);
   REQUIRE_THROWS_AS(MeetingFailure::decode("9 1 1 x"), StoreError);
 }
