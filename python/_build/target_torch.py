@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import target_environment
+
 #: What is installed where there is no torch yet: the newest version that is tested.
 DEFAULT_REQUIREMENT = "torch==2.15.*"
 SUPPORTED = ((2, 11), (2, 15))
@@ -74,8 +76,8 @@ def _candidates() -> Iterator[Path]:
     2. This interpreter's own path: a build without isolation, or torch already in the build
        environment.
     3. This interpreter's site-packages, which pip's isolation hides from ``sys.path``.
-    4. The environment named by the installer that started us: uv builds with an interpreter of its
-       own, so the target is known only from the parent's VIRTUAL_ENV, or the ``.venv`` it stands in.
+    4. Those of the environment that the build is for, where the installer builds with an
+       interpreter of its own (uv, build): ``target_environment`` says which, and it is only one.
     """
     chosen = os.environ.get("LIBDDP_TORCH_DIR")
     if chosen:
@@ -89,54 +91,10 @@ def _candidates() -> Iterator[Path]:
         yield Path(folder) / "torch"
     if site.ENABLE_USER_SITE is not False:
         yield Path(site.getusersitepackages()) / "torch"
-    for environment in _parent_environments():
-        yield _site_packages(environment) / "torch"
-    if sys.prefix != sys.base_prefix and _sees_system_packages(Path(sys.prefix)):
-        yield _site_packages(Path(sys.base_prefix)) / "torch"
-
-
-def _parent_environments() -> Iterator[Path]:
-    parent = Path("/proc") / str(os.getppid())
-    try:
-        variables = dict(
-            entry.split("=", 1)
-            for entry in (parent / "environ").read_text(errors="replace").split("\0")
-            if "=" in entry
-        )
-        arguments = (parent / "cmdline").read_text(errors="replace").split("\0")
-        stands_in = (parent / "cwd").resolve()
-    except OSError:
-        return
-    for i, argument in enumerate(arguments):
-        # uv pip install --python ENVIRONMENT_OR_INTERPRETER
-        value = None
-        if argument in ("--python", "-p") and i + 1 < len(arguments):
-            value = arguments[i + 1]
-        elif argument.startswith("--python="):
-            value = argument.split("=", 1)[1]
-        if value:
-            path = stands_in / value
-            yield path.parent.parent if path.parent.name == "bin" else path
-    for name in ("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT", "CONDA_PREFIX"):
-        if variables.get(name):
-            yield stands_in / variables[name]
-    for folder in (stands_in, *stands_in.parents):
-        if (folder / ".venv").is_dir():
-            yield folder / ".venv"
-            return
-
-
-def _site_packages(environment: Path) -> Path:
-    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return environment / "lib" / python / "site-packages"
-
-
-def _sees_system_packages(environment: Path) -> bool:
-    try:
-        config = (environment / "pyvenv.cfg").read_text()
-    except OSError:
-        return False
-    return re.search(r"include-system-site-packages\s*=\s*true", config, re.I) is not None
+    if sys.prefix != sys.base_prefix and target_environment.sees_system_packages(Path(sys.prefix)):
+        yield target_environment.site_packages(Path(sys.base_prefix)) / "torch"
+    for folder in target_environment.packages_elsewhere():
+        yield folder / "torch"
 
 
 def _version(folder: Path) -> str | None:
