@@ -8,6 +8,8 @@
 # PYTHON                  the interpreter to make it with, 3.10 or newer (default: python3)
 # LIBDDP_EXTRAS           extras of pyproject.toml to install (default: examples)
 # LIBDDP_SYSTEM_PACKAGES  Debian packages that the caller needs besides (default: none)
+# LIBDDP_SUDO=1           install missing Debian packages with sudo; root installs them without,
+#                         everybody else is told what is missing
 
 libddp_say() { printf 'setup: %s\n' "$*" >&2; }
 
@@ -15,7 +17,14 @@ libddp_say() { printf 'setup: %s\n' "$*" >&2; }
 libddp_need() {
     local become=()
     libddp_say "missing system packages: $*"
-    if [ "$(id -u)" != 0 ]; then become=(sudo -n); fi
+    if [ "$(id -u)" != 0 ]; then
+        if [ "${LIBDDP_SUDO:-0}" != 1 ]; then
+            libddp_say "please install them (sudo apt-get install $*) and start again, or let this" \
+                "script call sudo for it: LIBDDP_SUDO=1"
+            return 1
+        fi
+        become=(sudo -n)
+    fi
     if ! command -v apt-get >/dev/null || ! ${become[@]+"${become[@]}"} true 2>/dev/null; then
         libddp_say "please install them (apt-get install $*) and start again"
         return 1

@@ -100,3 +100,44 @@ def test_missing_packages_are_named_where_they_cannot_be_installed(checkout):
     assert result.returncode != 0
     assert "missing system packages: g++ python3 python3-dev python3-venv" in result.stderr
     assert "apt-get install g++ python3" in result.stderr
+
+
+# Stand in for what would change the system: each notes that it was called. `id` says who calls.
+FAKE_TOOL = '#!/bin/sh\necho "$(basename "$0") $*" >> "$CALLS"\n'
+FAKE_SUDO = FAKE_TOOL + '[ "$1" = -n ] && shift\nexec "$@"\n'
+
+
+@pytest.fixture
+def tools(checkout):
+    """A system without compiler and Python, of a user whose number is in the file `uid`."""
+    folder = checkout / "tools"
+    folder.mkdir()
+    for name in ("bash", "sh", "dirname", "basename", "env", "true", "cat"):
+        (folder / name).symlink_to(shutil.which(name))
+    fakes = {"sudo": FAKE_SUDO, "apt-get": FAKE_TOOL, "id": f"#!/bin/sh\ncat {folder}/uid\n"}
+    for name, text in fakes.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (folder / "uid").write_text("1000")
+    return folder
+
+
+def need(checkout, tools, **more):
+    return setup(checkout, PATH=str(tools), LIBDDP_VENV="other", PYTHON="no-such-python", **more)
+
+
+def test_sudo_is_called_only_when_asked_for(checkout, tools):
+    result = need(checkout, tools)
+    assert result.returncode != 0
+    assert "please install them (sudo apt-get install g++ python3" in result.stderr
+    assert "LIBDDP_SUDO=1" in result.stderr
+    assert calls(checkout) == []
+    need(checkout, tools, LIBDDP_SUDO="1")
+    assert calls(checkout)[0] == "sudo -n true"
+    assert any(call.startswith("apt-get install -y -qq g++") for call in calls(checkout))
+
+
+def test_root_installs_without_sudo(checkout, tools):
+    (tools / "uid").write_text("0")
+    need(checkout, tools)
+    assert [call.split()[0] for call in calls(checkout)] == ["apt-get", "apt-get"]
