@@ -4,7 +4,8 @@
 //
 // FileStore counts its users itself, but with two counters that are not changed together: ranks
 // that leave at the same time can leave the file behind. Here each rank, after its FileStore has
-// ended, adds itself to a count beside the file ("<path>.left"); the last one removes both.
+// ended, adds itself to a count beside the file ("<path>.left"); the last one removes both. A count
+// that is a link or another user's, or whose lock is held for 5 s, is left alone, with a warning.
 // Thread rule: as FileStore.
 //
 //   auto store = c10::make_intrusive<RendezvousFile>("/shared/rendezvous", 8);
