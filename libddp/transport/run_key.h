@@ -29,7 +29,10 @@ class RunKey {
   /// Throws ArgumentError unless there are 32 to 2048 bytes; StateError without libcrypto.
   static std::shared_ptr<const RunKey> from_bytes(std::string_view bytes);
   /// As from_bytes, without line ends at the end of the file. The file must be of this user and
-  /// open to nobody else (mode 0600 or 0400).
+  /// open to nobody else (mode 0600 or 0400), or of root and open to its group at most (0640,
+  /// 0440), as secrets are mounted into containers; a path may lead to it over symbolic links. A
+  /// path that names the descriptor of another process ("/proc/7/fd/3") is this process's own
+  /// descriptor of that number where `libddp run` has passed its key on; it is closed then.
   static std::shared_ptr<const RunKey> from_file(const std::string& path);
   /// Reads a file or memfd from its start, anything else to its end; from now on programs that this
   /// process starts do not get the descriptor.

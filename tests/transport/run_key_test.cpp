@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <grp.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,10 +16,13 @@
 #include "libddp/base/unique_fd.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
+#include "tests/support/fork_ranks.h"
 #include "tests/support/temporary_folder.h"
 
 using namespace libddp;
 using libddp::test::contains;
+using libddp::test::expect;
+using libddp::test::fork_ranks;
 using libddp::test::message_of;
 using libddp::test::TemporaryFolder;
 
@@ -82,8 +86,7 @@ TEST_CASE("A run key from a file") {
     return message_of<ArgumentError>([&] { RunKey::from_file(path); });
   };
   const std::string open_to_all = refusal(write_key(folder, kSecret, 0644));
-  REQUIRE(contains(open_to_all, "its mode is 0644, so others can use it. Hint: chmod 600"));
-  REQUIRE(contains(refusal(write_key(folder, kSecret, 0640)), "0640"));
+  REQUIRE(contains(open_to_all, "its mode is 0644, so others can use it. Hint: "));
   REQUIRE(contains(refusal(write_key(folder, "short", 0600)), "it has 5 bytes, a key has 32 to"));
   REQUIRE(contains(refusal(write_key(folder, "", 0600)), "it has 0 bytes"));
   REQUIRE(contains(refusal(write_key(folder, std::string(4000, 'k'), 0600)), "it has more bytes"));
@@ -99,6 +102,87 @@ TEST_CASE("A run key of another user") {
   REQUIRE(::chown(path.c_str(), 65534, 65534) == 0);
   REQUIRE(contains(message_of<ArgumentError>([&] { RunKey::from_file(path); }),
                    "it belongs to user 65534, this process to user 0"));
+}
+
+namespace {
+
+/// The message of a child of user 12345 in group 54321 that reads the key; empty if it can.
+std::string message_in_container(const std::string& path) {
+  const auto results = fork_ranks(1, [&](int) -> std::string {
+    const gid_t group = 54321;
+    expect(::setgroups(1, &group) == 0 && ::setgid(group) == 0 && ::setuid(12345) == 0, "setuid");
+    try {
+      const bool is_right =
+          RunKey::from_file(path)->tag({"x"}) == RunKey::from_bytes(kSecret)->tag({"x"});
+      return is_right ? "" : "another key";
+    } catch (const ArgumentError& error) {
+      return error.what();
+    }
+  });
+  return results.at(0).text;
+}
+
+}  // namespace
+
+TEST_CASE("A run key of root, as containers get it") {
+  if (::geteuid() != 0) return;
+  const TemporaryFolder folder;
+  REQUIRE(::chmod(folder.path().c_str(), 0755) == 0);
+  const auto message_for = [&](mode_t mode, uid_t owner = 0) {
+    const std::string path = write_key(folder, kSecret, mode);
+    REQUIRE(::chown(path.c_str(), owner, 54321) == 0);
+    return message_in_container(path);
+  };
+  REQUIRE(message_for(0640) == "");
+  REQUIRE(message_for(0440) == "");
+  REQUIRE(message_for(0400, 12345) == "");
+  REQUIRE(contains(message_for(0400), "Permission denied"));
+  REQUIRE(contains(message_for(0660), "its mode is 0660, so others can use it. Hint: root's file"));
+  REQUIRE(contains(message_for(0644), "its mode is 0644"));
+  REQUIRE(contains(message_for(0444), "defaultMode 0440 and an fsGroup"));
+  REQUIRE(
+      contains(message_for(0440, 12345), "its mode is 0440, so others can use it. Hint: chmod"));
+}
+
+TEST_CASE("A run key in a volume of Kubernetes") {
+  if (::geteuid() != 0) return;
+  // run.key -> ..data/run.key, ..data -> ..2026_01_31, in a folder that its group may write.
+  const TemporaryFolder folder;
+  REQUIRE(::chmod(folder.path().c_str(), 01777) == 0);
+  const std::string version = folder.path() + "/..2026_01_31";
+  REQUIRE(::mkdir(version.c_str(), 0755) == 0);
+  std::ofstream(version + "/run.key") << kSecret;
+  REQUIRE(::chown((version + "/run.key").c_str(), 0, 54321) == 0);
+  REQUIRE(::chmod((version + "/run.key").c_str(), 0440) == 0);
+  REQUIRE(::symlink("..2026_01_31", (folder.path() + "/..data").c_str()) == 0);
+  REQUIRE(::symlink("..data/run.key", (folder.path() + "/run.key").c_str()) == 0);
+  REQUIRE(message_in_container(folder.path() + "/run.key") == "");
+  ::unlink((version + "/run.key").c_str());
+  ::rmdir(version.c_str());
+}
+
+TEST_CASE("A run key that the launcher passed on") {
+  // The path names a process that is not there, as in a container with process ids of its own.
+  const std::string path = "/proc/2147483647/fd/";
+  const auto passed = [](const char* name, int seals) {
+    UniqueFd memory(::memfd_create(name, MFD_ALLOW_SEALING));
+    REQUIRE(::fchmod(memory.get(), 0600) == 0);
+    REQUIRE(::write(memory.get(), kSecret.data(), kSecret.size()) == 32);
+    REQUIRE(::fcntl(memory.get(), F_ADD_SEALS, seals) == 0);
+    return memory;
+  };
+  constexpr int kSeals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
+  const auto expected = RunKey::from_bytes(kSecret)->tag({"x"});
+  const int key = passed("libddp-run-key", kSeals).release();
+  REQUIRE(RunKey::from_file(path + std::to_string(key))->tag({"x"}) == expected);
+  REQUIRE(::fcntl(key, F_GETFD) < 0);  // what runs in this process later does not have it
+
+  for (const UniqueFd& other : {passed("another", kSeals), passed("libddp-run-key", 0)}) {
+    const std::string text =
+        message_of<ArgumentError>([&] { RunKey::from_file(path + std::to_string(other.get())); });
+    REQUIRE(contains(text, "the process that holds the key has ended, or is not seen from here"));
+    REQUIRE(::fcntl(other.get(), F_GETFD) >= 0);
+  }
 }
 
 TEST_CASE("A run key from a descriptor") {
@@ -117,6 +201,13 @@ TEST_CASE("A run key from a descriptor") {
   REQUIRE(::write(writing.get(), kSecret.data(), kSecret.size()) == 32);
   writing.reset();
   REQUIRE(RunKey::from_descriptor(reading.get())->tag({"x"}) == expected);
+  int open_ends[2];
+  REQUIRE(::pipe(open_ends) == 0);
+  const UniqueFd waiting(open_ends[0]);
+  const UniqueFd never_closed(open_ends[1]);
+  REQUIRE(::write(never_closed.get(), kSecret.data(), kSecret.size()) == 32);
+  REQUIRE(contains(message_of<ArgumentError>([&] { RunKey::from_descriptor(waiting.get()); }),
+                   "its other end is neither closed nor written to"));
   REQUIRE(contains(message_of<ArgumentError>([] { RunKey::from_descriptor(1000000); }),
                    "run key from descriptor 1000000: "));
 }

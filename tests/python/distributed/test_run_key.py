@@ -9,14 +9,16 @@ from types import SimpleNamespace
 import pytest
 import ranks
 from libddp.errors import ArgumentError
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 from libddp import _run_key
 
 
 @pytest.fixture
 def environment(monkeypatch):
+    monkeypatch.setattr(subprocess_handler, "Popen", subprocess.Popen)  # what a test sets is undone
     for name in (_run_key.FILE, _run_key.DESCRIPTOR):
-        monkeypatch.setenv(name, "x")  # so that what a test sets is undone
+        monkeypatch.setenv(name, "x")
         monkeypatch.delenv(name)
 
 
@@ -57,11 +59,50 @@ def test_a_key_that_is_given_stays(environment, tmp_path, monkeypatch):
     monkeypatch.setenv(_run_key.FILE, "/some/file")
     _run_key.hand_out(arguments())
     assert os.environ[_run_key.FILE] == "/some/file"
-    monkeypatch.delenv(_run_key.FILE)
-    monkeypatch.setenv(_run_key.DESCRIPTOR, "7")
-    _run_key.hand_out(arguments())
-    assert os.environ[_run_key.FILE] == f"/proc/{os.getpid()}/fd/7"
+
+
+def a_memory_file(key):
+    """As memfd_create leaves it: everybody may write."""
+    descriptor = os.memfd_create("key")
+    os.write(descriptor, key)  # and it stands at its end
+    return descriptor
+
+
+def a_pipe(key):
+    reading, writing = os.pipe()
+    os.write(writing, key)
+    os.close(writing)
+    return reading
+
+
+@pytest.mark.parametrize("make", [a_memory_file, a_pipe])
+def test_a_key_from_a_descriptor_is_copied_for_all_workers(environment, monkeypatch, make):
+    key = os.urandom(40) + b"x"
+    monkeypatch.setenv(_run_key.DESCRIPTOR, str(make(key)))
+    _run_key.hand_out(arguments(nnodes="2"))
     assert _run_key.DESCRIPTOR not in os.environ
+    path = os.environ[_run_key.FILE]
+    assert path.startswith(f"/proc/{os.getpid()}/fd/")
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    for _ in range(2):
+        with open(path, "rb") as file:
+            assert file.read() == key
+
+
+def test_a_descriptor_that_cannot_be_a_key_is_refused(environment, monkeypatch):
+    def refused(descriptor, match):
+        monkeypatch.setenv(_run_key.DESCRIPTOR, str(descriptor))
+        with pytest.raises(ArgumentError, match=match):
+            _run_key.hand_out(arguments())
+
+    refused(1000000, r"LIBDDP_RUN_KEY_FD=1000000: .*must pass the descriptor on")
+    refused("three", r"LIBDDP_RUN_KEY_FD=three: ")
+    refused(a_pipe(b"short"), r"it has 5 bytes, a key has 32 to 2048")
+    refused(a_memory_file(bytes(4000)), r"it has more bytes")
+    reading, writing = os.pipe()
+    os.write(writing, bytes(40))
+    refused(reading, r"its other end is neither closed nor written to")
+    os.close(writing)
 
 
 def test_a_file_that_cannot_be_a_key_is_refused_before_anything_starts(environment, tmp_path):
@@ -75,6 +116,23 @@ def test_a_file_that_cannot_be_a_key_is_refused_before_anything_starts(environme
     path.chmod(0o600)
     _run_key.hand_out(arguments(nnodes="2", run_key_file=str(path)))
     assert os.environ[_run_key.FILE] == str(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_root_may_be_read_by_its_group(environment, tmp_path):
+    path = tmp_path / "run.key"
+    path.write_bytes(os.urandom(32))
+    for mode in (0o640, 0o440, 0o400):
+        path.chmod(mode)
+        _run_key.hand_out(arguments(run_key_file=str(path)))
+    for mode in (0o660, 0o444, 0o641):
+        path.chmod(mode)
+        with pytest.raises(ArgumentError, match=f"0{mode:o}, so others can use it.*fsGroup"):
+            _run_key.hand_out(arguments(run_key_file=str(path)))
+    path.chmod(0o440)
+    os.chown(path, 12345, 12345)
+    with pytest.raises(ArgumentError, match=r"it belongs to user 12345.*or to root with mode 0640"):
+        _run_key.hand_out(arguments(run_key_file=str(path)))
 
 
 SCRIPT = """
@@ -120,6 +178,47 @@ def test_the_workers_of_libddp_run_share_a_key_that_nothing_shows(environment, t
     assert told[0][1] not in done.stdout + done.stderr
 
 
+NAMESPACE_SCRIPT = """
+import os, sys, torch
+import libddp.distributed as dist
+assert not os.path.exists(os.environ["LIBDDP_RUN_KEY_FILE"])
+dist.init_process_group("gloo", require_key=True)
+t = torch.ones(1); dist.all_reduce(t)
+assert t.item() == 2
+dist.destroy_process_group()
+print("joined", flush=True)
+"""
+OWN_PROCESS_IDS = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def can_unshare() -> bool:
+    try:
+        return subprocess.run([*OWN_PROCESS_IDS, "true"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not can_unshare(), reason="no namespaces here")
+@pytest.mark.parametrize("make", [None, a_memory_file, a_pipe])
+def test_workers_with_process_ids_of_their_own_have_the_key(environment, tmp_path, make):
+    script = tmp_path / "job.py"
+    script.write_text(NAMESPACE_SCRIPT)
+    command = [sys.executable, "-m", "libddp", "run", "--nproc-per-node=2", "--no-python"]
+    command += [*OWN_PROCESS_IDS, sys.executable, str(script)]
+    given = [make(os.urandom(40) + b"x")] if make else []
+    variables = {_run_key.DESCRIPTOR: str(given[0])} if given else {}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        pass_fds=given,
+        env={**os.environ, **variables},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("joined") == 2
+
+
 def join_with(path):
     import libddp.distributed as dist
 
@@ -134,10 +233,10 @@ def test_a_key_in_the_environment_of_any_launcher(tmp_path):
     path.write_bytes(os.urandom(40))
     path.chmod(0o600)
     ranks.run(join_with, 2, str(path))
-    path.chmod(0o640)
+    path.chmod(0o644)
     for outcome in ranks.launch(join_with, 2, str(path)):
         assert outcome.error == "ArgumentError"
-        assert f"run key from file {path}: its mode is 0640" in outcome.message
+        assert f"run key from file {path}: its mode is 0644" in outcome.message
 
 
 def join_where_a_key_is_required():
