@@ -1,6 +1,7 @@
 // libddp._C: the extension module.
 
 #include "bindings/bindings.h"
+#include "bindings/run_key.h"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "C++ core of libddp. Use libddp.distributed and libddp.nn.parallel.";
@@ -8,6 +9,7 @@ PYBIND11_MODULE(_C, module) {
   libddp::bind_errors(module);
   libddp::bind_build_info(module);
   libddp::bind_interpreter(module);
+  libddp::bind_run_key(module);
   libddp::bind_process_group(module);
   libddp::bind_backend(module);
 #ifdef LIBDDP_WITH_MODELS

@@ -47,6 +47,11 @@ def hand_out(args) -> None:
         pass_on(make())
 
 
+def has_key() -> bool:
+    """Whether the environment names a key, for this process and its workers."""
+    return FILE in os.environ or DESCRIPTOR in os.environ
+
+
 def check_file(path: str) -> None:
     """The rules that the library has, so that a wrong file is told before any worker starts.
 

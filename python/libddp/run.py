@@ -2,11 +2,13 @@
 
     libddp run --nproc-per-node=2 train.py --its=arguments
 
-A thin layer over torch.distributed.run with two flags and three defaults of its own:
+A thin layer over torch.distributed.run with two flags and four defaults of its own:
 - --drop-in: the workers run on libddp although their script names only torch (docs/drop_in.md).
 - --run-key-file: the secret of a run on several hosts (docs/security.md); a run on one host gets a
   random one.
 - One node and no rendezvous named: a free port is taken, so that jobs on one machine cannot meet.
+- The launchers' rendezvous runs nothing that a stranger wrote; on one host it listens at 127.0.0.1
+  only (_rendezvous.py).
 - OMP_NUM_THREADS unset: the cores are shared out among the workers (torchrun: 1 each).
 """
 
@@ -22,7 +24,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from libddp import _run_key
+from libddp import _rendezvous, _run_key
 from libddp._autoload import DROP_IN
 
 _RENDEZVOUS_FLAGS = ("rdzv_endpoint", "rdzv_id", "rdzv_backend", "master_addr", "master_port")
@@ -97,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.drop_in:
         wish_drop_in(args)
     _run_key.hand_out(args)
+    _rendezvous.prepare(args)
     workers = torchrun.determine_local_world_size(args.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
     try:

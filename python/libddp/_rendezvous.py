@@ -1,0 +1,253 @@
+"""torch's c10d rendezvous as `libddp run` uses it: nothing that a stranger writes runs as code.
+
+The launchers of a run agree through one entry of a store, a pickle, that they read every few
+seconds. torch's store asks nobody who they are, and torch unpickles what it finds: whoever reaches
+the port of a torchrun launcher can run code in it. The state, its protocol and the store stay
+torch's; three things differ:
+
+- An entry is unpickled only if it names nothing but the classes that a state is made of.
+- With a run key an entry carries the key's seal and a number. One without the seal, an older one,
+  and none where there was one, count as not written: the last good entry is put back.
+- A run on one host listens at 127.0.0.1 only.
+
+    _rendezvous.prepare(args)      # torchrun's namespace, before torchrun.run(args)
+"""
+
+from __future__ import annotations
+
+import hmac
+import io
+import os
+import pickle
+import socket
+import sys
+import time
+import uuid
+from base64 import b64decode, b64encode
+from datetime import timedelta
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as c10d
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from libddp._run_key import has_key
+
+#: In torch's registry of backends.
+NAME = "c10d-of-libddp"
+LOCAL_NAME = "c10d-of-libddp-on-one-host"
+LOOPBACK = "127.0.0.1"
+#: Names that mean this host, and for which an address that only this host reaches is right.
+LOCAL_NAMES = ("localhost", LOOPBACK)
+#: What a pickled state may name; see torch's _RendezvousState and _NodeDesc.
+STATE_CLASSES = {
+    (dynamic.__name__, "_RendezvousState"),
+    (dynamic.__name__, "_NodeDesc"),
+    ("datetime", "datetime"),
+    ("datetime", "timedelta"),
+    ("datetime", "timezone"),
+    ("builtins", "set"),
+}
+MAGIC = b"libddp-rendezvous-1"
+TAG_BYTES = 32
+NUMBER_BYTES = 8
+MAX_ENTRY_BYTES = 16 << 20
+
+_servers: list[TCPStore] = []
+
+
+def prepare(args) -> None:
+    """Puts libddp's backend in the place of torch's "c10d", and keeps one host to itself."""
+    is_one_host = args.nnodes in ("1", "1:1")
+    unnamed = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None
+    if args.standalone or (is_one_host and unnamed):
+        # As torchrun does it, with an address instead of a name that may mean two.
+        args.standalone = False
+        args.rdzv_backend = "c10d"
+        args.rdzv_endpoint = f"{LOOPBACK}:0"
+        args.rdzv_id = str(uuid.uuid4())
+    if args.rdzv_backend == "c10d":
+        args.rdzv_endpoint, is_local = _endpoint(args, c10d.DEFAULT_PORT, is_one_host)
+        if is_local and args.local_addr is None:
+            args.local_addr = LOOPBACK  # MASTER_ADDR of the workers
+        rendezvous_handler_registry.register(NAME, create_handler)
+        rendezvous_handler_registry.register(LOCAL_NAME, create_local_handler)
+        args.rdzv_backend = LOCAL_NAME if is_local else NAME
+    elif args.rdzv_backend == "static" and is_one_host:
+        args.rdzv_endpoint = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
+        args.rdzv_endpoint, _ = _endpoint(args, -1, is_one_host)
+
+
+def _endpoint(args, default_port: int, is_one_host: bool) -> tuple[str, bool]:
+    """The endpoint, and whether a server of ours listens at it, for this host alone.
+
+    torch shares the server that a process has at a port, so this one becomes the store's.
+    """
+    endpoint = args.rdzv_endpoint
+    if not is_one_host or "store_type=file" in args.rdzv_conf:
+        return endpoint, False
+    host, port = parse_rendezvous_endpoint(endpoint, default_port)
+    if host not in LOCAL_NAMES or port < 0:
+        return endpoint, False
+    server = loopback_server(port)
+    if server is None:
+        return endpoint, False
+    _servers.append(server)
+    return f"{LOOPBACK}:{server.port}", True
+
+
+def loopback_server(port: int) -> TCPStore | None:
+    """None where the port is taken, or no 127.0.0.1 is: torch then does, or says, what it would."""
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((LOOPBACK, port))
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        return None
+    return TCPStore(
+        LOOPBACK,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def create_handler(params):
+    """The creator that torch's registry calls."""
+    _, store = c10d.create_backend(params)
+    return dynamic.create_handler(store, Backend(store, params.run_id, params.backend), params)
+
+
+def create_local_handler(params):
+    """As create_handler, where all workers are on this host."""
+    handler = create_handler(params)
+    everywhere = handler._create_tcp_store_server
+
+    def create_server(address, port):
+        """The store at MASTER_PORT of the workers."""
+        return loopback_server(port) or everywhere(address, port)
+
+    handler._create_tcp_store_server = create_server
+    return handler
+
+
+class _StateUnpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        if (module, name) not in STATE_CLASSES:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a rendezvous state")
+        return super().find_class(module, name)
+
+
+def is_state(bits: bytes) -> bool:
+    """Whether torch may unpickle this."""
+    try:
+        state = _StateUnpickler(io.BytesIO(bits)).load()
+    except Exception:  # a stranger's bytes may raise anything
+        return False
+    fresh = dynamic._RendezvousState()
+    return type(state) is type(fresh) and all(
+        name in vars(state) and (value is None or isinstance(vars(state)[name], type(value)))
+        for name, value in vars(fresh).items()
+    )
+
+
+class Backend(c10d.C10dRendezvousBackend):
+    """The entry of the store, believed only if it is ours."""
+
+    def __init__(self, store, run_id: str, name: str = NAME) -> None:
+        super().__init__(store, run_id)
+        self._name = name
+        self._run_id = run_id.encode()
+        self._is_sealed = has_key()
+        self._number = 0
+        #: The newest entry that was good: its state and its text in the store.
+        self._last: tuple[bytes, bytes] | None = None
+        self._next_line = 0.0
+
+    @property
+    def name(self) -> str:
+        """The name that torch's registry knows."""
+        return self._name
+
+    def get_state(self):
+        """See base class. A read of an entry that somebody deleted would wait for it."""
+        if self._last and not self._call_store("check", [self._key]):
+            self._call_store("compare_set", self._key, "", self._last[1].decode())
+        return super().get_state()
+
+    def set_state(self, state, token=None):
+        """See base class."""
+        if token is not None and not isinstance(token, bytes):
+            found = self.get_state()
+            return None if found is None else (*found, False)
+        entry = b64encode(self._seal(state))
+        expected = token.decode() if token else self._NULL_SENTINEL
+        found = self._call_store("compare_set", self._key, expected, entry.decode())
+        decoded = self._decode_state(found)
+        return None if decoded is None else (*decoded, found == entry)
+
+    def _decode_state(self, entry):
+        """The state of an entry; for one that is not ours, the last good one, which is put back."""
+        if entry == self._NULL_SENTINEL.encode() and self._last is None:
+            return None
+        state = self._open(entry)
+        if state is not None:
+            self._last = state, entry
+            return self._last
+        self._put_back(entry)
+        return self._last
+
+    def _open(self, entry: bytes) -> bytes | None:
+        if len(entry) > MAX_ENTRY_BYTES:
+            return None
+        try:
+            bits = b64decode(entry, validate=True)
+        except ValueError:
+            return None
+        if not self._is_sealed:
+            return bits if is_state(bits) else None
+        start = len(MAGIC) + TAG_BYTES
+        numbered = bits[start:]
+        number = int.from_bytes(numbered[:NUMBER_BYTES], "big")
+        if not hmac.compare_digest(bits[:start], MAGIC + self._tag(numbered)):
+            return None
+        if number < self._number:
+            return None  # of the past: somebody put it there again
+        self._number = number
+        return numbered[NUMBER_BYTES:]
+
+    def _seal(self, state: bytes) -> bytes:
+        if not self._is_sealed:
+            return state
+        numbered = (self._number + 1).to_bytes(NUMBER_BYTES, "big") + state
+        return MAGIC + self._tag(numbered) + numbered
+
+    def _tag(self, numbered: bytes) -> bytes:
+        from libddp._load import load
+
+        return load().run_key_tag([b"libddp rendezvous", self._run_id, numbered])
+
+    def _put_back(self, entry: bytes) -> None:
+        """What a stranger wrote goes, unless somebody was faster."""
+        good = self._last[1].decode() if self._last else self._NULL_SENTINEL
+        if entry.isascii():
+            self._call_store("compare_set", self._key, entry.decode(), good)
+        else:  # no text, which compare_set asks for
+            self._call_store("set", self._key, good)
+        if time.monotonic() < self._next_line:
+            return
+        self._next_line = time.monotonic() + 1
+        kind = "without the seal of the run key" if self._is_sealed else "that is no state"
+        print(
+            f"libddp run: pid={os.getpid()} event=rendezvous_entry_refused: an entry {kind} was in "
+            "the launchers' store and is replaced; a stranger reaches its port, or a launcher of "
+            "this run is no 'libddp run'" + (" with this key" if self._is_sealed else ""),
+            file=sys.stderr,
+            flush=True,
+        )
