@@ -2,12 +2,17 @@
 
 #include <unistd.h>
 
+#include "libddp/base/parent_only.h"
+
 namespace libddp {
 
 void UniqueFd::reset(int fd) {
   // Linux closes the descriptor also when close() reports EINTR: calling it again could close a
   // descriptor that another thread has just opened.
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ >= 0) {
+    keep_in_children(fd_);  // before the number can be another's
+    ::close(fd_);
+  }
   fd_ = fd;
 }
 

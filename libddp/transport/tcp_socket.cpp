@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "libddp/base/error.h"
+#include "libddp/base/parent_only.h"
 #include "libddp/base/system_error.h"
 #include "libddp/transport/wait_for_events.h"
 
@@ -49,6 +50,7 @@ void set_number(int socket, int level, int option, int value, const char* what) 
 UniqueFd make_tcp_socket(int family) {
   UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) throw NetworkError(errno_text("socket", errno));
+  close_in_children(fd.get());
   return fd;
 }
 
@@ -88,6 +90,7 @@ UniqueFd TcpListener::accept() {
   UniqueFd connection(::accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   is_out_of_descriptors_ = false;
   if (connection) {
+    close_in_children(connection.get());
     // Fails only for a connection that is over already.
     const int on = 1;
     ::setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));

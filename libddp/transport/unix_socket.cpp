@@ -13,6 +13,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/base/parent_only.h"
 #include "libddp/base/printable.h"
 #include "libddp/base/random.h"
 #include "libddp/base/system_error.h"
@@ -48,6 +49,7 @@ Address abstract_address(const std::string& name) {
 UniqueFd make_socket() {
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) throw NetworkError(errno_text("socket", errno));
+  close_in_children(fd.get());
   return fd;
 }
 
@@ -77,6 +79,7 @@ UniqueFd UnixListener::accept(std::chrono::milliseconds limit) {
   if (!connection && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
     throw NetworkError(errno_text("accept", errno));
   }
+  close_in_children(connection.get());
   return connection;
 }
 

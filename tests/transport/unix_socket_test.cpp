@@ -15,6 +15,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/base/parent_only.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
 #include "tests/support/fork_ranks.h"
@@ -184,6 +185,7 @@ TEST_CASE("A closed end is noticed") {
 
 TEST_CASE("A killed process closes its connection") {
   UnixListener listener = UnixListener::open();
+  keep_in_children(listener.fd());
   const auto results = libddp::test::fork_ranks(2, [&](int rank) -> std::string {
     if (rank == 0) {
       const UniqueFd connection = connect_unix(listener.name(), within_a_minute());
