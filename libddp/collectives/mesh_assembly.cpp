@@ -7,6 +7,7 @@
 #include "libddp/base/error.h"
 #include "libddp/collectives/host_mesh.h"
 #include "libddp/collectives/hosts_mesh.h"
+#include "libddp/memory/child_mappings.h"
 #include "libddp/transport/host_layout.h"
 
 namespace libddp {
@@ -27,6 +28,7 @@ MeshMember make_member(const MeshAssembly& own, GroupPeer& peer, std::size_t wor
   MeshMember member;
   member.page = SharedSegment::map(std::move(peer.descriptors[kPage]));
   member.arena = SharedSegment::map(std::move(peer.descriptors[kArena]));
+  make_private_in_children(member.arena);
   return member;
 }
 

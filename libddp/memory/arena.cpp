@@ -15,6 +15,7 @@
 #include "libddp/base/log.h"
 #include "libddp/base/process.h"
 #include "libddp/base/system_error.h"
+#include "libddp/memory/child_mappings.h"
 #include "libddp/memory/empty_cache.h"
 #include "libddp/memory/free_list.h"
 #include "libddp/memory/prefault.h"
@@ -113,6 +114,7 @@ struct Arena::State : ArenaCache {
         segment(
             SharedSegment::create("libddp-arena-" + group,
                                   round_up(std::max<std::size_t>(reserve_bytes, 1), kPageBytes))) {
+    make_private_in_children(segment);
     cold.give(0, segment.size_bytes());
   }
 

@@ -11,6 +11,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/system_error.h"
+#include "libddp/memory/child_mappings.h"
 
 namespace libddp {
 namespace {
@@ -77,6 +78,12 @@ std::byte* map_shared(int fd, std::size_t size_bytes) {
   return static_cast<std::byte*>(data);
 }
 
+void unmap(std::byte* data, std::size_t size_bytes) {
+  if (data == nullptr) return;
+  forget_mapping(data);  // before the address can be another's
+  ::munmap(data, size_bytes);
+}
+
 }  // namespace
 
 SharedSegment::SharedSegment(UniqueFd fd, std::byte* data, std::size_t size_bytes)
@@ -89,7 +96,7 @@ SharedSegment::SharedSegment(SharedSegment&& other) noexcept
 
 SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
   if (this != &other) {
-    if (data_ != nullptr) ::munmap(data_, size_bytes_);
+    unmap(data_, size_bytes_);
     fd_ = std::move(other.fd_);
     data_ = std::exchange(other.data_, nullptr);
     size_bytes_ = std::exchange(other.size_bytes_, 0);
@@ -97,9 +104,7 @@ SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
   return *this;
 }
 
-SharedSegment::~SharedSegment() {
-  if (data_ != nullptr) ::munmap(data_, size_bytes_);
-}
+SharedSegment::~SharedSegment() { unmap(data_, size_bytes_); }
 
 SharedSegment SharedSegment::create(const std::string& name, std::size_t size_bytes) {
   if (size_bytes == 0) {
