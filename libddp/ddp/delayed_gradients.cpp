@@ -83,7 +83,9 @@ void DelayedGradients::arm(bool synchronises) {
   is_queued_ = false;  // a pass that failed has left it
 }
 
-void DelayedGradients::on_gradient(std::size_t index) { slots_[index].adopt(); }
+void DelayedGradients::on_gradient(std::size_t index) {
+  if (!slots_[index].is_common()) slots_[index].adopt();
+}
 
 void DelayedGradients::on_trigger() {
   if (!synchronises_ || std::exchange(is_queued_, true)) return;

@@ -18,17 +18,21 @@ constexpr std::size_t kDispatchedCopyBytes = std::size_t{256} << 10;
 }  // namespace
 
 GradientSlot::GradientSlot(std::string name, at::Tensor parameter, std::string where)
-    : name_(std::move(name)), where_(std::move(where)), parameter_(std::move(parameter)) {}
+    : name_(std::move(name)),
+      where_(std::move(where)),
+      parameter_(std::move(parameter)),
+      user_(parameter_) {}
 
 void GradientSlot::move_to(at::Tensor view) {
   view_ = std::move(view);
   data_ = view_.data_ptr();
   bytes_ = view_.nbytes();
   at::Tensor& grad = parameter_.mutable_grad();
-  if (grad.defined()) replace(grad);
+  if (grad.defined() && !is_common()) replace(grad);
 }
 
 void GradientSlot::leave_bucket() {
+  if (view_.defined() && is_common() && shows_bucket()) parameter_.mutable_grad() = view_.clone();
   view_ = at::Tensor();
   data_ = nullptr;
 }
@@ -42,7 +46,17 @@ void GradientSlot::fill_without_gradient() {
   }
 }
 
-void GradientSlot::install() { parameter_.mutable_grad() = view_; }
+void GradientSlot::install() {
+  at::Tensor& grad = parameter_.mutable_grad();
+  if (!is_common()) {
+    grad = view_;
+  } else if (!grad.defined() || shows_bucket()) {
+    grad = view_.clone();
+  } else {
+    const c10::NoGradGuard no_grad;
+    grad.copy_(view_);
+  }
+}
 
 void GradientSlot::replace(at::Tensor& grad) {
   if (!grad.defined()) {
@@ -53,6 +67,20 @@ void GradientSlot::replace(at::Tensor& grad) {
     if (bytes_ > 0 && grad.const_data_ptr() != data_) copy_in(grad);
   }
   grad = view_;
+}
+
+void GradientSlot::copy(at::Tensor& grad) {
+  if (!grad.defined()) {
+    std::memset(data_, 0, bytes_);
+    return;
+  }
+  check(grad);
+  if (shows_bucket()) {
+    // Since the time when the parameter was not common.
+    grad = view_.clone();
+  } else if (bytes_ > 0) {
+    copy_in(grad);
+  }
 }
 
 void GradientSlot::check(const at::Tensor& grad) const {

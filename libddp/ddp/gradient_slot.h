@@ -8,6 +8,8 @@
 // which frees the other tensor at once. That moves fewer bytes than keeping `.grad` defined, which
 // costs a memset and a read-add-write; and memory for gradients stays 1x. Where `.grad` is the view
 // already, autograd has added in place and nothing is left to do.
+// Where others average the parameter's gradient too (parameter_users.h), `.grad` stays apart: the
+// bucket gets a copy, and `install` brings back what has become of it.
 // Thread rule: one thread at a time (autograd runs a parameter's hook once per pass).
 //
 //   GradientSlot slot("head.weight", parameter, view_of_bucket);
@@ -18,6 +20,8 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+
+#include "libddp/ddp/parameter_users.h"
 
 namespace libddp {
 
@@ -32,16 +36,18 @@ class GradientSlot {
   /// Lets go of the bucket, unless `.grad` still needs the bytes.
   void leave_bucket();
 
-  /// ENSURES: `.grad` is the view and holds what autograd accumulated (zeros where it gave none).
+  /// ENSURES: the bucket holds what autograd accumulated (zeros where it gave none), and `.grad` is
+  /// the view unless the parameter is common.
   /// Throws ArgumentError naming the parameter where the gradient is not what the bucket takes.
   void adopt() {
     at::Tensor& grad = parameter_.mutable_grad();
+    if (user_.is_common()) return copy(grad);
     if (grad.unsafeGetTensorImpl() != view_.unsafeGetTensorImpl()) replace(grad);
   }
   /// For a parameter that got no gradient: the bucket holds `.grad`, or zeros where it is None.
   /// `.grad` stays None then.
   void fill_without_gradient();
-  /// `.grad` becomes the view with whatever the bucket holds.
+  /// `.grad` becomes the view with whatever the bucket holds, or gets a copy of that.
   void install();
   /// Gradients of this dtype are welcome too; they are converted on the way into the bucket.
   void also_accept(at::ScalarType dtype) { also_accepted_ = dtype; }
@@ -50,19 +56,25 @@ class GradientSlot {
   /// Whether `.grad` is the view, so that autograd adds to what stands there.
   bool shows_bucket() const {
     const at::Tensor& grad = parameter_.grad();
-    return grad.defined() && grad.const_data_ptr() == data_;
+    return grad.defined() && grad.layout() == at::kStrided && grad.const_data_ptr() == data_;
   }
+  /// Whether others average this gradient too.
+  bool is_common() const { return user_.is_common(); }
+  ParameterUser& user() { return user_; }
+  const ParameterUser& user() const { return user_; }
   const std::string& name() const { return name_; }
   const at::Tensor& parameter() const { return parameter_; }
 
  private:
   void replace(at::Tensor& grad);
+  void copy(at::Tensor& grad);
   void check(const at::Tensor& grad) const;
   void copy_in(const at::Tensor& grad);
 
   std::string name_;
   std::string where_;
   at::Tensor parameter_;
+  ParameterUser user_;
   at::Tensor view_;
   void* data_ = nullptr;
   std::size_t bytes_ = 0;

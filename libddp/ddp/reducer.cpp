@@ -36,8 +36,7 @@ Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
       slow_ranks_(group_->size()),
       num_fired_(parameters_.size(), 0),
       num_expected_(parameters_.size(), 1),
-      touched_(parameters_.size(), 0),
-      has_average_(parameters_.size(), 0),
+      gradient_states_(parameters_.size(), GradientState::Settled),
       hooks_(tensors_of(parameters_),
              [this](std::size_t index) { guarded([&] { on_gradient(index); }); }) {
   for (const auto& [name, tensor] : parameters_) slots_.emplace_back(name, tensor, where());
@@ -87,19 +86,28 @@ void Reducer::on_gradient(std::size_t index) {
         "gradients would not be averaged. Hint: use torch.autograd.grad on the inner module.",
         where(), slots_[index].name()));
   }
-  if (sparse_.contains(index)) {
-    sparse_.check(index);
-  } else {
-    if (has_average_[index]) refuse_old_average(index);
-    has_average_[index] = 0;
-    slots_[index].adopt();
-  }
-  touched_[index] = 1;
-  if (phase_ != Phase::Idle) count_gradient(index);
+  if (phase_ == Phase::Armed && !is_of_other_pass(index)) begin_pass(PassEnd::MaybeNested);
+  take(index);
+  if (phase_ == Phase::Running) count_gradient(index);
+}
+
+bool Reducer::is_of_other_pass(std::size_t index) const {
+  return slots_[index].is_common() && slots_[index].user().is_in_pass();
+}
+
+void Reducer::take(std::size_t index) {
+  GradientState& state = gradient_states_[index];
+  if (state == GradientState::AveragedInPart) refuse_old_average(index);
+  state = GradientState::Own;
+  if (sparse_.contains(index)) return sparse_.check(index);
+  GradientSlot& slot = slots_[index];
+  const bool is_common = slot.is_common();
+  if (is_common && phase_ != Phase::Running) return;
+  slot.adopt();
+  if (is_common) state = GradientState::Copied;
 }
 
 void Reducer::count_gradient(std::size_t index) {
-  if (phase_ == Phase::Armed) begin_pass(PassEnd::MaybeNested);
   if (!is_finish_queued_) queue_finish(PassEnd::MaybeNested);
   if (is_learning_) fired_order_.push_back(index);
   const std::uint32_t num_fired = ++num_fired_[index];
@@ -127,7 +135,9 @@ void Reducer::begin_pass(PassEnd end) {
 /// Autograd drops the callbacks of a pass that fails without a call: that is how its failure shows.
 class Reducer::PassGuard {
  public:
-  explicit PassGuard(std::weak_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {}
+  explicit PassGuard(Reducer& reducer) : reducer_(reducer.weak_from_this()) {
+    for (const GradientSlot& slot : reducer.slots_) parameters_.add(slot.user());
+  }
   PassGuard(const PassGuard&) = delete;
   PassGuard& operator=(const PassGuard&) = delete;
   ~PassGuard() {
@@ -138,16 +148,16 @@ class Reducer::PassGuard {
 
  private:
   const std::weak_ptr<Reducer> reducer_;
+  ParameterPass parameters_;
   bool is_over_ = false;
 };
 
 void Reducer::queue_finish(PassEnd end) {
   is_finish_queued_ = true;
-  call_after_backward(
-      [weak = weak_from_this(), end, guard = std::make_shared<PassGuard>(weak_from_this())] {
-        guard->end();
-        if (const auto self = weak.lock()) self->guarded([&] { self->on_pass_end(end); });
-      });
+  call_after_backward([weak = weak_from_this(), end, guard = std::make_shared<PassGuard>(*this)] {
+    guard->end();
+    if (const auto self = weak.lock()) self->guarded([&] { self->on_pass_end(end); });
+  });
 }
 
 void Reducer::pass_broke() {
@@ -202,11 +212,17 @@ void Reducer::fill(std::size_t bucket) {
   for (std::size_t member = 0; member < members.size(); ++member) {
     const std::size_t index = members[member];
     const bool used = is_used(index);
-    if (num_fired_[index] == 0) slots_[index].fill_without_gradient();
+    if (num_fired_[index] == 0) fill_without_gradient(index);
     if (tolerates_unused()) buckets_->set_used(bucket, member, used);
     is_missing |= !used;
   }
   buckets_->set_missing(bucket, is_missing);
+}
+
+void Reducer::fill_without_gradient(std::size_t index) {
+  const bool is_copy = slots_[index].is_common() && has_own(index);
+  slots_[index].fill_without_gradient();
+  if (is_copy) gradient_states_[index] = GradientState::Copied;
 }
 
 bool Reducer::can_skip(std::size_t bucket) const {

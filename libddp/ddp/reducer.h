@@ -17,6 +17,8 @@
 // Parameters with sparse gradients have no bucket: the end of the pass averages them behind the
 // buckets; see sparse_gradients.h.
 // Gradients accumulate locally in passes that do not synchronise, in the same memory.
+// Several reducers may have parameters in common (parameter_users.h). A gradient of such a one
+// begins no pass where another reducer's pass runs over it: it belongs to that one's model.
 // With sharded averages (`shard`), a rank gets only the averages that it owns; see
 // reducer_shards.cpp.
 // Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
@@ -108,6 +110,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Follows parameters that have changed their dtype for a while; gradients of `dtype` are
   /// welcome.
   void renew_hooks() { hooks_.renew(); }
+  /// No other reducer may have parameters in common with this one.
+  void claim_parameters();
+  /// Throws StateError naming a parameter that is common although some reducer has claimed it.
+  void check_users() const;
   void accept_gradients_of(at::ScalarType dtype);
 
   /// From now on `hook` takes each bucket instead of the average; see bucket_hook.h. Once, and
@@ -144,6 +150,17 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
  private:
   enum class Phase : std::uint8_t { Idle, Armed, Running };
+  /// What a parameter's `.grad` holds.
+  enum class GradientState : std::uint8_t {
+    /// What it held after the last synchronisation.
+    Settled,
+    /// Averages, in this rank's blocks only; see reducer_shards.cpp.
+    AveragedInPart,
+    /// Gradients of this rank, some of them added since.
+    Own,
+    /// Those too, and the bucket a copy of them: the average is brought back from there.
+    Copied,
+  };
   /// How sure it is that the pass that was asked to tell its end is not nested in the true one.
   enum class PassEnd : std::uint8_t { Certain, MaybeNested };
   /// A pass in flight, per bucket.
@@ -161,12 +178,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void on_gradient(std::size_t index);
   void count_gradient(std::size_t index);
   void on_output_reached(std::uint64_t& pass_of_forward);
+  void take(std::size_t index);
+  bool is_of_other_pass(std::size_t index) const;
   void begin_pass(PassEnd end);
   void queue_finish(PassEnd end);
   void pass_broke();
   void launch_complete_buckets();
   void launch(std::size_t bucket, bool async);
   void fill(std::size_t bucket);
+  void fill_without_gradient(std::size_t index);
   bool can_skip(std::size_t bucket) const;
   void refuse_second_gradient(std::size_t index) const;
   void refuse_non_finite(std::size_t bucket);
@@ -183,8 +203,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Whether something is to be done that no bucket tells the moment for.
   bool needs_pass_end() const { return options_.after_pass || !sparse_.indices().empty(); }
   bool is_used(std::size_t index) const;
+  bool has_own(std::size_t index) const;
+  void settle();
   void refuse_unused();
   void install_gradients_of_others();
+  void bring_back_copies();
   void learn();
 
   // reducer_shards.cpp.
@@ -244,11 +267,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// How often each gradient has fired in this pass, and how often it will.
   std::vector<std::uint32_t> num_fired_;
   std::vector<std::uint32_t> num_expected_;
-  /// Fired since the last synchronisation, passes without one included.
-  std::vector<std::uint8_t> touched_;
-  /// See reducer_shards.cpp. Per parameter: `.grad` holds averages, in this rank's blocks only.
+  std::vector<GradientState> gradient_states_;
+  /// See reducer_shards.cpp.
   bool is_sharded_ = false;
-  std::vector<std::uint8_t> has_average_;
   /// Order in which gradients fired in the pass that learns.
   bool is_learning_ = true;
   std::vector<std::size_t> fired_order_;

@@ -114,6 +114,9 @@ void Reducer::reset_counters() {
   is_finish_queued_ = false;
   fired_order_.clear();
   num_fired_.assign(num_fired_.size(), 0);
+  // Of a pass that failed before anything was sent: its copies are nobody's any more.
+  std::replace(gradient_states_.begin(), gradient_states_.end(), GradientState::Copied,
+               GradientState::Own);
   for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
     int num_missing = 0;
     for (const std::size_t index : buckets_->members(bucket)) {
@@ -121,6 +124,23 @@ void Reducer::reset_counters() {
     }
     states_[bucket].num_missing.store(num_missing);
     states_[bucket].work = nullptr;
+  }
+}
+
+void Reducer::claim_parameters() {
+  for (GradientSlot& slot : slots_) slot.user().claim();
+}
+
+void Reducer::check_users() const {
+  for (const GradientSlot& slot : slots_) {
+    if (!slot.user().is_disputed()) continue;
+    const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
+    throw StateError(fmt::format(
+        "{} forward: parameter '{}' is trained by another DistributedDataParallel model too, and "
+        "one of the two has mixed_precision or an optimizer with shard_over, which does not go "
+        "together. Hint: delete the wrapper (and its optimizer) that is not used any more, or wrap "
+        "both without these.",
+        me.where(), slot.name()));
   }
 }
 

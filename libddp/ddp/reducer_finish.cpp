@@ -78,8 +78,9 @@ void Reducer::take_averages() {
   phase_ = Phase::Idle;
   if (is_missing && !tolerates_unused()) refuse_unused();
   if (is_missing && !is_empty_pass_) install_gradients_of_others();
+  bring_back_copies();
   if (is_learning_) learn();
-  touched_.assign(touched_.size(), 0);
+  settle();
   if (is_sharded_) mark_averages();
 }
 
@@ -128,9 +129,15 @@ bool Reducer::average_sparse_gradients() {
       });
 }
 
-bool Reducer::is_used(std::size_t index) const {
-  return num_fired_[index] > 0 || (touched_[index] && slots_[index].has_gradient());
+bool Reducer::is_used(std::size_t index) const { return num_fired_[index] > 0 || has_own(index); }
+
+bool Reducer::has_own(std::size_t index) const {
+  const GradientState state = gradient_states_[index];
+  const bool is_own = state == GradientState::Own || state == GradientState::Copied;
+  return is_own && slots_[index].has_gradient();
 }
+
+void Reducer::settle() { gradient_states_.assign(gradient_states_.size(), GradientState::Settled); }
 
 void Reducer::refuse_unused() {
   std::vector<std::string> names;
@@ -139,7 +146,7 @@ void Reducer::refuse_unused() {
     names.push_back(slots_[index].name());
     unused.push_back(is_used(index) || is_empty_pass_ ? 0 : 1);
   }
-  touched_.assign(touched_.size(), 0);
+  settle();
   throw StateError(describe_unused(*group_, names, unused));
 }
 
@@ -152,6 +159,12 @@ void Reducer::install_gradients_of_others() {
         slots_[members[member]].install();
       }
     }
+  }
+}
+
+void Reducer::bring_back_copies() {
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    if (gradient_states_[index] == GradientState::Copied) slots_[index].install();
   }
 }
 

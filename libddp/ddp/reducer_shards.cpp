@@ -39,6 +39,8 @@ void Reducer::shard() {
     refuse("some gradients are sparse", "use an optimizer without shard_over");
   }
   if (phase_ == Phase::Running) refuse("a backward pass runs", "make the optimizer before it");
+  claim_parameters();
+  check_users();
   is_sharded_ = true;
   const std::optional<BucketPlan> planned = std::exchange(planned_, std::nullopt);
   build_buckets(planned ? *planned : buckets_->plan());
@@ -61,7 +63,7 @@ void Reducer::share_flags() {
 
 void Reducer::mark_averages() {
   for (std::size_t index = 0; index < slots_.size(); ++index) {
-    has_average_[index] = slots_[index].shows_bucket();
+    if (slots_[index].shows_bucket()) gradient_states_[index] = GradientState::AveragedInPart;
   }
 }
 
@@ -70,7 +72,8 @@ void Reducer::spread_averages() {
   const c10::NoGradGuard no_grad;
   const int rank = group_->rank();
   for (std::size_t index = 0; index < slots_.size(); ++index) {
-    if (!std::exchange(has_average_[index], std::uint8_t{0})) continue;
+    if (gradient_states_[index] != GradientState::AveragedInPart) continue;
+    gradient_states_[index] = GradientState::Settled;
     if (!slots_[index].shows_bucket()) continue;
     const ElementRange own = buckets_->owned(index, rank);
     const at::Tensor whole = buckets_->flat_view(index);
@@ -100,7 +103,7 @@ void Reducer::arm_local_pass(const std::vector<at::Tensor>& outputs) {
 
 void Reducer::check_averaged() const {
   for (std::size_t index = 0; index < slots_.size(); ++index) {
-    if (!touched_[index] || !slots_[index].has_gradient()) continue;
+    if (!has_own(index)) continue;
     throw StateError(fmt::format(
         "{}: parameter '{}': its gradient has not been averaged, and each rank updates a part of "
         "it only. Hint: run the last backward pass before optimizer.step() outside of no_sync().",

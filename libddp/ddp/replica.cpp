@@ -118,6 +118,8 @@ void Replica::apply(const MixedPrecision& precision, const NamedTensors& buffers
     reducer_->set_comm_hook(compress_hook(group_, *reduce_dtype));
   }
   if (!low_) return;
+  // Parameters that change their dtype lose the hooks of others.
+  reducer_->claim_parameters();
   reducer_->accept_gradients_of(low_->dtype());
   if (delayed_) delayed_->accept_gradients_of(low_->dtype());
   low_->on_change([reducer = std::weak_ptr(reducer_), delayed = std::weak_ptr(delayed_)] {
@@ -133,6 +135,7 @@ void Replica::broadcast(const std::vector<at::Tensor>& tensors, int root) {
 }
 
 void Replica::before_forward() {
+  if (low_ || c10::GradMode::is_enabled()) reducer_->check_users();
   if (c10::GradMode::is_enabled()) group_->withdraw_trouble();
   reducer_->begin_forward();
   if (low_) lowered_here_ = low_->lower();

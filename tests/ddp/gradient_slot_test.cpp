@@ -97,6 +97,43 @@ TEST_CASE("zero-size parameters are fine", "[gradient_slot]") {
   CHECK(parameter.grad().is_same(view));
 }
 
+TEST_CASE("a gradient that two slots average stays apart from both buckets", "[gradient_slot]") {
+  const at::Tensor parameter = at::zeros({2, 3});
+  const at::Tensor views[2] = {at::zeros({2, 3}), at::zeros({2, 3})};
+  GradientSlot first("w", parameter);
+  first.move_to(views[0]);
+  parameter.mutable_grad() = at::full({2, 3}, 5.0);
+  first.adopt();
+  CHECK(parameter.grad().is_same(views[0]));
+  {
+    GradientSlot second("w", parameter);
+    second.move_to(views[1]);
+    CHECK(parameter.grad().is_same(views[0]));
+    second.adopt();
+    CHECK(views[1].equal(at::full({2, 3}, 5.0)));
+    first.adopt();
+    CHECK_FALSE(first.shows_bucket());
+    const at::Tensor grad = parameter.grad();
+    views[0].fill_(7);
+    views[1].fill_(8);
+    CHECK(grad.equal(at::full({2, 3}, 5.0)));
+    first.install();
+    CHECK(grad.equal(views[0]));
+    second.install();
+    CHECK(parameter.grad().is_same(grad));
+    CHECK(grad.equal(views[1]));
+    parameter.mutable_grad() = at::Tensor();
+    second.fill_without_gradient();
+    CHECK_FALSE(second.has_gradient());
+    CHECK(views[1].equal(at::zeros({2, 3})));
+    first.install();
+    CHECK(parameter.grad().equal(views[0]));
+    CHECK_FALSE(first.shows_bucket());
+  }
+  first.adopt();
+  CHECK(parameter.grad().is_same(views[0]));
+}
+
 TEST_CASE("a gradient that does not fit is refused by name", "[gradient_slot]") {
   const at::Tensor parameter = at::zeros({4});
   GradientSlot slot("head.weight", parameter);

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <set>
+#include <stdexcept>
 #include <thread>
 
 #include "libddp/base/error.h"
@@ -347,6 +348,56 @@ TEST_CASE("an input that is handed through as the output", "[reducer]") {
       output.sum().backward();
       expect(has_gradient(parameters[0], 0.5), "half of the gradient of the rank that used it");
     }
+  });
+}
+
+TEST_CASE("reducers over common parameters average each its own passes", "[reducer]") {
+  with_groups(2, [](const Group& group) {
+    const NamedTensors all = vectors(3);
+    const NamedTensors of_first{all[0], all[1]};
+    const NamedTensors of_second{all[0], all[2]};
+    const auto first = Reducer::create(of_first, group, one_bucket_each());
+    const auto second = Reducer::create(of_second, group, one_bucket_each());
+    const double mine = group->rank() + 1;
+    for (int pass = 0; pass < 3; ++pass) {
+      clear(all);
+      const at::Tensor one = loss_of(all, {0, 1}, mine), other = loss_of(all, {0, 2}, mine);
+      first->arm({one});
+      second->arm({other});
+      (one + other).backward();
+      expect(has_gradient(all[0], 2 * 1.5), "of both losses");
+      expect(has_gradient(all[1], 2 * 1.5) && has_gradient(all[2], 3 * 1.5), "their own");
+
+      clear(all);
+      const at::Tensor alone = loss_of(all, {0, 1}, mine), late = loss_of(all, {0, 2}, mine);
+      first->arm({alone});
+      second->arm({late});
+      alone.backward();
+      expect(has_gradient(all[0], 1.5), "the second one's pass has not begun");
+      expect(!all[2].tensor.grad().defined(), "nor touched anything");
+      late.backward();
+      expect(has_gradient(all[0], 2 * 1.5), "the average on top of the other one");
+    }
+  });
+}
+
+TEST_CASE("a pass that failed does not keep gradients from other reducers", "[reducer]") {
+  with_groups(2, [](const Group& group) {
+    const NamedTensors all = vectors(2);
+    const auto whole = Reducer::create(all, group, {});
+    const auto part = Reducer::create({all[0]}, group, {});
+    const double mine = group->rank() + 1;
+    const at::Tensor loss = loss_of(all, {0, 1}, mine);
+    whole->arm({loss});
+    const unsigned hook = all[1].tensor.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a hook's own error"); });
+    expect(contains(message_of<std::runtime_error>([&] { loss.backward(); }), "own error"),
+           "fails");
+    all[1].tensor.remove_hook(hook);
+    clear(all);
+    part->arm({});
+    loss_of(all, {0}, mine).backward();
+    expect(has_gradient(all[0], 1.5), "averaged, though nobody saw the pass begin");
   });
 }
 
