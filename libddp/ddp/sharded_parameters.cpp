@@ -2,10 +2,13 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -62,12 +65,6 @@ ShardedNumbers::ShardedNumbers(const Group& group, std::shared_ptr<const Gradien
   }
 }
 
-const void* ShardedNumbers::data(std::size_t parameter) const {
-  const at::Tensor& array = arrays_[buckets_->bucket_of(parameter)];
-  return static_cast<const std::byte*>(array.const_data_ptr()) +
-         static_cast<std::size_t>(buckets_->offset(parameter)) * array.element_size();
-}
-
 at::Tensor ShardedNumbers::view(std::size_t parameter) const {
   return piece_of(arrays_[buckets_->bucket_of(parameter)], buckets_->offset(parameter),
                   buckets_->view(parameter));
@@ -122,8 +119,22 @@ void ShardedParameters::move_in() {
     values_.load(index, parameters_[index].tensor.detach());
   }
   publish();
-  for (std::size_t index = 0; index < parameters_.size(); ++index) {
-    parameters_[index].tensor.set_data(values_.view(index));
+  shown_.resize(parameters_.size());
+  for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) show(bucket);
+}
+
+void ShardedParameters::show(std::size_t bucket) {
+  at::Tensor flat = values_.array(bucket);
+  if (values_.is_shared() && flat.numel() > 0) {
+    const auto view = PrivateView::of(static_cast<std::byte*>(flat.data_ptr()), flat.nbytes());
+    private_.push_back(view);
+    // The array stays mapped as long as it is seen.
+    flat = at::from_blob(
+        view->data(), flat.sizes(), [view, array = flat](void*) {}, flat.options());
+  }
+  for (const std::size_t index : buckets_->members(bucket)) {
+    shown_[index] = piece_of(flat, buckets_->offset(index), buckets_->view(index));
+    parameters_[index].tensor.set_data(shown_[index]);
   }
 }
 
@@ -157,13 +168,28 @@ std::shared_ptr<ShardedNumbers> ShardedParameters::make_numbers() const {
 
 void ShardedParameters::begin_update() {
   check_in_place();
-  if (values_.is_shared()) group_->barrier({.async = false, .timeout = {}, .label = "update"});
+  if (!values_.is_shared()) return;
+  group_->barrier({.async = false, .timeout = {}, .label = "update"});
+  take_changes();
+}
+
+// See NOTE [Each rank's own changes].
+void ShardedParameters::take_changes() {
+  for (const std::shared_ptr<PrivateView>& view : private_) {
+    const std::size_t block_bytes = view->size_bytes() / static_cast<std::size_t>(group_->size());
+    const std::size_t own = block_bytes * static_cast<std::size_t>(group_->rank());
+    for (const auto& [first, last] : view->written()) {
+      const std::size_t begin = std::max(first, own);
+      const std::size_t end = std::min(last, own + block_bytes);
+      if (begin < end) std::memcpy(view->shared() + begin, view->data() + begin, end - begin);
+    }
+  }
 }
 
 void ShardedParameters::check_in_place() const {
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
     const auto& [name, parameter] = parameters_[index];
-    if (parameter.const_data_ptr() == values_.data(index)) continue;
+    if (parameter.const_data_ptr() == shown_[index].const_data_ptr()) continue;
     const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
     throw StateError(fmt::format(
         "{} update: parameter '{}' was given other memory since its optimizer's first step, so the "
@@ -176,6 +202,7 @@ void ShardedParameters::check_in_place() const {
 void ShardedParameters::publish() {
   if (values_.is_shared()) {
     group_->barrier({.async = false, .timeout = {}, .label = "updated parameters"});
+    for (const std::shared_ptr<PrivateView>& view : private_) view->drop();
   } else if (group_->size() > 1) {
     values_.gather();
   }

@@ -15,8 +15,15 @@
 // NOTE [Two meetings per update]
 // Between begin_update and publish, parameters are half updated. begin_update waits until every
 // rank is there, so nobody computes with them any more, not even for an evaluation of its own after
-// the backward pass; publish waits until every rank is done. In between, ranks may read as they
-// like; what one of them writes, the others on its host have.
+// the backward pass; publish waits until every rank is done.
+//
+// NOTE [Each rank's own changes]
+// A script may change parameters in place, on every rank (decoupled decay, weights swapped in and
+// out for an evaluation, clipping): each rank then expects its change, once. So what a parameter
+// shows is a private view of the shared array: a page that a rank writes to becomes that rank's.
+// begin_update takes the owner's bytes of such pages into the array, publish drops the copies. As
+// between hosts, the owner's value is what counts at an update. Memory that a rank has for itself
+// is that of the pages that it has changed since the last one.
 //
 // Thread rule: one thread at a time. Collectives: construction, begin_update, publish, and
 // ShardedNumbers::whole between hosts.
@@ -35,6 +42,7 @@
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
+#include "libddp/memory/private_view.h"
 
 namespace libddp {
 
@@ -49,8 +57,8 @@ class ShardedNumbers {
   bool is_shared() const { return is_shared_; }
   /// What this rank owns for a parameter, in one dimension; memory in the parameter's own order.
   const at::Tensor& own(std::size_t parameter) const { return own_[parameter]; }
-  /// Where the parameter's part of the array starts. REQUIRES: as `view`.
-  const void* data(std::size_t parameter) const;
+  /// Of a bucket. REQUIRES: shared or complete.
+  const at::Tensor& array(std::size_t bucket) const { return arrays_[bucket]; }
   /// The parameter's part of the array in its shape. REQUIRES: shared or complete.
   at::Tensor view(std::size_t parameter) const;
   /// A copy of it; a collective where it is neither.
@@ -88,20 +96,26 @@ class ShardedParameters {
   /// A further number for each element.
   std::shared_ptr<ShardedNumbers> make_numbers() const;
 
-  /// Waits for all ranks. Throws StateError where a parameter was given other memory.
+  /// Waits for all ranks, and takes in what they have changed. Throws StateError where a parameter
+  /// was given other memory.
   void begin_update();
   /// Everyone sees what everyone wrote.
   void publish();
 
  private:
   void move_in();
+  void show(std::size_t bucket);
   void check_in_place() const;
+  void take_changes();
 
   const NamedTensors parameters_;
   const Group group_;
   const std::shared_ptr<const GradientBuckets> buckets_;
   ShardedNumbers values_;
   std::vector<at::Tensor> own_gradients_;
+  /// Of the shared arrays; and per parameter what it shows.
+  std::vector<std::shared_ptr<PrivateView>> private_;
+  std::vector<at::Tensor> shown_;
 };
 
 }  // namespace libddp

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -78,16 +80,50 @@ std::byte* map_shared(int fd, std::size_t size_bytes) {
   return static_cast<std::byte*>(data);
 }
 
-void unmap(std::byte* data, std::size_t size_bytes) {
-  if (data == nullptr) return;
-  forget_mapping(data);  // before the address can be another's
-  ::munmap(data, size_bytes);
+/// The segments that this process has mapped: beginning -> end and descriptor.
+struct Mapped {
+  struct Entry {
+    const std::byte* end = nullptr;
+    int fd = -1;
+  };
+  std::mutex mutex;
+  std::map<const std::byte*, Entry> entries;
+};
+
+// Never destroyed: segments may be parts of objects of static storage.
+Mapped& mapped() {
+  static auto* const instance = new Mapped();
+  return *instance;
 }
 
 }  // namespace
 
 SharedSegment::SharedSegment(UniqueFd fd, std::byte* data, std::size_t size_bytes)
-    : fd_(std::move(fd)), data_(data), size_bytes_(size_bytes) {}
+    : fd_(std::move(fd)), data_(data), size_bytes_(size_bytes) {
+  const std::lock_guard lock(mapped().mutex);
+  mapped().entries[data_] = {data_ + size_bytes_, fd_.get()};
+}
+
+std::optional<SharedSegment::Place> SharedSegment::find(const void* pointer,
+                                                        std::size_t size_bytes) {
+  const auto* const bytes = static_cast<const std::byte*>(pointer);
+  const std::lock_guard lock(mapped().mutex);
+  auto next = mapped().entries.upper_bound(bytes);
+  if (next == mapped().entries.begin()) return std::nullopt;
+  const auto& [begin, entry] = *--next;
+  if (bytes + size_bytes > entry.end) return std::nullopt;
+  return Place{entry.fd, static_cast<std::uint64_t>(bytes - begin)};
+}
+
+void SharedSegment::unmap() {
+  if (data_ == nullptr) return;
+  {
+    const std::lock_guard lock(mapped().mutex);
+    mapped().entries.erase(data_);
+  }
+  forget_mapping(data_);  // before the address can be another's
+  ::munmap(data_, size_bytes_);
+}
 
 SharedSegment::SharedSegment(SharedSegment&& other) noexcept
     : fd_(std::move(other.fd_)),
@@ -96,7 +132,7 @@ SharedSegment::SharedSegment(SharedSegment&& other) noexcept
 
 SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
   if (this != &other) {
-    unmap(data_, size_bytes_);
+    unmap();
     fd_ = std::move(other.fd_);
     data_ = std::exchange(other.data_, nullptr);
     size_bytes_ = std::exchange(other.size_bytes_, 0);
@@ -104,7 +140,7 @@ SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
   return *this;
 }
 
-SharedSegment::~SharedSegment() { unmap(data_, size_bytes_); }
+SharedSegment::~SharedSegment() { unmap(); }
 
 SharedSegment SharedSegment::create(const std::string& name, std::size_t size_bytes) {
   if (size_bytes == 0) {

@@ -12,6 +12,8 @@
 //   SharedSegment theirs = SharedSegment::map(std::move(fd_from_peer));
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "libddp/base/unique_fd.h"
@@ -31,12 +33,20 @@ class SharedSegment {
   /// Maps a segment that another process created. Throws NetworkError if it is not sealed memory.
   static SharedSegment map(UniqueFd fd);
 
+  /// Descriptor and offset of bytes that lie in a segment of this process, which keeps both.
+  struct Place {
+    int fd = -1;
+    std::uint64_t offset = 0;
+  };
+  static std::optional<Place> find(const void* pointer, std::size_t size_bytes);
+
   std::byte* data() const { return data_; }
   std::size_t size_bytes() const { return size_bytes_; }
   int fd() const { return fd_.get(); }
 
  private:
   SharedSegment(UniqueFd fd, std::byte* data, std::size_t size_bytes);
+  void unmap();
 
   UniqueFd fd_;
   std::byte* data_ = nullptr;

@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -113,6 +114,45 @@ TEST_CASE("each rank updates what it owns, and all see everything", "[sharded_pa
     group->barrier();
     expect(numbers->whole(4).equal(at::arange(129, at::kFloat)), "loaded");
     group->barrier();
+  });
+}
+
+TEST_CASE("what every rank changes in place is changed once", "[sharded_parameters]") {
+  const auto [world_size, num_hosts] = GENERATE(std::pair(1, 1), std::pair(3, 1), std::pair(4, 2));
+  with_hosts(world_size, num_hosts, [&](const Group& group) {
+    NamedTensors parameters = odd_parameters();
+    const at::Tensor large = at::ones({40000}).set_requires_grad(true);
+    parameters.push_back({"large", large});
+    const auto reducer = Reducer::create(parameters, group, {});
+    reducer->shard();
+    run_sharded_pass(*reducer, parameters, 1);
+    ShardedParameters sharded(parameters, group, reducer->shared_buckets());
+    const c10::NoGradGuard no_grad;
+    at::Tensor expected = at::ones({40000});
+    for (int step = 0; step < 3; ++step) {
+      large.detach().mul_(2);
+      expected.mul_(2);
+      expect(large.equal(expected), "each rank sees its own change");
+      large.detach().narrow(0, 100, 2).fill_(group->rank());
+      group->barrier();
+      expect(large[100].item<int>() == group->rank(), "and none of another one's");
+      large.detach().narrow(0, 100, 2).copy_(expected.narrow(0, 100, 2));
+      sharded.begin_update();
+      expect(holds_only(sharded.own(5), expected[0].item<double>()), "taken in");
+      sharded.own(5).add_(1);
+      sharded.publish();
+      expected.add_(1);
+      expect(large.equal(expected), "updated by its owners");
+      expect(parameters[4].tensor.equal(at::arange(129, at::kFloat)), "untouched");
+    }
+    large.detach().fill_(group->rank());
+    sharded.begin_update();
+    sharded.publish();
+    const ElementRange own = reducer->buckets().owned(5, group->rank());
+    expect(holds_only(large.narrow(0, own.begin, own.numel()), group->rank()), "the owner's");
+    const at::Tensor first = large.clone();
+    group->broadcast(first, 0);
+    expect(large.equal(first), "alike on all ranks");
   });
 }
 
