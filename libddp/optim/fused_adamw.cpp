@@ -1,6 +1,8 @@
 #include "libddp/optim/fused_adamw.h"
 
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -81,6 +83,52 @@ class Runs {
   const Tensors& steps_;
 };
 
+/// What the kernel goes through element by element, from the beginning of memory to the end: all of
+/// one entry in the order of its parameter, or contiguous where that has gaps. What lies otherwise
+/// (a gradient that a script has assigned, a state of a model in another memory format) takes part
+/// as a copy.
+class InOneOrder {
+ public:
+  explicit InOneOrder(const Tensors& parameters) : parameters_(parameters) {}
+
+  /// `list` as the kernel wants it.
+  Tensors read(const Tensors& list) const {
+    Tensors result;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      result.push_back(is_in_order(list[i], parameters_[i]) ? list[i]
+                                                            : copied(list[i], parameters_[i]));
+    }
+    return result;
+  }
+
+  /// The results go back to where the copies were taken from.
+  static void write(const Tensors& list, const Tensors& results) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (!results[i].is_same(list[i])) at::Tensor(list[i]).copy_(results[i]);
+    }
+  }
+
+ private:
+  static bool is_in_order(const at::Tensor& tensor, const at::Tensor& parameter) {
+    if (!parameter.is_non_overlapping_and_dense()) return tensor.is_contiguous();
+    if (tensor.strides() == parameter.strides()) return true;
+    for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+      if (tensor.size(dim) > 1 && tensor.stride(dim) != parameter.stride(dim)) return false;
+    }
+    return true;
+  }
+
+  static at::Tensor copied(const at::Tensor& tensor, const at::Tensor& parameter) {
+    const at::TensorOptions options = tensor.options().requires_grad(false);
+    at::Tensor copy = parameter.is_non_overlapping_and_dense()
+                          ? at::empty_strided(parameter.sizes(), parameter.strides(), options)
+                          : at::empty(parameter.sizes(), options);
+    return copy.copy_(tensor);
+  }
+
+  const Tensors& parameters_;
+};
+
 /// Zeros like `tensor` over the beginning of `memory`. Strides as the parameter's: the kernel goes
 /// through memory.
 at::Tensor zeros_over(const at::Tensor& memory, const at::Tensor& tensor) {
@@ -107,6 +155,29 @@ Tensors zeros_like_runs(const Tensors& tensors) {
   return zeros;
 }
 
+std::size_t update_runs(const Tensors& parameters, const Tensors& gradients,
+                        const AdamwState& state, const AdamwOptions& options,
+                        const at::Tensor& grad_scale, const at::Tensor& found_inf) {
+  std::vector<const Tensors*> lists{&parameters, &gradients, &state.exp_avgs, &state.exp_avg_sqs};
+  if (options.amsgrad) lists.push_back(&state.max_exp_avg_sqs);
+  const std::vector<Run> runs = Runs(lists, state.steps).find();
+  if (runs.empty()) return 0;
+  const auto optional = [](const at::Tensor& tensor) {
+    return tensor.defined() ? std::optional(tensor) : std::nullopt;
+  };
+  Tensors steps;
+  for (const Run& run : runs) steps.push_back(state.steps[run.begin]);
+  Tensors merged = Runs::merged(parameters, runs);
+  Tensors averages = Runs::merged(state.exp_avgs, runs);
+  Tensors squares = Runs::merged(state.exp_avg_sqs, runs);
+  Tensors largest;
+  if (options.amsgrad) largest = Runs::merged(state.max_exp_avg_sqs, runs);
+  at::_fused_adamw_(merged, Runs::merged(gradients, runs), averages, squares, largest, steps,
+                    options.lr, options.beta1, options.beta2, options.weight_decay, options.eps,
+                    options.amsgrad, options.maximize, optional(grad_scale), optional(found_inf));
+  return runs.size();
+}
+
 }  // namespace
 
 AdamwState make_adamw_state(const Tensors& parameters, bool amsgrad) {
@@ -124,29 +195,25 @@ std::size_t fused_adamw(const Tensors& parameters, const Tensors& gradients,
                         const AdamwState& state, const AdamwOptions& options,
                         const at::Tensor& grad_scale, const at::Tensor& found_inf) {
   const c10::NoGradGuard no_grad;
-  std::vector<const Tensors*> lists{&parameters, &gradients, &state.exp_avgs, &state.exp_avg_sqs};
-  if (options.amsgrad) lists.push_back(&state.max_exp_avg_sqs);
-  const std::vector<Run> runs = Runs(lists, state.steps).find();
-  const bool skips = found_inf.defined() && found_inf.item<float>() != 0;
-  for (const at::Tensor& step : state.steps) {
-    if (!skips) *step.mutable_data_ptr<float>() += 1;
+  if (found_inf.defined() && found_inf.item<float>() != 0) return 0;
+  const InOneOrder order(parameters);
+  const Tensors values = order.read(parameters);
+  const Tensors slopes = order.read(gradients);
+  AdamwState ordered{order.read(state.exp_avgs), order.read(state.exp_avg_sqs),
+                     order.read(state.max_exp_avg_sqs), state.steps};
+  for (const at::Tensor& step : state.steps) *step.mutable_data_ptr<float>() += 1;
+  const std::size_t num_runs = update_runs(values, slopes, ordered, options, grad_scale, found_inf);
+  InOneOrder::write(parameters, values);
+  // The kernel leaves gradients without the scale; one that is expanded cannot take that.
+  for (std::size_t i = 0; grad_scale.defined() && i < gradients.size(); ++i) {
+    if (gradients[i].is_non_overlapping_and_dense()) {
+      InOneOrder::write({gradients[i]}, {slopes[i]});
+    }
   }
-  const auto optional = [](const at::Tensor& tensor) {
-    return tensor.defined() ? std::optional(tensor) : std::nullopt;
-  };
-  if (!runs.empty() && !skips) {
-    Tensors steps;
-    for (const Run& run : runs) steps.push_back(state.steps[run.begin]);
-    Tensors merged = Runs::merged(parameters, runs);
-    Tensors averages = Runs::merged(state.exp_avgs, runs);
-    Tensors squares = Runs::merged(state.exp_avg_sqs, runs);
-    Tensors largest;
-    if (options.amsgrad) largest = Runs::merged(state.max_exp_avg_sqs, runs);
-    at::_fused_adamw_(merged, Runs::merged(gradients, runs), averages, squares, largest, steps,
-                      options.lr, options.beta1, options.beta2, options.weight_decay, options.eps,
-                      options.amsgrad, options.maximize, optional(grad_scale), optional(found_inf));
-  }
-  return runs.size();
+  InOneOrder::write(state.exp_avgs, ordered.exp_avgs);
+  InOneOrder::write(state.exp_avg_sqs, ordered.exp_avg_sqs);
+  InOneOrder::write(state.max_exp_avg_sqs, ordered.max_exp_avg_sqs);
+  return num_runs;
 }
 
 }  // namespace libddp

@@ -40,7 +40,8 @@ struct AdamwState {
 /// Zeros, laid out so that what is adjacent in the parameters is adjacent in the moments.
 AdamwState make_adamw_state(const std::vector<at::Tensor>& parameters, bool amsgrad = false);
 
-/// One step in place. `grad_scale`, `found_inf`: of a gradient scaler, or undefined: gradients are
+/// One step in place. Strides may be any: what does not lie in memory as its parameter does takes
+/// part as a copy. `grad_scale`, `found_inf`: of a gradient scaler, or undefined: gradients are
 /// divided by the former, and nothing happens where the latter is not zero.
 /// REQUIRES: lists of one length; a gradient has its parameter's shape and dtype.
 /// Returns the number of tensors that the kernel saw.

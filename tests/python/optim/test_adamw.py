@@ -95,3 +95,97 @@ def test_mistakes():
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match="with a sparse gradient"):
         AdamW(table.parameters()).step()
+
+
+LAYOUTS = {
+    "transposed": lambda g: g.mT.contiguous().mT,
+    "expanded": lambda g: g.flatten()[0].expand(g.shape),
+    "expanded-rows": lambda g: g[:1].expand(g.shape),
+    "sliced": lambda g: torch.stack([g, g + 1], -1)[..., 0],
+    "flipped": lambda g: g.flip(0).contiguous().flip(0),
+    "channels-last": lambda g: (
+        g.contiguous(memory_format=torch.channels_last) if g.dim() == 4 else g
+    ),
+    "contiguous": lambda g: g.contiguous(),
+}
+
+
+def odd_parameters():
+    """Transposed, channels last, with gaps, of one element, plain."""
+    torch.manual_seed(1)
+    values = [
+        torch.randn(6, 4).t(),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(5, 8)[:, ::2],
+        torch.randn(1, 1),
+        torch.randn(3, 7),
+    ]
+    return [nn.Parameter(value) for value in values]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("options", [{}, {"amsgrad": True, "maximize": True}])
+def test_gradients_of_any_layout(layout, options):
+    """Those that a script assigns. The same bits as torch's fused AdamW, given dense gradients."""
+    ours, fused, plain = odd_parameters(), odd_parameters(), odd_parameters()
+    fused = [nn.Parameter(p.detach().contiguous()) for p in fused]
+    optimizers = [
+        AdamW(ours, lr=0.1, **options),
+        torch.optim.AdamW(fused, lr=0.1, fused=True, **options),
+        torch.optim.AdamW(plain, lr=0.1, **options),
+    ]
+    for step in range(3):
+        torch.manual_seed(step)
+        for mine, one, other in zip(ours, fused, plain, strict=True):
+            gradient = LAYOUTS[layout](torch.randn(mine.shape))
+            mine.grad = other.grad = gradient
+            one.grad = gradient.contiguous()
+        for optimizer in optimizers:
+            optimizer.step()
+    for mine, one, other in zip(ours, fused, plain, strict=True):
+        assert torch.equal(mine, one)
+        torch.testing.assert_close(mine, other)
+
+
+def test_a_state_of_another_layout():
+    """Saved by a model in another memory format."""
+
+    def conv(memory_format):
+        torch.manual_seed(0)
+        return nn.Conv2d(4, 4, 2).to(memory_format=memory_format)
+
+    def train_one(net, optimizer, steps):
+        for step in range(steps):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            net(torch.randn(2, 4, 6, 6)).pow(2).mean().backward()
+            optimizer.step()
+
+    source = conv(torch.contiguous_format)
+    saved = AdamW(source.parameters(), lr=0.1)
+    train_one(source, saved, 2)
+    results = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        net = conv(memory_format)
+        net.load_state_dict(source.state_dict())
+        optimizer = AdamW(net.parameters(), lr=0.1)
+        optimizer.load_state_dict(copy.deepcopy(saved.state_dict()))
+        for parameter in net.parameters():
+            torch.manual_seed(3)
+            parameter.grad = torch.randn(parameter.shape)
+        optimizer.step()
+        results.append([p.detach().clone() for p in net.parameters()])
+    assert all(map(torch.equal, *results))
+
+
+def test_a_scaled_gradient_of_another_layout_is_unscaled():
+    ours, theirs = (nn.Parameter(torch.arange(6.0).reshape(2, 3)) for _ in range(2))
+    for parameter, cls, extra in ((ours, AdamW, {}), (theirs, torch.optim.AdamW, {"fused": True})):
+        optimizer = cls([parameter], **extra)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(parameter.sum()).backward()
+        gradient = torch.arange(6.0).reshape(2, 3) * 8
+        parameter.grad = gradient.t().contiguous().t() if parameter is ours else gradient
+        scaler.step(optimizer)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(ours.grad, theirs.grad)
