@@ -20,6 +20,9 @@ namespace libddp {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
+/// A fault for each page costs several times as much as copying it. So copies that come again at
+/// once are kept, and given back now and then, in case that they would not come again.
+constexpr int kGivenBack = 2, kCycle = 64;
 
 std::size_t page_size() {
   static const auto size = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -117,10 +120,13 @@ std::vector<PrivateView::Range> PrivateView::written() const {
 }
 
 void PrivateView::drop() {
-  for (const auto& [begin, end] : written_pages()) {
+  const std::vector<Range> written = written_pages();
+  num_drops_ = written.empty() ? 0 : (num_drops_ + 1) % kCycle;
+  const bool gives_back = num_drops_ <= kGivenBack;
+  for (const auto& [begin, end] : written) {
     std::byte* const pages = pages_ + begin * page_size();
-    if (::madvise(pages, (end - begin) * page_size(), MADV_DONTNEED) == 0) continue;
-    // Pages that are locked in memory stay: they become equal instead.
+    // Pages that are locked in memory stay, too.
+    if (gives_back && ::madvise(pages, (end - begin) * page_size(), MADV_DONTNEED) == 0) continue;
     const std::size_t from = std::max(begin * page_size(), head_bytes_) - head_bytes_;
     const std::size_t to = std::min(end * page_size() - head_bytes_, size_bytes_);
     std::memcpy(data() + from, shared_ + from, to - from);

@@ -42,7 +42,8 @@ class PrivateView {
   /// Where this process has bytes of its own, by whole pages; everywhere, where the system does not
   /// tell (/proc/self/pagemap).
   std::vector<Range> written() const;
-  /// Shows what is shared again.
+  /// Shows what is shared again. Gives the copies back; where each of the last calls found some,
+  /// they are likely to be written again, and are made equal and kept instead, most of the time.
   void drop();
 
  private:
@@ -57,6 +58,8 @@ class PrivateView {
   /// Between the beginning of the first page and the first byte.
   const std::size_t head_bytes_;
   std::byte* pages_ = nullptr;
+  /// Calls of drop in a row that found copies.
+  int num_drops_ = 0;
 };
 
 }  // namespace libddp
