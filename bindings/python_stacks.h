@@ -20,9 +20,10 @@ namespace libddp {
 class PythonStacks {
  public:
   /// The stacks of a moment when no thread runs Python code: a walk beside a running thread may
-  /// find a broken chain of calls or end the process. Where a thread holds the interpreter lock for
-  /// longer than `limit` it hangs in foreign code, its calls stay as they are, and the stacks are
-  /// read without the lock. Empty after stop() and where Python has no function for it.
+  /// find a broken chain of calls or end the process. Where the interpreter lock is not to be had
+  /// within `limit` (a thread hangs in foreign code with it, or the machine is busy), a copy of the
+  /// process is walked, in which nothing runs and whose end harms nobody; that takes up to `limit`
+  /// once more. Empty after stop(), in a forked child and where Python has no function for it.
   std::string read(std::chrono::milliseconds limit);
   /// Waits for a reader that waits for the interpreter lock; not in a forked child, which has none.
   void stop();
