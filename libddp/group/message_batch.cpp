@@ -42,6 +42,13 @@ std::optional<int> MessageBatch::first_missing(const std::vector<bool>& is_gone,
   return std::nullopt;
 }
 
+bool MessageBatch::is_awaited(const std::vector<bool>& is_gone) const {
+  return std::any_of(transfers.begin(), transfers.end(), [&](const Mesh::Transfer& transfer) {
+    return !transfer.is_done && transfer.peer >= 0 &&
+           !is_gone[static_cast<std::size_t>(transfer.peer)];
+  });
+}
+
 std::string MessageBatch::unfinished_peers(const std::vector<std::string>& peer_names) const {
   std::set<int> peers;
   for (const Mesh::Transfer& transfer : transfers) {

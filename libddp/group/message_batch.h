@@ -39,6 +39,8 @@ struct MessageBatch {
   int source_rank() const;
   /// True if a part still needs one of the ranks marked in `is_gone`.
   std::optional<int> first_missing(const std::vector<bool>& is_gone, int own_rank) const;
+  /// Whether some rank that is not marked in `is_gone` may wait for a part that is not done.
+  bool is_awaited(const std::vector<bool>& is_gone) const;
   /// "rank 1, rank 3": the peers of what is not done.
   std::string unfinished_peers(const std::vector<std::string>& peer_names) const;
   /// Their ranks; all others of `world_size` where any of them would do.

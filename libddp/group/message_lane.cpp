@@ -47,6 +47,8 @@ struct MessageLane::State {
   struct Ending {
     BatchPtr batch;
     std::exception_ptr error;
+    /// Who left, where a rank that is there waits for a part that will not come.
+    std::optional<int> abandoned_by;
   };
 
   void add(const BatchPtr& batch);
@@ -58,6 +60,7 @@ struct MessageLane::State {
   BatchPtr first_unfinished() const;
   std::vector<Ending> retire_all(const std::exception_ptr& error);
   std::exception_ptr time_out(const MessageBatch& batch);
+  std::exception_ptr give_up(const Ending& ending);
   std::exception_ptr group_error() const;
   std::exception_ptr gone_error(const MessageBatch& batch, int rank) const;
   std::exception_ptr poison();
@@ -239,6 +242,15 @@ std::exception_ptr MessageLane::State::drive(Lock& lock) {
     const auto rest = retire_all(error);
     endings.insert(endings.end(), rest.begin(), rest.end());
   }
+  const auto awaited = std::find_if(endings.begin(), endings.end(),
+                                    [](const Ending& ending) { return ending.abandoned_by; });
+  if (awaited != endings.end()) {
+    lock.unlock();
+    error = give_up(*awaited);
+    lock.lock();
+    const auto rest = retire_all(error);
+    endings.insert(endings.end(), rest.begin(), rest.end());
+  }
   is_driven = false;
   for (const Ending& ending : endings) {
     finishing.push_back({std::this_thread::get_id(), ending.batch});
@@ -268,11 +280,13 @@ std::vector<MessageLane::State::Ending> MessageLane::State::retire(
   for (auto entry = active.begin(); entry != active.end();) {
     MessageBatch& batch = **entry;
     std::exception_ptr error;
+    std::optional<int> abandoned_by;
     const bool is_done = batch.is_done();
     if (!is_done && !moved) {
       // A peer that left had handed over everything first, and nothing moved since.
       if (const auto rank = batch.first_missing(was_gone, identity.rank)) {
         error = gone_error(batch, *rank);
+        if (batch.is_awaited(was_gone)) abandoned_by = rank;
       }
     }
     if (!is_done && !error) {
@@ -280,7 +294,7 @@ std::vector<MessageLane::State::Ending> MessageLane::State::retire(
       continue;
     }
     batch.is_retired = true;
-    endings.push_back({*entry, error});
+    endings.push_back({*entry, error, abandoned_by});
     entry = active.erase(entry);
   }
   return endings;
@@ -307,7 +321,7 @@ std::vector<MessageLane::State::Ending> MessageLane::State::retire_all(
   std::vector<Ending> endings;
   for (const BatchPtr& batch : active) {
     batch->is_retired = true;
-    endings.push_back({batch, batch->is_done() ? nullptr : error});
+    endings.push_back({batch, batch->is_done() ? nullptr : error, std::nullopt});
   }
   active.clear();
   return endings;
@@ -321,6 +335,21 @@ std::exception_ptr MessageLane::State::time_out(const MessageBatch& batch) {
                    "is doing (same peer, tag and order of messages?), or pass a longer timeout",
                    batch.work->description(), std::chrono::duration<double>(batch.timeout).count(),
                    batch.unfinished_peers(peer_names), notes)});
+  hooks.on_failure();
+  return group_error();
+}
+
+/// The peers of its other parts would wait for ever: the group fails, so that they are told.
+std::exception_ptr MessageLane::State::give_up(const Ending& ending) {
+  const int left = *ending.abandoned_by;
+  mesh.fail(
+      {MeshFailure::Kind::Peer,
+       fmt::format("{}: {} has left the group (destroy_process_group) in the middle of a "
+                   "batch of messages of {}, which other ranks wait for too. Hint: let all "
+                   "ranks finish their sends and receives before one leaves",
+                   ending.batch->work->description(), peer_names[static_cast<std::size_t>(left)],
+                   peer_names[static_cast<std::size_t>(identity.rank)]),
+       left});
   hooks.on_failure();
   return group_error();
 }

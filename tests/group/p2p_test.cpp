@@ -188,3 +188,26 @@ TEST_CASE("a peer that left is an error for who waits for it only", "[p2p]") {
     }
   });
 }
+
+TEST_CASE("a batch given up because one peer left ends for its other peers", "[p2p]") {
+  const auto start = std::chrono::steady_clock::now();
+  run_group(3, [](ProcessGroup& group) {
+    if (group.rank() == 1) return;  // leaves in order, without its part
+    if (group.rank() == 0) {
+      at::Tensor from_1 = filled(0);
+      at::Tensor from_2 = filled(0);
+      const std::string text = message_of<PeerError>([&] {
+        group.exchange({{Direction::Recv, from_1, 1, 0}, {Direction::Recv, from_2, 2, 7}});
+      });
+      expect(contains(text, "rank 1 (pid ") && contains(text, "has left the group"), text);
+    } else {
+      const std::string text = message_of<PeerError>([&] {
+        // Too much to be handed over before rank 0 takes it, under a tag that it does not ask for.
+        group.send(filled(2, 4 << 20), 0, 3);
+      });
+      expect(contains(text, "rank 1 (pid ") && contains(text, "has left the group"), text);
+      expect(contains(text, "batch of messages of rank 0 (pid "), text);
+    }
+  });
+  REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(50));
+}
