@@ -123,6 +123,7 @@ WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
           } catch (...) {
             error = std::current_exception();
           }
+          const Lane::CallbackScope callbacks;
           work->finish(error);
         };
   });

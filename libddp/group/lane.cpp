@@ -27,6 +27,42 @@ struct Lane::State {
   bool is_idle() const { return !is_running && queue.empty(); }
 };
 
+/// Of a worker: its lane, and whether the job under way calls back.
+struct Lane::Here {
+  State* serves = nullptr;
+  bool is_calling_back = false;
+};
+
+Lane::Here& Lane::here() {
+  thread_local Here here;
+  return here;
+}
+
+Lane::CallbackScope::CallbackScope() { here().is_calling_back = true; }
+
+Lane::CallbackScope::~CallbackScope() { here().is_calling_back = false; }
+
+bool Lane::run_next_here() {
+  const Here& here = Lane::here();
+  return here.serves != nullptr && here.is_calling_back && run_next(*here.serves);
+}
+
+bool Lane::run_next(State& state) {
+  Job job;
+  {
+    const std::lock_guard lock(state.mutex);
+    if (state.queue.empty()) return false;
+    job = std::move(state.queue.front());
+    state.queue.pop_front();
+  }
+  // The job that runs now has its operation still before it.
+  const bool was_calling_back = std::exchange(here().is_calling_back, false);
+  job();
+  job = nullptr;
+  here().is_calling_back = was_calling_back;
+  return true;
+}
+
 Lane::Lane(std::string thread_name) : state_(std::make_shared<State>()) {
   state_->thread_name = std::move(thread_name);
 }
@@ -43,14 +79,9 @@ Lane::~Lane() {
     return;
   }
   // On the worker: a callback dropped the last reference. Nobody else will run the queue.
-  while (!state.queue.empty()) {
-    Job job = std::move(state.queue.front());
-    state.queue.pop_front();
-    lock.unlock();
-    job();
-    lock.lock();
-  }
   state.worker.detach();
+  lock.unlock();
+  while (run_next(state)) continue;
 }
 
 std::optional<std::uint64_t> Lane::try_begin() {
@@ -112,6 +143,7 @@ std::uint64_t Lane::sequence() const {
 
 void Lane::work(const std::shared_ptr<State>& shared) {
   State& state = *shared;
+  here().serves = &state;
   std::unique_lock lock(state.mutex);
   while (true) {
     state.changed.wait(

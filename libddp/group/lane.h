@@ -49,6 +49,19 @@ class Lane {
     Lane& lane_;
   };
 
+  /// While it lives, the job that runs in this thread has done its operation and calls back: its
+  /// callbacks may wait for operations that are queued behind it. Needs the Lane no more.
+  class CallbackScope {
+   public:
+    CallbackScope();
+    ~CallbackScope();
+    CallbackScope(const CallbackScope&) = delete;
+    CallbackScope& operator=(const CallbackScope&) = delete;
+  };
+  /// In a CallbackScope: runs the job that is queued next, which nobody else could do meanwhile.
+  /// False if there is none, and everywhere else. For whoever waits for an operation.
+  static bool run_next_here();
+
   /// Queues the job that `make` returns for its number.
   void enqueue(const std::function<Job(std::uint64_t sequence)>& make);
 
@@ -62,6 +75,9 @@ class Lane {
 
  private:
   struct State;
+  struct Here;
+  static Here& here();
+  static bool run_next(State& state);
   static void work(const std::shared_ptr<State>& state);
 
   std::shared_ptr<State> state_;

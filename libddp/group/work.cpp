@@ -10,6 +10,7 @@
 #include "libddp/base/interrupt.h"
 #include "libddp/base/log.h"
 #include "libddp/base/monotonic_clock.h"
+#include "libddp/group/lane.h"
 
 namespace libddp {
 namespace {
@@ -70,6 +71,12 @@ void Work::block(std::optional<std::chrono::milliseconds> timeout) {
   const Deadline deadline = timeout ? Deadline::after(*timeout) : Deadline::never();
   std::unique_lock lock(mutex_);
   while (!is_completed()) {
+    lock.unlock();
+    // A callback of an operation may wait for one that is queued behind it in the same lane.
+    const bool has_helped = Lane::run_next_here();
+    lock.lock();
+    if (has_helped) continue;
+    if (is_completed()) return;
     finished_.wait_for(lock, deadline.remaining(kInterruptPeriod));
     if (is_completed()) return;
     lock.unlock();

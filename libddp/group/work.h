@@ -57,8 +57,9 @@ class Work {
   std::int64_t finished_ns() const { return is_completed() ? finished_ns_ : 0; }
 
   /// Calls `callback` once the operation is done, at once if it is already; otherwise in the
-  /// thread that finishes it, before waiters wake, so it must not wait for one of them. What it
-  /// throws is logged, because nobody is there to catch it.
+  /// thread that finishes it, before waiters wake, so it must not wait for one of them. It may use
+  /// the group and wait for its operations: those queued behind this one then run in the callback's
+  /// thread, in their order. What it throws is logged, because nobody is there to catch it.
   void on_complete(std::function<void(Work&)> callback);
 
   /// For backends: ends the operation, once; `error` null = success.

@@ -11,11 +11,10 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/torch_group_fixture.h"
+#include "tests/support/wait_until.h"
 
 using namespace libddp;
 using namespace libddp::test;
-
-namespace {}  // namespace
 
 TEST_CASE("two hundred collectives in flight end in order", "[async]") {
   run_group(3, [](ProcessGroup& group) {
@@ -206,4 +205,57 @@ TEST_CASE("shutdown waits until what a message has brought is in its place", "[a
       if (group.rank() == 1) expect(received.eq(1).all().item<bool>(), "all of it");
     });
   }
+}
+
+/// Keeps the lane busy for some milliseconds, so that what is queued next is not done at once.
+std::vector<WorkPtr> keep_busy(ProcessGroup& group) {
+  std::vector<WorkPtr> works;
+  for (int i = 0; i < 8; ++i) {
+    works.push_back(group.all_reduce(filled(1, 1 << 20), {}, {.async = true}));
+  }
+  return works;
+}
+
+TEST_CASE("a callback may use its own group", "[async]") {
+  run_group(2, [](ProcessGroup& group) {
+    at::Tensor own = filled(1), behind = filled(10), inside = filled(100), last = filled(0);
+    std::atomic<int> num_done{0};
+    const auto ahead = keep_busy(group);
+    const WorkPtr work = group.all_reduce(own, {}, {.async = true});
+    const WorkPtr second = group.all_reduce(behind, {}, {.async = true});
+    second->on_complete([&](Work&) {
+      group.barrier();  // while the callback of the first one waits
+      ++num_done;
+    });
+    work->on_complete([&](Work&) {
+      second->wait();  // queued behind this one
+      ++num_done;
+      group.all_reduce(inside);
+      ++num_done;
+    });
+    wait_until([&] { return num_done == 3; });
+    expect(first(own) == 2 && first(behind) == 20 && first(inside) == 200, "sums");
+    group.all_reduce(last);
+    expect(group.sequence_number() == ahead.size() + 5, "numbers");
+  });
+}
+
+TEST_CASE("a callback may wait for messages and shut the group down", "[async]") {
+  run_group(2, [](ProcessGroup& group) {
+    at::Tensor tensor = filled(1), message = filled(group.rank());
+    std::atomic<bool> is_over{false};
+    const auto ahead = keep_busy(group);
+    const WorkPtr work = group.all_reduce(tensor, {}, {.async = true});
+    work->on_complete([&](Work&) {
+      if (group.rank() == 0) {
+        group.send(message, 1);
+      } else {
+        group.recv(message, 0);
+      }
+      group.shutdown();
+      is_over = true;
+    });
+    wait_until([&] { return is_over.load(); });
+    expect(first(message) == 0, "message");
+  });
 }
