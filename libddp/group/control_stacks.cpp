@@ -26,6 +26,7 @@ std::string end_of(std::string text, std::size_t most_bytes) {
 std::map<int, std::string> ControlWatcher::ask_for_stacks(const std::vector<int>& ranks,
                                                           std::chrono::milliseconds limit) {
   std::unique_lock lock(stacks_mutex_);
+  if (is_stopped_) return {};
   const std::uint64_t number = ++question_;
   stacks_.clear();
   std::size_t num_asked = 0;
@@ -37,7 +38,7 @@ std::map<int, std::string> ControlWatcher::ask_for_stacks(const std::vector<int>
       if (send_to(watched, question)) ++num_asked;
     }
   }
-  stacks_came_.wait_for(lock, limit, [&] { return stacks_.size() >= num_asked; });
+  stacks_came_.wait_for(lock, limit, [&] { return is_stopped_ || stacks_.size() >= num_asked; });
   return std::exchange(stacks_, {});
 }
 

@@ -68,8 +68,15 @@ ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> pe
   thread_ = start_service_thread("libddp-watch", [this] { run(); });
 }
 
-ControlWatcher::~ControlWatcher() {
+ControlWatcher::~ControlWatcher() { stop(); }
+
+void ControlWatcher::stop() {
   if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(stacks_mutex_);
+    is_stopped_ = true;
+    stacks_came_.notify_all();
+  }
   ring(stop_);
   thread_.join();
 }

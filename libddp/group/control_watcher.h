@@ -59,10 +59,14 @@ class ControlWatcher {
   /// Failures go to `mesh.fail`, events of its network to `mesh.on_network`. `mesh` must outlive
   /// the watcher. Throws ArgumentError for a bad LIBDDP_HEARTBEAT_TIMEOUT.
   ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> peers, Mesh& mesh, Hooks hooks);
-  /// Stops the thread and closes the sockets; peers that got no goodbye take it for a failure.
+  /// Closes the sockets too; peers that got no goodbye take it for a failure.
   ~ControlWatcher();
   ControlWatcher(const ControlWatcher&) = delete;
   ControlWatcher& operator=(const ControlWatcher&) = delete;
+
+  /// Ends the thread: no hook is called any more, and questions for stacks get no answer. What is
+  /// announced still reaches the peers. Not from the watcher's thread; once or more.
+  void stop();
 
   /// Tells the peers what this rank's group failed of. Only the first call does something.
   void announce(const MeshFailure& failure) noexcept;
@@ -138,6 +142,7 @@ class ControlWatcher {
   std::condition_variable stacks_came_;
   std::uint64_t question_ = 0;
   std::map<int, std::string> stacks_;
+  bool is_stopped_ = false;
   // Of the thread.
   std::int64_t next_beat_ns_ = 0;
   std::int64_t last_tick_ns_ = 0;

@@ -39,7 +39,10 @@ struct ProcessGroup::State {
   LivingGroup living;
   const ProcessStamp made;
   std::mutex life_mutex;
+  /// A shutdown has begun: no call may.
   std::atomic<bool> is_shut_down{false};
+  /// It is over: there is nothing to abort any more.
+  std::atomic<bool> is_closed{false};
 
   bool is_alone() const { return identity.world_size == 1; }
 

@@ -62,10 +62,21 @@ HostBackend::~HostBackend() {
     mesh_->fail({MeshFailure::Kind::Aborted,
                  "the group was destroyed without shutdown (destroy_process_group)"});
   }
-  // In this order: collectives use messages, both tell the peers of failures.
+  stop_parts();
+}
+
+// See NOTE [The end].
+void HostBackend::stop_parts() {
+  if (const auto watcher = this->watcher()) watcher->stop();
   lane_.reset();
   messages_.reset();
-  close_watcher();
+  const std::lock_guard lock(watcher_mutex_);
+  watcher_.reset();
+}
+
+std::shared_ptr<ControlWatcher> HostBackend::watcher() {
+  const std::lock_guard lock(watcher_mutex_);
+  return watcher_;
 }
 
 template <typename Operation>
@@ -192,15 +203,6 @@ void HostBackend::tell_peers() noexcept {
     if (watcher_) watcher_->announce(*failure);
   }
   report_failure();
-}
-
-void HostBackend::close_watcher() {
-  std::shared_ptr<ControlWatcher> watcher;
-  {
-    std::lock_guard lock(watcher_mutex_);
-    watcher = std::move(watcher_);
-  }
-  // Outside the lock: its thread may be about to tell the peers.
 }
 
 WorkPtr HostBackend::all_reduce(BackendCall call, const at::Tensor& tensor, double scale) {
@@ -331,14 +333,29 @@ std::exception_ptr HostBackend::failure() const {
 }
 
 void HostBackend::shutdown() {
-  lane_->drain();
-  messages_->drain();
-  {
-    std::lock_guard lock(watcher_mutex_);
-    mesh_->finish_messages();
-    if (watcher_) watcher_->say_goodbye(lane_->sequence());
+  std::exception_ptr interrupt;
+  try {
+    lane_->drain();
+    messages_->drain();
+  } catch (...) {
+    // A Ctrl-C. The peers may wait for what is in flight here, which now ends as well.
+    interrupt = std::current_exception();
+    mesh_->fail({MeshFailure::Kind::Aborted,
+                 "the shutdown was interrupted while operations were in flight. Hint: wait for "
+                 "them before destroy_process_group"});
+    tell_peers();
   }
-  close_watcher();
+  // Not under the lock: others look here meanwhile, and a peer may take its time to listen.
+  if (const auto watcher = this->watcher()) {
+    mesh_->finish_messages();
+    watcher->say_goodbye(lane_->sequence());
+    watcher->stop();
+  }
+  {
+    const std::lock_guard lock(watcher_mutex_);
+    watcher_.reset();
+  }
+  if (interrupt) std::rethrow_exception(interrupt);
 }
 
 }  // namespace libddp

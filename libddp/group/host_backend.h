@@ -8,6 +8,12 @@
 // collective, abort) ends up in Mesh::fail, which keeps the first cause and wakes every waiter
 // here, and in ControlWatcher::announce, which tells the peers. Every later call throws that cause.
 // A peer that leaves in order is no failure, unless a collective starts that it took no part in.
+//
+// NOTE [The end]
+// Each part may call those behind it in this list, so they stop in this order, whoever ends the
+// group and however: the watcher (its hooks call the lanes), the lane of collectives (it uses
+// messages), the lane of messages, the control sockets (the lanes tell the peers of failures), and
+// with the members the memory, which all of them touch.
 // Thread rule: any thread.
 //
 //   HostBackend backend(identity, arena, std::move(mesh), std::move(peers));
@@ -84,7 +90,8 @@ class HostBackend : public Backend {
   MeshFailure left_failure(int rank, std::uint64_t last, const std::string& what) const;
   void fail_after_exception(const MeshCall& call) noexcept;
   void tell_peers() noexcept;
-  void close_watcher();
+  void stop_parts();
+  std::shared_ptr<ControlWatcher> watcher();
 
   // host_backend_report.cpp: what is told when the group fails.
   /// ", which is in load (data.py:31) < ..." for the message of a timeout.

@@ -43,11 +43,7 @@ std::string indented(const std::string& text) {
 }  // namespace
 
 std::string HostBackend::where_are(const std::vector<int>& ranks) {
-  std::shared_ptr<ControlWatcher> watcher;
-  {
-    const std::lock_guard lock(watcher_mutex_);
-    watcher = watcher_;
-  }
+  const auto watcher = this->watcher();
   if (!watcher || ranks.empty()) return "";
   std::vector<int> asked = ranks;
   if (asked.size() > kMostStacks) asked.resize(kMostStacks);

@@ -226,7 +226,8 @@ Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name
 }
 
 void ProcessGroup::abort(const std::string& reason) {
-  state_->enter("abort");
+  // Also while a shutdown waits for what is in flight: an abort is what ends that.
+  if (!state_->made.is_current() || state_->is_closed) state_->refuse_entry("abort");
   state_->backend->abort(reason);
 }
 
@@ -261,9 +262,16 @@ void ProcessGroup::shutdown() {
   std::lock_guard lock(state_->life_mutex);
   if (state_->is_shut_down.exchange(true)) return;
   state_->living.leave();
+  // Closed in any case: where an interrupt ends the wait, the group has failed and said so.
+  struct Close {
+    State& state;
+    ~Close() {
+      state.is_closed = true;
+      // A FileStore removes its file when the last rank lets go.
+      state.store.reset();
+    }
+  } close{*state_};
   state_->backend->shutdown();
-  // A FileStore removes its file when the last rank lets go.
-  state_->store.reset();
 }
 
 }  // namespace libddp

@@ -224,6 +224,35 @@ TEST_CASE("abort wakes a waiting thread of the same rank", "[failure]") {
   });
 }
 
+TEST_CASE("abort ends a shutdown that waits", "[failure]") {
+  run_group(2, [](ProcessGroup& group) {
+    if (group.rank() == 1) {
+      expect_parts(message_of<PeerError>([&] { group.barrier(); }), {"rank 0 (pid ", "enough"});
+      return;
+    }
+    at::Tensor tensor = filled(1);
+    const WorkPtr receive = group.recv(tensor, 1, 9, {.async = true});
+    std::atomic<bool> is_over{false};
+    std::thread aborter([&] {
+      while (!is_over && !receive->is_completed()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        try {
+          group.abort("enough");
+        } catch (const StateError&) {
+          // Not as long as the shutdown waits: the test would hang here until its timeout.
+        }
+      }
+    });
+    const auto start = Clock::now();
+    group.shutdown();
+    is_over = true;
+    aborter.join();
+    expect(Clock::now() - start < std::chrono::seconds(30), "the shutdown ends");
+    expect_parts(message_of<StateError>([&] { receive->wait(); }), {"enough"});
+    expect_parts(message_of<StateError>([&] { group.abort("late"); }), {"has been shut down"});
+  });
+}
+
 TEST_CASE("a rank that is gone without shutdown is a failure", "[failure]") {
   // The exception of one rank drops its group; the others must not hang.
   std::atomic<int> num_told{0};
@@ -235,6 +264,31 @@ TEST_CASE("a rank that is gone without shutdown is a failure", "[failure]") {
   };
   REQUIRE_THROWS_WITH(run_group(3, body), "bug in rank 1");
   REQUIRE(num_told == 2);
+}
+
+TEST_CASE("groups may be dropped while their peers say goodbye", "[failure]") {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  run_ranks(3, [&](int rank) {
+    for (int round = 0; round < 60; ++round) {
+      Group group = ProcessGroup::create(store, {.rank = rank,
+                                                 .world_size = 3,
+                                                 .name = "dropped " + std::to_string(round),
+                                                 .timeout = std::chrono::seconds(60)});
+      group->barrier();
+      // One leaves in order, one with a receive in flight, one in between.
+      if (rank == round % 3) {
+        group->shutdown();
+      } else if (rank == (round + 1) % 3) {
+        try {
+          const WorkPtr receive = group->recv(filled(0), rank == 0 ? 1 : 0, 5, {.async = true});
+          group.reset();
+          receive->wait();
+        } catch (const Error&) {
+          // Another rank may have dropped the group already; only the end of it counts here.
+        }
+      }
+    }
+  });
 }
 
 TEST_CASE("ranks that drop their groups after the last call see no error", "[failure]") {
@@ -370,6 +424,26 @@ TEST_CASE("an interrupt leaves a waiting collective and ends the group", "[failu
       while (group.failure() == nullptr) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       expect_parts(message_of<PeerError>([&] { group.all_reduce(tensor); }),
                    {"rank 0 (pid ", "interrupted"});
+    }
+  });
+  interrupt_now = false;
+  set_interrupt_hook(before);
+}
+
+TEST_CASE("an interrupt leaves a shutdown that waits, and the peers learn why", "[failure]") {
+  const InterruptHook before = set_interrupt_hook(interrupt_hook);
+  interrupt_now = true;
+  run_group(2, [](ProcessGroup& group) {
+    at::Tensor tensor = filled(1);
+    if (group.rank() == 0) {
+      const WorkPtr work = group.all_reduce(filled(1), {}, {.async = true});
+      is_interruptible = true;
+      message_of<Interrupted>([&] { group.shutdown(); });
+      is_interruptible = false;
+      expect_parts(message_of<StateError>([&] { work->wait(); }), {"interrupted"});
+    } else {
+      expect_parts(message_of<PeerError>([&] { group.recv(tensor, 0); }),
+                   {"rank 0 (pid ", "the shutdown was interrupted"});
     }
   });
   interrupt_now = false;
