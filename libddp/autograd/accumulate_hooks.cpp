@@ -6,14 +6,14 @@
 #include <cstdint>
 #include <utility>
 
+#include "libddp/autograd/accumulator.h"
+
 namespace libddp {
 namespace {
 
 namespace autograd = torch::autograd;
 
 using Shared = std::shared_ptr<const AccumulateHooks::OnGradient>;
-/// shared_ptr or intrusive_ptr, as torch's version has it.
-using NodePtr = decltype(autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
 class Hook final : public autograd::FunctionPostHook {
  public:
@@ -45,7 +45,7 @@ c10::weak_intrusive_ptr<T> weak(const c10::intrusive_ptr<T>& node) {
 struct AccumulateHooks::State {
   struct Registration {
     at::Tensor parameter;
-    NodePtr node;
+    AccumulatorPtr node;
     std::uintptr_t key;
   };
   Shared on_gradient;
@@ -56,7 +56,7 @@ AccumulateHooks::AccumulateHooks(const std::vector<at::Tensor>& parameters, OnGr
     : state_(std::make_unique<State>()) {
   state_->on_gradient = std::make_shared<const OnGradient>(std::move(on_gradient));
   for (std::size_t index = 0; index < parameters.size(); ++index) {
-    NodePtr node = autograd::impl::grad_accumulator(parameters[index]);
+    AccumulatorPtr node = accumulator_of(parameters[index]);
     const std::uintptr_t key =
         node->add_post_hook(std::make_unique<Hook>(state_->on_gradient, index));
     state_->registrations.push_back({parameters[index], std::move(node), key});
@@ -70,7 +70,7 @@ AccumulateHooks::~AccumulateHooks() {
 void AccumulateHooks::renew() {
   for (std::size_t index = 0; index < state_->registrations.size(); ++index) {
     auto& [parameter, node, key] = state_->registrations[index];
-    NodePtr current = autograd::impl::grad_accumulator(parameter);
+    AccumulatorPtr current = autograd::impl::grad_accumulator(parameter);
     if (current == node) continue;
     node->del_post_hook(key);
     node = std::move(current);

@@ -23,7 +23,8 @@ class AccumulateHooks {
  public:
   using OnGradient = std::function<void(std::size_t index)>;
 
-  /// REQUIRES: every parameter is a leaf that requires a gradient.
+  /// REQUIRES: every parameter is a leaf of a dtype that can have gradients. One that requires none
+  /// now may do so later.
   AccumulateHooks(const std::vector<at::Tensor>& parameters, OnGradient on_gradient);
   ~AccumulateHooks();
 
