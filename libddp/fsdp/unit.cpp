@@ -28,6 +28,15 @@ std::string problem_of(const std::string& unit, const NamedTensor& parameter, Ow
         "move the module to the CPU first; a module on the meta device needs a param_init_fn, "
         "or to_empty() and its own initialisation");
   }
+  if (tensor.unsafeGetTensorImpl()->is_python_dispatch() || !tensor.has_storage() ||
+      tensor.is_quantized()) {
+    return refusal(unit, parameter.name,
+                   "is of a tensor class that handles operations itself (__torch_dispatch__, a "
+                   "DTensor, a quantized tensor), so its values are not in memory of its own that "
+                   "could be divided",
+                   "leave it out (ignored_params, ignored_states), or shard before the module is "
+                   "converted");
+  }
   if (!tensor.is_leaf()) {
     return refusal(unit, parameter.name, "is not a leaf of the graph",
                    "wrap modules that own their parameters, outside of any computation");
