@@ -40,6 +40,13 @@ void collect_tensors_of(py::handle value, std::vector<at::Tensor>& found) {
 }
 
 void rethrow_as_python_error(std::exception_ptr error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const python_error&) {
+    throw;  // of a user's hook
+  } catch (...) {
+    // below, outside of the handler
+  }
   const py::gil_scoped_acquire gil;
   const py::cpp_function thrower([&error] { std::rethrow_exception(error); });
   PyObject* const result = PyObject_CallObject(thrower.ptr(), nullptr);

@@ -15,25 +15,25 @@
 namespace libddp {
 
 void FlatParameter::show_copies(const CopyOptions& options) {
-  if (shows_copies_) return;
+  if (shows_ == Shows::Copies) return;
   const c10::NoGradGuard no_grad;
   const std::vector<at::Tensor> whole = whole_parameters();
   std::vector<at::Tensor> gradients;
-  if (options.with_gradients && is_trained_) gradients = whole_gradients();
+  const bool may_have_any = gradient_block_.defined() || !trained().is_none();
+  if (options.with_gradients && may_have_any) gradients = whole_gradients();
   if (!options.here) return;
   for (std::size_t i = 0; i < size(); ++i) parameters_[i].tensor.set_data(whole[i]);
-  kept_gradients_.resize(gradients.size());
-  for (std::size_t i = 0; i < gradients.size(); ++i) {
-    kept_gradients_[i] = std::exchange(parameters_[i].tensor.mutable_grad(), gradients[i]);
-  }
-  shows_copies_ = true;
+  shows_ = Shows::Copies;
+  if (gradients.empty()) return;
+  put_gradients_aside();
+  for (std::size_t i = 0; i < size(); ++i) parameters_[i].tensor.mutable_grad() = gradients[i];
 }
 
 std::vector<at::Tensor> FlatParameter::whole_parameters() {
   std::vector<at::Tensor> whole;
   if (compute_dtype_ == dtype_) {
     memory_->unshard();
-    for (const at::Tensor& full : full_) whole.push_back(full.clone());
+    for (const Member& member : members_) whole.push_back(member.full.clone());
     return whole;
   }
   // What the computation reads has lost digits.
@@ -72,24 +72,23 @@ at::Tensor FlatParameter::own_part(const at::Tensor& whole, std::size_t index) c
 }
 
 void FlatParameter::end_copies(bool keep) {
-  if (!shows_copies_) return;
+  if (shows_ != Shows::Copies) return;
   const c10::NoGradGuard no_grad;
   const std::string problem = keep ? wrong_copy() : "";
   keep = keep && problem.empty();
   for (std::size_t i = 0; i < size(); ++i) {
     if (keep) take_piece(i);
-    show_data(parameters_[i].tensor, pieces_[i]);
-    if (!kept_gradients_.empty()) end_gradient_copy(i, keep);
+    show_data(parameters_[i].tensor, members_[i].piece);
+    if (gradients_are_aside_) end_gradient_copy(i, keep);
   }
-  kept_gradients_.clear();
-  shows_copies_ = false;
-  shows_full_ = false;
+  gradients_are_aside_ = false;
+  shows_ = Shows::Pieces;
   if (!problem.empty()) throw StateError(problem);
 }
 
 void FlatParameter::end_gradient_copy(std::size_t index, bool keep) {
   at::Tensor& grad = parameters_[index].tensor.mutable_grad();
-  at::Tensor kept = std::move(kept_gradients_[index]);
+  at::Tensor kept = std::move(members_[index].aside);
   if (keep && grad.defined()) {
     const FlatLayout::Piece piece = layout_.piece(index, rank());
     const at::Tensor changed = grad.reshape(-1).narrow(0, piece.begin, piece.numel());
@@ -105,7 +104,7 @@ std::string FlatParameter::wrong_copy() const {
   for (std::size_t i = 0; i < size(); ++i) {
     const auto& [name, tensor] = parameters_[i];
     const at::Tensor& grad = tensor.grad();
-    const bool checks_grad = !kept_gradients_.empty() && grad.defined();
+    const bool checks_grad = gradients_are_aside_ && grad.defined();
     const bool is_grad = checks_grad && grad.sizes() != at::IntArrayRef(layout_.shape(i));
     if (!is_grad && tensor.sizes() == at::IntArrayRef(layout_.shape(i))) continue;
     return fmt::format(

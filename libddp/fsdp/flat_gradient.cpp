@@ -14,26 +14,40 @@
 #include "libddp/fsdp/flat_parameter.h"
 
 namespace libddp {
+namespace {
+
+/// Whether its bytes are its values, one behind the other.
+bool is_plain(const at::Tensor& grad) {
+  const c10::TensorImpl& impl = *grad.unsafeGetTensorImpl();
+  return impl.has_storage() && !impl.is_python_dispatch() && !grad._is_zerotensor() &&
+         !grad.is_conj() && !grad.is_neg() && grad.is_contiguous();
+}
+
+}  // namespace
 
 void FlatParameter::put_gradients_aside() {
-  if (has_hidden_ || !is_trained_) return;
-  has_hidden_ = true;
+  if (gradients_are_aside_) return;
+  gradients_are_aside_ = true;
   for (std::size_t i = 0; i < size(); ++i) {
-    at::Tensor& grad = parameters_[i].tensor.mutable_grad();
-    hidden_[i] = std::exchange(grad, at::Tensor());
+    const at::Tensor& parameter = parameters_[i].tensor;
+    if (!parameter.grad().defined()) continue;
+    members_[i].aside = std::exchange(parameter.mutable_grad(), at::Tensor());
   }
 }
 
 void FlatParameter::give_gradients_back() {
-  if (!has_hidden_) return;
-  has_hidden_ = false;
+  if (!gradients_are_aside_) return;
+  gradients_are_aside_ = false;
   for (std::size_t i = 0; i < size(); ++i) {
-    parameters_[i].tensor.mutable_grad() = std::exchange(hidden_[i], at::Tensor());
+    const at::Tensor& parameter = parameters_[i].tensor;
+    at::Tensor aside = std::exchange(members_[i].aside, at::Tensor());
+    if (aside.defined() || parameter.grad().defined()) parameter.mutable_grad() = std::move(aside);
   }
 }
 
 void FlatParameter::release_gradients() {
-  if (!gradient_block_.defined() || !is_sharded() || has_hidden_ || shows_copies_) return;
+  const bool is_shown = !gradients_are_aside_ && shows_ != Shows::Copies;
+  if (!gradient_block_.defined() || !is_sharded() || !is_shown) return;
   for (const auto& [name, tensor] : parameters_) {
     if (tensor.grad().defined()) return;
   }
@@ -41,17 +55,25 @@ void FlatParameter::release_gradients() {
 }
 
 void FlatParameter::forget_gradients() {
-  gradient_pieces_.clear();
+  for (Member& member : members_) member.gradient_piece = at::Tensor();
   gradient_block_ = at::Tensor();
 }
 
-void FlatParameter::hide_gradients() {
-  if (hides_gradients_ || !is_trained_) return;
-  hides_gradients_ = true;
-  std::fill(fired_.begin(), fired_.end(), 0);
-  num_fired_ = 0;
+void FlatParameter::begin_pass() {
+  if (pass_) return;
+  pass_.emplace();
   put_gradients_aside();
-  for (std::size_t i = 0; i < size(); ++i) keeps_[i] = hidden_[i].defined();
+  for (std::size_t i = 0; i < size(); ++i) {
+    Gradient& gradient = members_[i].gradient;
+    const bool is_here = gradient == Gradient::Here;
+    if (parameters_[i].tensor.requires_grad()) {
+      gradient = is_here ? Gradient::AwaitedAgain : Gradient::Awaited;
+      ++pass_->num_awaited;
+    } else if (gradient != Gradient::Absent && !is_here) {
+      gradient = Gradient::None;
+    }
+  }
+  pass_->trains_all = pass_->num_awaited == size();
 }
 
 bool FlatParameter::take_gradient(std::size_t index) {
@@ -61,10 +83,19 @@ bool FlatParameter::take_gradient(std::size_t index) {
   begin_array();
   copy_in(grad, index);
   grad = at::Tensor();
-  filled_[index] = 1;
-  if (fired_[index]) return false;
-  fired_[index] = 1;
-  return ++num_fired_ == size();
+  const Gradient before = std::exchange(members_[index].gradient, Gradient::Here);
+  const bool was_awaited = before == Gradient::Awaited || before == Gradient::AwaitedAgain;
+  return was_awaited && --pass_->num_awaited == 0;
+}
+
+bool FlatParameter::is_filled(std::size_t index) const {
+  const Gradient gradient = members_[index].gradient;
+  return gradient == Gradient::Here || gradient == Gradient::AwaitedAgain;
+}
+
+bool FlatParameter::wants_average() const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const Member& member) { return member.gradient != Gradient::None; });
 }
 
 void FlatParameter::check(const at::Tensor& grad, std::size_t index) const {
@@ -72,7 +103,7 @@ void FlatParameter::check(const at::Tensor& grad, std::size_t index) const {
     throw StateError(fmt::format("libddp {}: the gradient of parameter '{}' {}. Hint: {}.", label_,
                                  parameters_[index].name, what, hint));
   };
-  if (reduced_.defined()) {
+  if (!pass_ || pass_->stage != Stage::Gradients) {
     refuse("came again after it had been averaged",
            "a parameter that several nested backward passes use must not be in a sharded unit of "
            "its own; wrap the module that owns all of its uses");
@@ -80,9 +111,9 @@ void FlatParameter::check(const at::Tensor& grad, std::size_t index) const {
   if (grad.layout() != at::kStrided) {
     refuse("is sparse", "use sparse=False in the embedding");
   }
-  if (grad.sizes() != full_[index].sizes()) {
+  if (grad.sizes() != members_[index].full.sizes()) {
     refuse(fmt::format("has the shape [{}], but the parameter [{}]", fmt::join(grad.sizes(), ", "),
-                       fmt::join(full_[index].sizes(), ", ")),
+                       fmt::join(members_[index].full.sizes(), ", ")),
            "parameters must not be resized after wrapping, and be used in their module's forward "
            "only");
   }
@@ -96,7 +127,6 @@ void FlatParameter::begin_array() {
   } else {
     gradients_ = pool_->take(layout_.numel(), reduce_dtype_);
   }
-  std::fill(filled_.begin(), filled_.end(), 0);
 }
 
 void FlatParameter::begin_block(bool is_overwritten) {
@@ -118,8 +148,7 @@ void FlatParameter::end_array() {
 }
 
 void FlatParameter::copy_in(const at::Tensor& grad, std::size_t index) {
-  const bool is_plain = grad.scalar_type() == reduce_dtype_ && grad.is_contiguous();
-  if (is_plain && !filled_[index]) {
+  if (!is_filled(index) && grad.scalar_type() == reduce_dtype_ && is_plain(grad)) {
     auto* const array = static_cast<std::byte*>(gradients_.mutable_data_ptr());
     const auto offset = static_cast<std::size_t>(layout_.offset(index));
     std::memcpy(array + offset * grad.element_size(), grad.const_data_ptr(), grad.nbytes());
@@ -127,7 +156,7 @@ void FlatParameter::copy_in(const at::Tensor& grad, std::size_t index) {
   }
   const c10::NoGradGuard no_grad;
   const at::Tensor place = gradients_.narrow(0, layout_.offset(index), layout_.numel_of(index));
-  if (filled_[index]) {
+  if (is_filled(index)) {
     place.add_(grad.reshape(-1));
   } else {
     place.view(grad.sizes()).copy_(grad);
@@ -146,36 +175,49 @@ void FlatParameter::fill_missing() {
   for (std::size_t i = 0; i < size(); ++i) {
     clear(end, layout_.offset(i));
     end = layout_.offset(i) + layout_.numel_of(i);
-    if (!filled_[i]) clear(layout_.offset(i), end);
+    if (!is_filled(i)) clear(layout_.offset(i), end);
   }
   clear(end, layout_.numel());
 }
 
 void FlatParameter::reduce() {
-  if (!is_trained_ || reduced_.defined()) return;
+  if (!wants_average() || pass_->stage != Stage::Gradients) return;
   begin_reduction();
-  const CallOptions async{.async = true, .label = label_};
+  const std::string label = averaged().label(label_);
+  const CallOptions async{.async = true, .label = label};
   if (is_sharded()) {
-    work_ = options_.shard->reduce_scatter_into(reduced_, gradients_, {ReduceOp::Avg}, async);
+    pass_->work =
+        options_.shard->reduce_scatter_into(pass_->average, gradients_, {ReduceOp::Avg}, async);
   } else if (options_.replicate) {
-    work_ = options_.replicate->all_reduce(reduced_, {ReduceOp::Avg}, async);
+    pass_->work = options_.replicate->all_reduce(pass_->average, {ReduceOp::Avg}, async);
+  } else {
+    pass_->stage = Stage::Averaged;
   }
+}
+
+TrainedSet FlatParameter::averaged() const {
+  TrainedSet found;
+  for (const Member& member : members_) found.add(member.gradient != Gradient::None);
+  return found;
 }
 
 void FlatParameter::begin_reduction() {
   begin_array();
   fill_missing();
+  pass_->stage = Stage::Reducing;
   if (!is_sharded()) {
-    reduced_ = gradients_;
+    pass_->average = gradients_;
     return;
   }
   const bool may_overwrite = reduce_dtype_ == gradient_dtype_ && !keeps_any();
   begin_block(may_overwrite);
-  reduced_ = may_overwrite ? gradient_block_ : at::empty({layout_.block_numel()}, reduce_dtype_);
+  pass_->average =
+      may_overwrite ? gradient_block_ : at::empty({layout_.block_numel()}, reduce_dtype_);
 }
 
 void FlatParameter::end_reduction() {
   if (is_sharded()) end_array();
+  pass_->stage = Stage::Averaged;
 }
 
 std::size_t FlatParameter::gradient_bytes() const {
@@ -183,45 +225,60 @@ std::size_t FlatParameter::gradient_bytes() const {
 }
 
 bool FlatParameter::keeps_any() const {
-  return std::any_of(keeps_.begin(), keeps_.end(), [](auto keep) { return keep; });
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const Member& member) { return member.aside.defined(); });
 }
 
 void FlatParameter::collect() {
-  if (!work_) return;
-  const WorkPtr work = std::move(work_);
+  if (!pass_ || !pass_->work) return;
+  const WorkPtr work = std::move(pass_->work);
   work->wait();
-  if (!is_sharded()) return;
-  end_array();
-  if (options_.replicate) {
-    options_.replicate->all_reduce(reduced_, {ReduceOp::Avg}, {.label = label_});
+  if (is_sharded() && options_.replicate) {
+    const std::string label = averaged().label(label_);
+    options_.replicate->all_reduce(pass_->average, {ReduceOp::Avg}, {.label = label});
   }
+  end_reduction();
 }
 
 void FlatParameter::install() {
-  if (!hides_gradients_) return;
-  hides_gradients_ = false;
-  if (!reduced_.defined()) return give_gradients_back();  // a pass that does not synchronise
+  if (!pass_) return;
+  if (pass_->stage == Stage::Gradients) return end_pass_without_average();
   collect();
   const c10::NoGradGuard no_grad;
-  add_to_block(std::exchange(reduced_, at::Tensor()));
-  if (gradient_pieces_.empty()) make_gradient_pieces();
-  has_hidden_ = false;
+  add_to_block(std::exchange(pass_->average, at::Tensor()));
+  pass_.reset();
+  gradients_are_aside_ = false;
   for (std::size_t i = 0; i < size(); ++i) {
-    hidden_[i] = at::Tensor();
-    const at::Tensor& parameter = parameters_[i].tensor;
-    parameter.mutable_grad() = parameter.requires_grad() ? gradient_pieces_[i] : at::Tensor();
+    Member& member = members_[i];
+    at::Tensor aside = std::exchange(member.aside, at::Tensor());
+    if (member.gradient == Gradient::None) {
+      if (aside.defined()) parameters_[i].tensor.mutable_grad() = std::move(aside);
+      continue;
+    }
+    member.gradient = Gradient::Installed;
+    if (!member.gradient_piece.defined()) member.gradient_piece = make_gradient_piece(i);
+    parameters_[i].tensor.mutable_grad() = member.gradient_piece;
   }
 }
 
-/// Not views in autograd's sense: LibTorch's optimizers detach gradients in place, which views
-/// refuse. Made in each step, so without the dispatcher.
-void FlatParameter::make_gradient_pieces() {
-  for (std::size_t i = 0; i < size(); ++i) {
-    at::Tensor piece = gradient_block_.variable_data();
-    piece.unsafeGetTensorImpl()->set_sizes_and_strides(pieces_[i].sizes(), pieces_[i].strides(),
-                                                       layout_.piece_offset(i, rank()));
-    gradient_pieces_.push_back(std::move(piece));
+/// What has come waits in the array.
+void FlatParameter::end_pass_without_average() {
+  pass_.reset();
+  for (Member& member : members_) {
+    if (member.gradient == Gradient::Awaited) member.gradient = Gradient::Absent;
+    if (member.gradient == Gradient::AwaitedAgain) member.gradient = Gradient::Here;
   }
+  give_gradients_back();
+}
+
+/// Not a view in autograd's sense: LibTorch's optimizers detach gradients in place, which views
+/// refuse. Made in each step, so without the dispatcher.
+at::Tensor FlatParameter::make_gradient_piece(std::size_t index) const {
+  const at::Tensor& piece = members_[index].piece;
+  at::Tensor made = gradient_block_.variable_data();
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(piece.sizes(), piece.strides(),
+                                                    layout_.piece_offset(index, rank()));
+  return made;
 }
 
 void FlatParameter::add_to_block(const at::Tensor& result) {
@@ -233,32 +290,59 @@ void FlatParameter::add_to_block(const at::Tensor& result) {
 
 void FlatParameter::add_kept(const at::Tensor& result, bool is_there) {
   for (std::size_t i = 0; i < size(); ++i) {
+    const auto& [full, piece, gradient_piece, aside, gradient] = members_[i];
     const at::Tensor mine = piece_of(gradient_block_, i);
     // Somebody may have put another tensor there.
-    const bool is_ours = keeps_[i] && hidden_[i].const_data_ptr() == mine.const_data_ptr();
+    const bool is_ours = aside.defined() && aside.const_data_ptr() == mine.const_data_ptr();
+    const bool is_others = aside.defined() && !is_ours && gradient != Gradient::None;
     if (is_there) {
-      if (keeps_[i] && !is_ours) mine.add_(hidden_[i]);
+      if (is_others) mine.add_(aside);
       continue;
     }
-    if (keeps_[i] && !is_ours) mine.copy_(hidden_[i]);
-    if (!keeps_[i]) mine.zero_();
+    if (is_others) mine.copy_(aside);
+    if (!aside.defined()) mine.zero_();
   }
   if (!is_there) gradient_block_.add_(result);
 }
 
 void FlatParameter::abandon() {
-  if (work_) {
+  if (late_hooks_) late_hooks_->put_all_back();
+  if (!pass_) return;
+  if (pass_->work) {
     try {
-      std::exchange(work_, nullptr)->wait();
+      std::exchange(pass_->work, nullptr)->wait();
     } catch (const Error&) {
       // The group has failed: the next collective says so.
     }
   }
   end_array();
-  reduced_ = at::Tensor();
-  if (hides_gradients_ && is_sharded() && !keeps_any()) forget_gradients();  // half written
-  hides_gradients_ = false;
+  if (is_sharded() && !keeps_any()) forget_gradients();  // half written
+  pass_.reset();
+  for (Member& member : members_) member.gradient = Gradient::None;
   give_gradients_back();
+}
+
+bool FlatParameter::has_late_hooks() const {
+  if (!late_hooks_) return false;
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (late_hooks_->has(i)) return true;
+  }
+  return false;
+}
+
+bool FlatParameter::run_late_hooks() {
+  if (!late_hooks_) return false;
+  const c10::NoGradGuard no_grad;
+  bool has_run = false;
+  for (std::size_t i = 0; i < size(); ++i) {
+    Gradient& gradient = members_[i].gradient;
+    if (gradient != Gradient::Installed) continue;
+    gradient = Gradient::None;
+    if (!late_hooks_->has(i)) continue;
+    has_run = true;
+    late_hooks_->run(i);
+  }
+  return has_run;
 }
 
 }  // namespace libddp

@@ -46,27 +46,33 @@ FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
       gradient_dtype_(!options.keep_low_gradients ? dtype_
                       : is_sharded()              ? compute_dtype_
                                                   : reduce_dtype_),
-      is_trained_(parameters_.front().tensor.requires_grad()),
-      hidden_(size()),
-      keeps_(size()),
-      filled_(size()),
-      fired_(size()) {
+      members_(size()) {
   memory_ = FlatMemory::make(
       {options_.shard, layout_.block_numel(), dtype_, compute_dtype_, label_}, pool_);
   const c10::NoGradGuard no_grad;
   for (std::size_t i = 0; i < size(); ++i) {
-    const at::Tensor& parameter = parameters_[i].tensor;
-    full_.push_back(memory_->view(layout_.offset(i), parameter.sizes()));
-    pieces_.push_back(piece_of(memory_->own_block(), i));
+    members_[i].full = memory_->view(layout_.offset(i), parameters_[i].tensor.sizes());
+    members_[i].piece = piece_of(memory_->own_block(), i);
     take_piece(i);
   }
   // Autograd's nodes remember the shape and dtype that a parameter has when they are made.
-  for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, full_[i]);
-  shows_full_ = true;
-  if (is_trained_) {
-    hooks_ = std::make_unique<AccumulateHooks>(tensors_of(parameters_), on_gradient);
+  for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, members_[i].full);
+  shows_ = Shows::Full;
+  if (c10::isFloatingType(dtype_) || c10::isComplexType(dtype_)) {
+    late_hooks_ = std::make_unique<LateHooks>(tensors_of(parameters_));
+    hooks_ = std::make_unique<AccumulateHooks>(tensors_of(parameters_),
+                                               [this, on_gradient](std::size_t index) {
+                                                 late_hooks_->put_back(index);
+                                                 on_gradient(index);
+                                               });
   }
   show_pieces();
+}
+
+TrainedSet FlatParameter::trained() const {
+  TrainedSet found;
+  for (const auto& [name, tensor] : parameters_) found.add(tensor.requires_grad());
+  return found;
 }
 
 at::Tensor FlatParameter::piece_of(const at::Tensor& block, std::size_t index) const {
@@ -77,27 +83,28 @@ at::Tensor FlatParameter::piece_of(const at::Tensor& block, std::size_t index) c
 
 void FlatParameter::take_piece(std::size_t index) {
   const FlatLayout::Piece piece = layout_.piece(index, rank());
-  pieces_[index].reshape(-1).copy_(
+  members_[index].piece.reshape(-1).copy_(
       parameters_[index].tensor.detach().reshape(-1).narrow(0, piece.begin, piece.numel()));
 }
 
 void FlatParameter::show_full() {
   memory_->unshard();
-  if (shows_full_) return;
+  if (shows_ == Shows::Full) return;
   check_pieces();
   if (is_sharded()) put_gradients_aside();
-  for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, full_[i]);
+  for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, members_[i].full);
   // A change of the dtype makes autograd forget the nodes.
   if (hooks_ && compute_dtype_ != dtype_) hooks_->reinstate();
-  shows_full_ = true;
+  shows_ = Shows::Full;
 }
 
 // What is written elsewhere would be lost without a word.
 void FlatParameter::check_pieces() const {
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& shown = parameters_[i].tensor;
-    if (shown.const_data_ptr() == pieces_[i].const_data_ptr() &&
-        shown.sizes() == pieces_[i].sizes() && shown.scalar_type() == dtype_) {
+    const at::Tensor& piece = members_[i].piece;
+    if (shown.const_data_ptr() == piece.const_data_ptr() && shown.sizes() == piece.sizes() &&
+        shown.scalar_type() == dtype_) {
       continue;
     }
     throw StateError(fmt::format(
@@ -106,16 +113,15 @@ void FlatParameter::check_pieces() const {
         "{} [{}]. Hint: change dtypes, shapes and data before wrapping; write values in place "
         "(copy_), or through summon_full_params.",
         label_, parameters_[i].name, c10::toString(shown.scalar_type()),
-        fmt::join(shown.sizes(), ", "), c10::toString(dtype_),
-        fmt::join(pieces_[i].sizes(), ", ")));
+        fmt::join(shown.sizes(), ", "), c10::toString(dtype_), fmt::join(piece.sizes(), ", ")));
   }
 }
 
 void FlatParameter::show_pieces() {
-  if (!shows_full_) return;
-  for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, pieces_[i]);
-  shows_full_ = false;
-  if (!hides_gradients_) give_gradients_back();
+  if (shows_ != Shows::Full) return;
+  for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, members_[i].piece);
+  shows_ = Shows::Pieces;
+  if (!pass_) give_gradients_back();
 }
 
 }  // namespace libddp

@@ -1,6 +1,6 @@
 #pragma once
 
-// The parameters of a unit that have one dtype, as one flat array of which every rank owns a block.
+// Parameters of a unit that have one dtype, as one flat array of which every rank owns a block.
 //
 // The parameter objects are those of the model, and stay so: `show_full` lets each show its whole
 // tensor, `show_pieces` the part that this rank owns, which is what optimizers see. Gradients come
@@ -8,8 +8,14 @@
 // ranks, and what this rank owns stands in `.grad` at the end of the pass. While a parameter shows
 // its whole tensor, `.grad` is put aside: a piece there would contradict the shape.
 //
-//   pieces --show_full--> full --(forward)--> pieces --hide_gradients, show_full--> full
+//   pieces --show_full--> full --(forward)--> pieces --begin_pass, show_full--> full
 //     --take_gradient of each, reduce--> pieces --collect, install--> pieces with gradients
+//
+// NOTE [Who is trained]
+// Each pass asks anew which parameters require gradients, so that scripts may freeze and unfreeze
+// them at any time. The array of gradients has a place for each parameter; where none is trained
+// there is no such array, and nothing to average. A frozen parameter's `.grad` stays what it is.
+// The ranks must train the same parameters: what they average is labelled with them.
 //
 // NOTE [Gradients that are there already]
 // Where `.grad` holds pieces from an earlier pass, new gradients are added to them. Passes that do
@@ -31,22 +37,25 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "libddp/autograd/accumulate_hooks.h"
+#include "libddp/autograd/late_hooks.h"
 #include "libddp/fsdp/buffer_pool.h"
 #include "libddp/fsdp/flat_layout.h"
 #include "libddp/fsdp/flat_memory.h"
 #include "libddp/fsdp/shard_options.h"
+#include "libddp/fsdp/trained_set.h"
 #include "libddp/group/named_tensor.h"
 
 namespace libddp {
 
 class FlatParameter {
  public:
-  /// `parameters`: leaves of one dtype that all require gradients, or none does. Their values move
-  /// into the flat array. `on_gradient`: autograd has accumulated the gradient of this parameter.
+  /// `parameters`: leaves of one dtype. Their values move into the flat array. `on_gradient`:
+  /// autograd has accumulated the gradient of this parameter.
   FlatParameter(std::string label, NamedTensors parameters, const ShardOptions& options,
                 std::shared_ptr<BufferPool> pool,
                 const std::function<void(std::size_t)>& on_gradient);
@@ -56,7 +65,8 @@ class FlatParameter {
   std::size_t size() const { return parameters_.size(); }
   const NamedTensors& parameters() const { return parameters_; }
   const FlatLayout& layout() const { return layout_; }
-  bool is_trained() const { return is_trained_; }
+  /// The parameters that require gradients now.
+  TrainedSet trained() const;
 
   FlatMemory& memory() { return *memory_; }
   /// Unshards, and lets the parameters show whole tensors, without gradients. Throws StateError
@@ -64,6 +74,7 @@ class FlatParameter {
   void show_full();
   /// Lets the parameters show what this rank owns, and its gradients. The bytes of the array stay.
   void show_pieces();
+  bool shows_full() const { return shows_ == Shows::Full; }
   struct CopyOptions {
     /// `.grad` shows copies of the whole averaged gradients too.
     bool with_gradients = false;
@@ -80,24 +91,34 @@ class FlatParameter {
 
   // A backward pass.
   /// Puts `.grad` aside: autograd will write whole gradients there.
-  void hide_gradients();
-  bool hides_gradients() const { return hides_gradients_; }
+  void begin_pass();
+  bool is_in_pass() const { return pass_.has_value(); }
+  /// Whether gradients of this pass are still to come, and whether all parameters are trained by
+  /// it.
+  bool awaits_any() const { return pass_ && pass_->num_awaited > 0; }
+  bool trains_all() const { return pass_ && pass_->trains_all; }
   /// Moves the gradient of a parameter into the flat array. True if it was the last one missing.
   bool take_gradient(std::size_t index);
   /// Whether whole gradients are there that have not been averaged.
   bool has_gradients() const { return gradients_.defined(); }
+  /// Whether there is something to average: a parameter that this pass, or one before it that did
+  /// not synchronise, has trained.
+  bool wants_average() const;
   /// Starts to average; gradients that are missing count as zeros.
   void reduce();
   /// Instead of reduce, for who averages several arrays at once: reads `whole_gradient`, writes
   /// `average`, and ends it. Where nothing is sharded the two are one.
   void begin_reduction();
   const at::Tensor& whole_gradient() const { return gradients_; }
-  const at::Tensor& average() const { return reduced_; }
+  const at::Tensor& average() const { return pass_->average; }
   void end_reduction();
+  bool is_averaged() const { return pass_ && pass_->stage == Stage::Averaged; }
   const ShardOptions& options() const { return options_; }
   /// Of `whole_gradient`.
   std::size_t gradient_bytes() const;
   at::ScalarType reduce_dtype() const { return reduce_dtype_; }
+  /// The parameters that get an average.
+  TrainedSet averaged() const;
   /// Waits for what `reduce` started and gives its buffer back.
   void collect();
   /// The end of a pass: `.grad` shows pieces again.
@@ -105,10 +126,45 @@ class FlatParameter {
   /// After a pass that failed: `.grad` is what it was before; what the pass had done is lost.
   void abandon();
 
+  /// Whether users have put hooks on one of the parameters that run when `.grad` is written.
+  bool has_late_hooks() const;
+  /// Runs those of the parameters that the last `install` gave an average; whether there were any.
+  bool run_late_hooks();
+
   /// The block of gradients, [block_numel]; undefined where there are none.
   const at::Tensor& gradient_block() const { return gradient_block_; }
 
  private:
+  /// What the parameters show.
+  enum class Shows : std::uint8_t { Pieces, Full, Copies };
+  /// The new gradient of a parameter.
+  enum class Gradient : std::uint8_t {
+    None,          // it is not trained
+    Awaited,       // this pass brings it
+    AwaitedAgain,  // this pass brings it, one of an earlier pass is in the array
+    Absent,        // it did not come: zeros
+    Here,          // it is in the array
+    Installed,     // `.grad` is the average
+  };
+  enum class Stage : std::uint8_t { Gradients, Reducing, Averaged };
+  struct Pass {
+    std::size_t num_awaited = 0;
+    bool trains_all = false;
+    Stage stage = Stage::Gradients;
+    /// What the reduction writes.
+    at::Tensor average;
+    WorkPtr work;
+  };
+  struct Member {
+    at::Tensor full;
+    at::Tensor piece;
+    /// Of gradient_block_; made when it is needed.
+    at::Tensor gradient_piece;
+    /// What `.grad` was while gradients_are_aside_; new ones are added to it.
+    at::Tensor aside;
+    Gradient gradient = Gradient::None;
+  };
+
   void check_pieces() const;
   /// Takes what this rank owns of the whole tensor that a parameter shows into the own block.
   void take_piece(std::size_t index);
@@ -123,7 +179,7 @@ class FlatParameter {
   void put_gradients_aside();
   void give_gradients_back();
   void forget_gradients();
-  void make_gradient_pieces();
+  at::Tensor make_gradient_piece(std::size_t index) const;
   void check(const at::Tensor& grad, std::size_t index) const;
   void copy_in(const at::Tensor& grad, std::size_t index);
   void fill_missing();
@@ -131,8 +187,11 @@ class FlatParameter {
   /// `is_overwritten`: all of it, so that it need not be zeros.
   void begin_block(bool is_overwritten);
   void end_array();
+  void end_pass_without_average();
   void add_to_block(const at::Tensor& result);
   void add_kept(const at::Tensor& result, bool is_there);
+  /// Whether the array has a gradient of this parameter.
+  bool is_filled(std::size_t index) const;
   bool keeps_any() const;
   int rank() const { return options_.shard ? options_.shard->rank() : 0; }
   bool is_sharded() const { return options_.shard && options_.shard->size() > 1; }
@@ -146,34 +205,20 @@ class FlatParameter {
   const at::ScalarType compute_dtype_;
   const at::ScalarType reduce_dtype_;
   const at::ScalarType gradient_dtype_;
-  const bool is_trained_;
   std::unique_ptr<FlatMemory> memory_;
-  std::vector<at::Tensor> full_;
-  std::vector<at::Tensor> pieces_;
-  bool shows_full_ = false;
-  bool shows_copies_ = false;
-  /// What `.grad` was before it showed copies; empty where it does not.
-  std::vector<at::Tensor> kept_gradients_;
-
-  bool hides_gradients_ = false;
-  /// What `.grad` was before the pass, or before whole tensors were shown; and whether new ones are
-  /// added to it.
-  bool has_hidden_ = false;
-  std::vector<at::Tensor> hidden_;
-  std::vector<std::uint8_t> keeps_;
+  /// In the order of parameters_.
+  std::vector<Member> members_;
+  Shows shows_ = Shows::Pieces;
+  bool gradients_are_aside_ = false;
+  std::optional<Pass> pass_;
   /// Whole gradients, in the pool's memory; where nothing is sharded, gradient_block_ itself if
-  /// nothing stands there.
+  /// nothing stands there. They last until the pass that averages them.
   at::Tensor gradients_;
-  std::vector<std::uint8_t> filled_;
-  std::vector<std::uint8_t> fired_;
-  std::size_t num_fired_ = 0;
   at::Tensor gradient_block_;
-  std::vector<at::Tensor> gradient_pieces_;
-  /// What the running reduction writes.
-  at::Tensor reduced_;
-  WorkPtr work_;
 
-  // Last: destroyed first, so no hook runs into a half-destroyed object.
+  // Last: destroyed first, so no hook runs into a half-destroyed object. Null where the dtype has
+  // no gradients.
+  std::unique_ptr<LateHooks> late_hooks_;
   std::unique_ptr<AccumulateHooks> hooks_;
 };
 

@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "libddp/autograd/after_backward.h"
@@ -12,6 +13,7 @@ namespace libddp {
 namespace {
 
 constexpr std::size_t kMostReductions = 1;
+constexpr const char* kEndOfForward = "the end of a sharded forward";
 
 /// The ranks that read each other's blocks; null where none does.
 Group readers_of(const std::vector<ShardedModel::UnitPtr>& units) {
@@ -23,17 +25,20 @@ Group readers_of(const std::vector<ShardedModel::UnitPtr>& units) {
 }
 
 /// No backward pass follows that would tell when the others have read what this rank may change
-/// now, so the ranks meet once more. `async`: the forward failed, and its error must come out.
-void end_reading(const std::vector<ShardedModel::UnitPtr>& units, bool async) {
+/// now, so the ranks meet once more.
+void end_reading(const std::vector<ShardedModel::UnitPtr>& units, const char* label) {
   if (c10::GradMode::is_enabled()) return;
-  if (const Group readers = readers_of(units)) {
-    readers->barrier({.async = async, .label = "the end of a sharded forward without gradients"});
-  }
+  if (const Group readers = readers_of(units)) readers->barrier({.label = label});
 }
 
+/// After a forward that failed, whose error must come out. Where it had gradients, the others are
+/// told of it by whoever caught it.
 void end_failed_reading(const std::vector<ShardedModel::UnitPtr>& units) noexcept {
+  if (c10::GradMode::is_enabled()) return;
   try {
-    end_reading(units, /*async=*/true);
+    if (const Group readers = readers_of(units)) {
+      readers->barrier({.async = true, .label = kEndOfForward});
+    }
   } catch (const std::exception&) {
     // The group has failed: the next collective says so.
   }
@@ -71,20 +76,24 @@ void ShardedModel::guarded(Function&& function) {
 
 void ShardedModel::before_forward(Unit& unit) {
   // Inside a backward pass it is a recomputation, which reads what the first computation read.
-  if (depth_ == 0 && !(is_in_pass_ && is_nested_backward())) begin_step();
+  if (depth_ == 0 && !(pass_ && is_nested_backward())) begin_step();
   record(unit);
   try {
     unit.show_full();
   } catch (...) {
-    if (depth_ == 0 && !is_in_pass_) end_failed_reading(units_);
+    if (depth_ == 0 && !pass_) end_failed_reading(units_);
     throw;
   }
-  if (options_.forward_prefetch && !is_in_pass_) prefetch(unit, 1);
+  if (options_.forward_prefetch && !pass_) prefetch(unit, 1);
+  if (!pass_ && unit.forward.running == 0) unit.forward.begin = ++clock_;
+  ++unit.forward.running;
   ++depth_;  // last: what throws has not begun
 }
 
 void ShardedModel::after_forward(Unit& unit, const std::vector<at::Tensor>& outputs) {
   --depth_;
+  --unit.forward.running;
+  if (!pass_) unit.forward.end = ++clock_;
   const bool is_root = &unit == units_.front().get();
   bool will_be_back = false;
   if (c10::GradMode::is_enabled()) {
@@ -98,17 +107,18 @@ void ShardedModel::after_forward(Unit& unit, const std::vector<at::Tensor>& outp
       return output.defined() && output.requires_grad();
     });
   }
-  if (!unit.hides_gradients()) {  // else its backward follows at once
+  if (!unit.is_in_pass()) {  // else its backward follows at once
     const bool stays = will_be_back && (is_root || unit.options().keep_unsharded);
     unit.show_pieces(/*reshard=*/!stays);
   }
-  if (depth_ == 0 && !is_in_pass_) end_reading(units_, /*async=*/false);
+  if (depth_ == 0 && !pass_) end_reading(units_, kEndOfForward);
 }
 
 void ShardedModel::forward_failed(Unit& unit) {
   --depth_;
-  if (!unit.hides_gradients()) unit.show_pieces(/*reshard=*/true);
-  if (depth_ == 0 && !is_in_pass_) end_failed_reading(units_);
+  --unit.forward.running;
+  if (!unit.is_in_pass()) unit.show_pieces(/*reshard=*/true);
+  if (depth_ == 0 && !pass_) end_failed_reading(units_);
 }
 
 void ShardedModel::begin_step() {
@@ -120,12 +130,11 @@ void ShardedModel::begin_step() {
 
 // What an exception in the last step has left behind.
 void ShardedModel::recover() {
-  reducing_.clear();
   small_.abandon();
-  is_in_pass_ = false;
   pass_ = nullptr;
   for (const UnitPtr& unit : units_) {
-    if (unit->hides_gradients()) unit->abandon();
+    unit->forward.running = 0;
+    if (unit->is_in_pass()) unit->abandon();
     unit->show_pieces(/*reshard=*/true);
   }
 }
@@ -133,7 +142,13 @@ void ShardedModel::recover() {
 void ShardedModel::publish() {
   for (const UnitPtr& unit : units_) unit->publish();
   const Group readers = readers_of(units_);
-  if (readers) readers->barrier({.label = "the beginning of a sharded forward"});
+  if (!readers) return;
+  TrainedSet trained;
+  for (const UnitPtr& unit : units_) {
+    for (const auto& flat : unit->flats()) trained.add(flat->trained());
+  }
+  const std::string label = trained.label("a sharded forward");
+  readers->barrier({.label = label});
 }
 
 void ShardedModel::record(Unit& unit) {
@@ -149,25 +164,27 @@ void ShardedModel::prefetch(const Unit& unit, int step) {
 }
 
 void ShardedModel::before_backward(Unit& unit, bool accumulates) {
-  if (!is_in_pass_) begin_pass();
+  if (!pass_) begin_pass();
   if (accumulates) {
-    accumulates_ = true;
-    unit.hide_gradients();
+    pass_->accumulates = true;
+    unit.begin_pass();
   }
   unit.show_full();
+  leave_units_after(unit);
+  if (!unit.trains_all()) pass_->lingering.push_back(&unit);
   if (options_.backward_prefetch) prefetch(unit, -1);
 }
 
 void ShardedModel::begin_pass() {
-  is_in_pass_ = true;
-  accumulates_ = false;
-  pass_syncs_ = syncs_;
+  const bool is_left = std::any_of(units_.begin(), units_.end(),
+                                   [](const UnitPtr& unit) { return unit->is_in_pass(); });
+  if (is_left && depth_ == 0) recover();
   for (const UnitPtr& unit : units_) unit->release_gradients();
-  const auto pass = std::make_shared<Pass>(weak_from_this());
+  const auto pass = std::make_shared<Pass>(weak_from_this(), syncs_);
   pass_ = pass.get();
   call_after_backward([pass] {
     const auto self = pass->model.lock();
-    if (self) self->guarded([&] { self->end_pass(); });
+    if (self && self->pass_ == pass.get()) self->guarded([&] { self->end_pass(); });
   });
 }
 
@@ -175,8 +192,9 @@ void ShardedModel::begin_pass() {
 // waits for them: the error must come out now.
 ShardedModel::Pass::~Pass() {
   const auto self = model.lock();
-  if (!self || self->pass_ != this || self->depth_ > 0) return;
-  if (!self->reducing_.empty() || self->small_.is_running()) return;
+  if (!self || self->pass_ != this) return;
+  self->pass_ = nullptr;
+  if (self->depth_ > 0 || !reducing.empty() || self->small_.is_running()) return;
   try {
     self->recover();
   } catch (const Error&) {
@@ -184,62 +202,85 @@ ShardedModel::Pass::~Pass() {
   }
 }
 
-void ShardedModel::on_gradient(Unit& unit) {
-  if (!unit.is_complete()) return;
-  guarded([&] { complete(unit); });
+// See NOTE [When a pass has left a unit].
+void ShardedModel::leave_units_after(const Unit& unit) {
+  const auto left = std::erase_if(pass_->lingering, [&](Unit* other) {
+    if (other->forward.begin <= unit.forward.end) return false;
+    other->show_pieces(/*reshard=*/true);
+    return true;
+  });
+  if (left > 0) install_for_hooks();
 }
 
-void ShardedModel::complete(Unit& unit) {
-  if (pass_syncs_ && !unit.is_reducing()) reduce(unit);
-  unit.show_pieces(/*reshard=*/true);
+void ShardedModel::on_gradient(Unit& unit) {
+  if (!unit.is_complete() || !pass_) return;
+  guarded([&] {
+    const bool is_left = unit.trains_all();
+    if (pass_->syncs) reduce(unit);
+    if (is_left) unit.show_pieces(/*reshard=*/true);
+  });
 }
 
 void ShardedModel::reduce(Unit& unit) {
   if (SmallReductions::takes(unit)) {
     small_.add(unit);
     if (small_.is_full()) small_.start(/*async=*/true);
-    return;
+  } else {
+    collect_oldest(kMostReductions - 1);
+    unit.reduce();
+    pass_->reducing.push_back(&unit);
   }
-  collect_oldest(kMostReductions - 1);
-  unit.reduce();
-  reducing_.push_back(&unit);
+  install_for_hooks();
 }
 
 void ShardedModel::collect_oldest(std::size_t most) {
-  while (reducing_.size() > most) {
-    Unit* const oldest = reducing_.front();
-    reducing_.pop_front();
+  while (pass_->reducing.size() > most) {
+    Unit* const oldest = pass_->reducing.front();
+    pass_->reducing.pop_front();
     oldest->collect();
   }
 }
 
+// See NOTE [Late hooks]. Averages that nobody waits for are installed at the end of the pass.
+void ShardedModel::install_for_hooks() {
+  for (const UnitPtr& unit : units_) {
+    if (!unit->is_averaged() || unit->shows_full() || !unit->has_late_hooks()) continue;
+    unit->install();
+    unit->run_late_hooks();
+  }
+}
+
 void ShardedModel::end_pass() {
-  pass_ = nullptr;
-  if (accumulates_ && pass_syncs_) reduce_rest();
+  if (pass_->accumulates && pass_->syncs) reduce_rest();
   small_.start(/*async=*/false);
   collect_oldest(0);
   small_.collect();
   for (const UnitPtr& unit : units_) {
     unit->show_pieces(/*reshard=*/true);
-    if (unit->hides_gradients()) unit->install();
+    unit->end_pass();
   }
-  is_in_pass_ = false;
+  pass_ = nullptr;
+  for (const UnitPtr& unit : units_) unit->run_late_hooks();
 }
 
 // Units of which some parameter got no gradient, and those that passes without synchronisation have
 // left something in. Backwards, as passes go; the same on every rank.
-void ShardedModel::reduce_rest() {
+bool ShardedModel::reduce_rest() {
+  bool is_any = false;
   for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
     if ((*unit)->is_reducing()) continue;
-    if (!(*unit)->hides_gradients() && !(*unit)->has_gradients()) continue;
-    (*unit)->hide_gradients();
-    complete(**unit);
+    if (!(*unit)->is_in_pass() && !(*unit)->has_gradients()) continue;
+    (*unit)->begin_pass();
+    if (!(*unit)->wants_average()) continue;
+    is_any = true;
+    reduce(**unit);
   }
+  return is_any;
 }
 
 void ShardedModel::show_copies(const std::vector<UnitPtr>& units,
                                const FlatParameter::CopyOptions& options) {
-  if (depth_ > 0 || is_in_pass_) {
+  if (depth_ > 0 || pass_) {
     throw StateError(
         "libddp fsdp: parameters cannot be summoned inside a forward or backward pass. Hint: call "
         "summon_full_params between steps.");

@@ -13,6 +13,17 @@
 // step gives the second. No other synchronisation is needed, and none per unit; but a forward under
 // no_grad, which no pass follows, ends with a barrier of its own.
 //
+// NOTE [When a pass has left a unit]
+// A pass does not need a unit any more when it has the gradients of all of its parameters. Where
+// some are frozen, it may still need these, to reach what lies before them; then it has left the
+// unit when it comes to one whose forward had ended before this one's began, as autograd runs
+// nodes in the reverse order of their making.
+//
+// NOTE [Late hooks]
+// A hook that a user puts on a parameter for when its gradient has been accumulated runs when the
+// average is in `.grad`, on the piece: inside the pass, once the unit's average has come. An
+// optimizer that steps there changes a block of which all ranks have had the last gradient.
+//
 // Where they are gathered, a unit's all-gather starts when the one before it begins to compute, in
 // the order of the first step; at most two gathered units wait. Reductions run beside the backward,
 // one at a time, so at most two units' whole gradients are there at a time. Small units are
@@ -29,6 +40,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -80,11 +92,17 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   const std::vector<UnitPtr>& units() const { return units_; }
 
  private:
-  /// A backward pass, which may fail.
+  /// A backward pass, which may fail. Autograd has it.
   struct Pass {
-    explicit Pass(std::weak_ptr<ShardedModel> of) : model(std::move(of)) {}
+    Pass(std::weak_ptr<ShardedModel> of, bool averages) : model(std::move(of)), syncs(averages) {}
     ~Pass();
     const std::weak_ptr<ShardedModel> model;
+    const bool syncs;
+    /// Whether it writes gradients; one that computes those of given inputs does not.
+    bool accumulates = false;
+    std::deque<Unit*> reducing;
+    /// Units that stay whole until the pass has left them.
+    std::vector<Unit*> lingering;
   };
 
   ShardedModel(std::vector<UnitPtr> units, ShardedModelOptions options);
@@ -93,12 +111,14 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void recover();
   void before_backward(Unit& unit, bool accumulates);
   void begin_pass();
+  void leave_units_after(const Unit& unit);
   void on_gradient(Unit& unit);
-  void complete(Unit& unit);
   void end_pass();
   void reduce(Unit& unit);
-  void reduce_rest();
+  /// True if there was something.
+  bool reduce_rest();
   void collect_oldest(std::size_t most);
+  void install_for_hooks();
   void prefetch(const Unit& unit, int step);
   void record(Unit& unit);
   template <typename Function>
@@ -107,15 +127,14 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   const std::vector<UnitPtr> units_;
   const ShardedModelOptions options_;
   bool syncs_ = true;
+  /// Modules whose forward runs, one inside the other.
   int depth_ = 0;
-  bool is_in_pass_ = false;
-  const Pass* pass_ = nullptr;
-  bool pass_syncs_ = true;
-  /// Whether this pass writes gradients; one that computes those of given inputs does not.
-  bool accumulates_ = false;
+  /// The one that runs, or has failed without having been cleared away.
+  Pass* pass_ = nullptr;
+  /// Counts beginnings and ends of forwards.
+  std::uint64_t clock_ = 0;
   /// Units in the order of the first step's forward.
   std::vector<Unit*> order_;
-  std::deque<Unit*> reducing_;
   SmallReductions small_;
   /// See call_before_backward.
   std::vector<std::shared_ptr<void>> output_leaves_;

@@ -43,7 +43,7 @@ std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(t
 bool SmallReductions::takes(const Unit& unit) {
   std::size_t bytes = 0;
   for (const auto& flat : unit.flats()) {
-    if (flat->is_trained()) bytes += flat->gradient_bytes();
+    if (flat->wants_average()) bytes += flat->gradient_bytes();
   }
   return bytes <= kMostUnitBytes;
 }
@@ -51,7 +51,11 @@ bool SmallReductions::takes(const Unit& unit) {
 void SmallReductions::add(Unit& unit) {
   unit.begin_reduction();
   for (const auto& flat : unit.flats()) {
-    if (!flat->is_trained() || !group_of(*flat)) continue;
+    if (!flat->wants_average()) continue;
+    if (!group_of(*flat)) {
+      flat->end_reduction();
+      continue;
+    }
     waiting_.push_back(flat.get());
     waiting_bytes_ += flat->gradient_bytes();
   }
@@ -80,13 +84,20 @@ SmallReductions::Batch& SmallReductions::batch_of(const FlatParameter& flat) {
   return batch;
 }
 
+std::string SmallReductions::label_of(const Batch& batch) {
+  TrainedSet trained;
+  for (const FlatParameter* const flat : batch.flats) trained.add(flat->averaged());
+  return trained.label(kLabel);
+}
+
 void SmallReductions::launch(Batch& batch, bool async) {
   const FlatParameter& first = *batch.flats.front();
   const Group& group = group_of(first);
   const int blocks = blocks_of(first);
   batch.sent = batch.pool->take(batch.block_numel * blocks, first.reduce_dtype());
   pack(batch);
-  const CallOptions options{.async = async, .label = kLabel};
+  const std::string label = label_of(batch);
+  const CallOptions options{.async = async, .label = label};
   if (blocks == 1) {
     batch.averages = batch.sent;
     batch.work = group->all_reduce(batch.sent, {ReduceOp::Avg}, options);

@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "libddp/fsdp/buffer_pool.h"
@@ -37,6 +38,7 @@ class SmallReductions {
 
   void add(Unit& unit);
   bool is_full() const { return waiting_bytes_ >= kBatchBytes; }
+  bool is_waiting() const { return !waiting_.empty(); }
   bool is_running() const { return !running_.empty(); }
   /// Averages what waits; `async` false: in this thread.
   void start(bool async);
@@ -58,6 +60,7 @@ class SmallReductions {
   };
 
   Batch& batch_of(const FlatParameter& flat);
+  static std::string label_of(const Batch& batch);
   static void launch(Batch& batch, bool async);
   static void pack(Batch& batch);
   static void unpack(Batch& batch);

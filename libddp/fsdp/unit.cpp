@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -82,7 +83,6 @@ Unit::Unit(std::string name, const NamedTensors& parameters, ShardOptions option
     flats_.push_back(std::make_unique<FlatParameter>(
         fmt::format("unit '{}'", name_), std::move(members), options_, pool,
         [this, flat](std::size_t index) { take_gradient(flat, index); }));
-    num_trained_ += flats_.back()->is_trained();
   }
 }
 
@@ -113,47 +113,69 @@ void Unit::show_pieces(bool reshard) {
   }
 }
 
+bool Unit::shows_full() const {
+  return std::any_of(flats_.begin(), flats_.end(),
+                     [](const auto& flat) { return flat->shows_full(); });
+}
+
 void Unit::release_gradients() {
   for (const auto& flat : flats_) flat->release_gradients();
 }
 
-void Unit::hide_gradients() {
-  if (is_in_pass_) return;
-  is_in_pass_ = true;
-  is_complete_ = false;
-  num_complete_ = 0;
-  for (const auto& flat : flats_) flat->hide_gradients();
+void Unit::begin_pass() {
+  if (phase_ != Phase::Idle) return;
+  phase_ = Phase::Gradients;
+  for (const auto& flat : flats_) flat->begin_pass();
 }
 
 void Unit::take_gradient(std::size_t flat, std::size_t index) {
-  if (!is_in_pass_) {
+  if (phase_ == Phase::Idle) {
     throw StateError(fmt::format(
         "libddp unit '{}': parameter '{}' got a gradient in a backward pass that reached none of "
         "the tensors that the module returned. Hint: return tensors, or tuples, lists, dicts or "
         "dataclasses of them, and use the parameters in their module's forward only.",
         name_, flats_[flat]->parameters()[index].name));
   }
-  if (flats_[flat]->take_gradient(index) && ++num_complete_ == num_trained_) is_complete_ = true;
+  if (flats_[flat]->take_gradient(index)) {
+    const bool awaits = std::any_of(flats_.begin(), flats_.end(),
+                                    [](const auto& other) { return other->awaits_any(); });
+    if (!awaits) phase_ = Phase::Complete;
+  }
   if (on_gradient_) on_gradient_(*this);
 }
 
+bool Unit::trains_all() const {
+  return std::all_of(flats_.begin(), flats_.end(),
+                     [](const auto& flat) { return flat->trains_all(); });
+}
+
+bool Unit::wants_average() const {
+  return std::any_of(flats_.begin(), flats_.end(),
+                     [](const auto& flat) { return flat->wants_average(); });
+}
+
 bool Unit::has_gradients() const {
-  for (const auto& flat : flats_) {
-    if (flat->has_gradients()) return true;
-  }
-  return false;
+  return std::any_of(flats_.begin(), flats_.end(),
+                     [](const auto& flat) { return flat->has_gradients(); });
 }
 
 void Unit::reduce() {
-  is_reducing_ = true;
+  phase_ = Phase::Reducing;
   for (const auto& flat : flats_) flat->reduce();
 }
 
 void Unit::begin_reduction() {
-  is_reducing_ = true;
+  phase_ = Phase::Reducing;
   for (const auto& flat : flats_) {
-    if (flat->is_trained()) flat->begin_reduction();
+    if (flat->wants_average()) flat->begin_reduction();
   }
+}
+
+bool Unit::is_averaged() const {
+  return phase_ == Phase::Reducing &&
+         std::all_of(flats_.begin(), flats_.end(), [](const auto& flat) {
+           return flat->is_averaged() || !flat->wants_average();
+         });
 }
 
 void Unit::collect() {
@@ -162,12 +184,28 @@ void Unit::collect() {
 
 void Unit::install() {
   for (const auto& flat : flats_) flat->install();
-  is_in_pass_ = is_complete_ = is_reducing_ = false;
+  phase_ = Phase::Installed;
+}
+
+void Unit::end_pass() {
+  if (phase_ != Phase::Idle && phase_ != Phase::Installed) install();
+  phase_ = Phase::Idle;
 }
 
 void Unit::abandon() {
   for (const auto& flat : flats_) flat->abandon();
-  is_in_pass_ = is_complete_ = is_reducing_ = false;
+  phase_ = Phase::Idle;
+}
+
+bool Unit::has_late_hooks() const {
+  return std::any_of(flats_.begin(), flats_.end(),
+                     [](const auto& flat) { return flat->has_late_hooks(); });
+}
+
+void Unit::run_late_hooks() {
+  bool has_run = false;
+  for (const auto& flat : flats_) has_run |= flat->run_late_hooks();
+  if (has_run) release_gradients();  // optimizers have used them
 }
 
 }  // namespace libddp

@@ -3,8 +3,10 @@
 // The parameters of one wrapped module, and what happens to them around its forward and backward.
 //
 // A unit is sharded, unsharded for its module's forward, sharded again, unsharded for its backward,
-// and sharded once its last gradient has come, which also starts the averaging. ShardedModel calls
-// it and knows the order of all units.
+// and sharded once the backward has left it. Its last gradient starts the averaging. ShardedModel
+// calls it and knows the order of all units. Parameters that are trained and those that are frozen
+// at construction stand in arrays of their own, so that usual cases have no gradients of frozen
+// ones; which ones are trained may change between passes.
 // Thread rule: one forward or backward at a time. Construction, unshard and reduce are collectives.
 //
 //   auto unit = Unit::create("h.0", parameters, options);
@@ -13,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -47,22 +50,54 @@ class Unit {
   void show_full();
   /// `reshard`: gathered bytes are given back too.
   void show_pieces(bool reshard);
+  bool shows_full() const;
 
   void release_gradients();
-  void hide_gradients();
-  bool hides_gradients() const { return is_in_pass_; }
+  /// The part of a pass that concerns this unit.
+  void begin_pass();
+  bool is_in_pass() const { return phase_ != Phase::Idle; }
   /// All gradients of this pass have come.
-  bool is_complete() const { return is_complete_; }
+  bool is_complete() const { return phase_ == Phase::Complete; }
+  /// Whether the pass brings gradients of all parameters: then it needs none of them when these
+  /// have come. A frozen one may be needed for longer.
+  bool trains_all() const;
+  /// There are gradients, or zeros in place of them, to be averaged.
+  bool wants_average() const;
   bool has_gradients() const;
   void reduce();
   /// Instead of reduce, for who averages several units at once.
   void begin_reduction();
-  bool is_reducing() const { return is_reducing_; }
+  bool is_reducing() const { return phase_ == Phase::Reducing || phase_ == Phase::Installed; }
+  /// Whether all averages are there, and not yet in `.grad`.
+  bool is_averaged() const;
   void collect();
   void install();
+  void end_pass();
   void abandon();
 
+  /// See FlatParameter.
+  bool has_late_hooks() const;
+  void run_late_hooks();
+
+  /// When the module's last forward began and ended, in numbers that the model counts; and how many
+  /// of its calls run, one inside the other.
+  struct Span {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    int running = 0;
+  };
+  Span forward;
+
  private:
+  /// In a backward pass.
+  enum class Phase : std::uint8_t {
+    Idle,
+    Gradients,  // some are still to come
+    Complete,   // all have come
+    Reducing,
+    Installed,  // averages are in `.grad`, the pass goes on
+  };
+
   void take_gradient(std::size_t flat, std::size_t index);
 
   const std::string name_;
@@ -70,11 +105,7 @@ class Unit {
   OwnedTensors owned_;
   std::function<void(Unit&)> on_gradient_;
   std::vector<std::unique_ptr<FlatParameter>> flats_;
-  std::size_t num_complete_ = 0;
-  std::size_t num_trained_ = 0;
-  bool is_in_pass_ = false;
-  bool is_complete_ = false;
-  bool is_reducing_ = false;
+  Phase phase_ = Phase::Idle;
 };
 
 }  // namespace libddp

@@ -111,4 +111,34 @@ def check_classes_with_ordinary_memory_are_sharded():
                 torch.testing.assert_close(whole, wanted.grad, rtol=0, atol=0)
 
 
+class Wrapping(torch.autograd.Function):
+    """Hands a parameter a gradient whose values are not in its memory."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return Wrapper(gradient.contiguous())
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6, 4))
+
+    def forward(self, x):
+        return (Wrapping.apply(self.weight) * x).sum()
+
+
+def check_gradients_whose_values_are_elsewhere():
+    """As with a plain parameter, but that `.grad` is an ordinary tensor."""
+    model = models.libddp_fsdp().fully_shard(Odd())
+    model(torch.full((6, 4), 3.0)).backward()
+    torch.testing.assert_close(
+        model.weight.grad.full_tensor(), torch.full((6, 4), 3.0), rtol=0, atol=0
+    )
+
+
 results, test_tensor_classes = checks.suite(globals(), 2)

@@ -98,7 +98,6 @@ def _of_gradients(shard: Shard) -> list[tuple[torch.nn.Parameter, dict[str, Any]
     shard.of_gradients = [
         (parameter, _attributes(shard, _Place(shard, parameter, is_gradient=True)))
         for _, parameter in shard.parameters
-        if parameter.requires_grad
     ]
     return shard.of_gradients
 
