@@ -24,10 +24,8 @@ Group readers_of(const std::vector<ShardedModel::UnitPtr>& units) {
   return readers;
 }
 
-/// No backward pass follows that would tell when the others have read what this rank may change
-/// now, so the ranks meet once more.
+/// What this rank changes from now on, nobody reads any more. See NOTE [Meetings].
 void end_reading(const std::vector<ShardedModel::UnitPtr>& units, const char* label) {
-  if (c10::GradMode::is_enabled()) return;
   if (const Group readers = readers_of(units)) readers->barrier({.label = label});
 }
 
@@ -172,6 +170,7 @@ void ShardedModel::before_backward(Unit& unit, bool accumulates) {
   unit.show_full();
   leave_units_after(unit);
   if (!unit.trains_all()) pass_->lingering.push_back(&unit);
+  if (!unit.trains_all() || !pass_->syncs) pass_->must_meet = true;
   if (options_.backward_prefetch) prefetch(unit, -1);
 }
 
@@ -251,10 +250,13 @@ void ShardedModel::install_for_hooks() {
 }
 
 void ShardedModel::end_pass() {
-  if (pass_->accumulates && pass_->syncs) reduce_rest();
+  bool must_meet = pass_->must_meet && depth_ == 0;
+  if (pass_->accumulates && pass_->syncs && reduce_rest()) must_meet = false;
+  if (small_.is_waiting()) must_meet = false;
   small_.start(/*async=*/false);
   collect_oldest(0);
   small_.collect();
+  if (must_meet) end_reading(units_, "the end of a sharded backward pass");
   for (const UnitPtr& unit : units_) {
     unit->show_pieces(/*reshard=*/true);
     unit->end_pass();

@@ -5,13 +5,16 @@
 //
 // Words: a *step* begins with the outermost forward; a *pass* is one backward pass.
 //
-// NOTE [One meeting per step]
+// NOTE [Meetings]
 // Where the parameters exist once for all ranks, a rank may change its block only when nobody reads
-// it any more, and others may read it only when it has been changed. The averaging of gradients
-// gives the first: a rank has the average of a unit when all ranks' last gradient of that unit has
-// come, so when the pass is over nobody needs the parameters. The barrier at the beginning of a
-// step gives the second. No other synchronisation is needed, and none per unit; but a forward under
-// no_grad, which no pass follows, ends with a barrier of its own.
+// it any more, and others may read it only when it has been changed. What a script changes, and
+// when, is not seen here. So the ranks meet wherever one of them could go on to change something
+// that another still reads: at the end of a forward, with or without gradients, as nobody knows
+// whether a backward pass will follow; and at the end of a pass, where averages have done it in the
+// usual case: a rank has the average of a unit when all ranks' last gradient of that unit has come.
+// A pass has a meeting of its own where it averages nothing (gradients of inputs only, no_sync), or
+// has read frozen parameters after the last of its averages. The barrier at the beginning of a step
+// makes changes visible. No meeting is per unit.
 //
 // NOTE [When a pass has left a unit]
 // A pass does not need a unit any more when it has the gradients of all of its parameters. Where
@@ -100,6 +103,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     const bool syncs;
     /// Whether it writes gradients; one that computes those of given inputs does not.
     bool accumulates = false;
+    /// Whether others may read parameters after the last average that this rank has.
+    bool must_meet = false;
     std::deque<Unit*> reducing;
     /// Units that stay whole until the pass has left them.
     std::vector<Unit*> lingering;

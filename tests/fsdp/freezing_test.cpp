@@ -132,6 +132,23 @@ TEST_CASE("parameters are frozen and unfrozen between passes", "[freezing]") {
   }
 }
 
+TEST_CASE("what is frozen is not averaged", "[freezing]") {
+  run_group(2, [&](ProcessGroup& group) {
+    Model sharded({.shard = group.shared_from_this()}, kWide, 0b1111);
+    const auto collectives_of_a_step = [&](unsigned bits) {
+      sharded.products().train(bits);
+      const std::uint64_t before = group.sequence_number();
+      sharded.forward(input(kWide)).sum().backward();
+      for (int i = 0; i < 4; ++i) sharded.products().parameter(i).mutable_grad() = at::Tensor();
+      return group.sequence_number() - before;
+    };
+    expect(collectives_of_a_step(0b1111) == 4, "two meetings, two averages");
+    expect(collectives_of_a_step(0b1100) == 4, "two meetings, one average, one meeting");
+    expect(collectives_of_a_step(0b0000) == 3, "three meetings");
+    expect(collectives_of_a_step(0b1111) == 4, "as at first");
+  });
+}
+
 TEST_CASE("ranks that train other parameters are told", "[freezing]") {
   run_group(2, [&](ProcessGroup& group) {
     Model sharded({.shard = group.shared_from_this()}, kNarrow, 0b1111);

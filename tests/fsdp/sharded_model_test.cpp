@@ -197,8 +197,8 @@ TEST_CASE("small units are averaged by one collective", "[sharded_model]") {
       loss_of(sharded.forward(batch(group.rank(), 0))).backward();
       return group.sequence_number() - before;
     };
-    expect(collectives_of_a_step(7) == 2, "the barrier of the step, and one average");
-    expect(collectives_of_a_step(kWide) == 4, "two units alone, the others together");
+    expect(collectives_of_a_step(7) == 3, "two barriers, and one average");
+    expect(collectives_of_a_step(kWide) == 5, "two units alone, the others together");
   });
 }
 
@@ -292,11 +292,12 @@ TEST_CASE("evaluation leaves pieces behind", "[sharded_model]") {
 }
 
 TEST_CASE("nobody changes parameters that an evaluation still reads", "[sharded_model]") {
+  const bool with_gradients = GENERATE(false, true);
   run_group(2, [&](ProcessGroup& group) {
     Sharded sharded({.shard = group.shared_from_this()});
     loss_of(sharded.forward(batch(0, 0))).backward();
     const at::Tensor wanted = Net().forward(batch(0, 1));
-    const c10::NoGradGuard no_grad;
+    const c10::AutoGradMode mode(with_gradients);
     sharded.before_layer = [&] {
       if (group.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     };
