@@ -67,6 +67,10 @@ AccumulateHooks::~AccumulateHooks() {
   for (auto& [parameter, node, key] : state_->registrations) node->del_post_hook(key);
 }
 
+bool AccumulateHooks::has_made(const autograd::FunctionPostHook& hook) {
+  return dynamic_cast<const Hook*>(&hook) != nullptr;
+}
+
 void AccumulateHooks::renew() {
   for (std::size_t index = 0; index < state_->registrations.size(); ++index) {
     auto& [parameter, node, key] = state_->registrations[index];

@@ -17,6 +17,10 @@
 #include <memory>
 #include <vector>
 
+namespace torch::autograd {
+struct FunctionPostHook;
+}
+
 namespace libddp {
 
 class AccumulateHooks {
@@ -27,6 +31,9 @@ class AccumulateHooks {
   /// now may do so later.
   AccumulateHooks(const std::vector<at::Tensor>& parameters, OnGradient on_gradient);
   ~AccumulateHooks();
+
+  /// Whether a hook of a node is one of this class.
+  static bool has_made(const torch::autograd::FunctionPostHook& hook);
 
   /// Follows the parameters whose node autograd has replaced, as it does when a parameter's dtype
   /// changes. While no backward pass runs.

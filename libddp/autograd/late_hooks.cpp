@@ -3,8 +3,13 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <functional>
+#include <iterator>
 #include <utility>
+#include <vector>
 
+#include "libddp/autograd/accumulate_hooks.h"
 #include "libddp/autograd/accumulator.h"
 
 namespace libddp {
@@ -13,6 +18,15 @@ namespace {
 namespace autograd = torch::autograd;
 
 using HookPtr = std::unique_ptr<autograd::PostAccumulateGradHook>;
+using NodeHooks = std::vector<std::unique_ptr<autograd::FunctionPostHook>>;
+
+bool is_of_user(const NodeHooks::value_type& hook) { return !AccumulateHooks::has_made(*hook); }
+
+void move_users_hooks(NodeHooks& from, NodeHooks& to) {
+  const auto first = std::stable_partition(from.begin(), from.end(), std::not_fn(is_of_user));
+  std::move(first, from.end(), std::back_inserter(to));
+  from.erase(first, from.end());
+}
 
 }  // namespace
 
@@ -23,6 +37,9 @@ struct LateHooks::State {
     AccumulatorPtr node;
     /// While autograd accumulates.
     HookPtr taken;
+    NodeHooks taken_from_node;
+
+    void put_node_hooks_back() { move_users_hooks(taken_from_node, node->post_hooks()); }
   };
   std::vector<Entry> entries;
 };
@@ -34,9 +51,10 @@ class LateHooks::Taker final : public autograd::FunctionPreHook {
 
   autograd::variable_list operator()(const autograd::variable_list& grads) override {
     if (const auto state = state_.lock()) {
-      auto& [parameter, node, taken] = state->entries[index_];
-      HookPtr& hook = autograd::impl::post_acc_grad_hooks(parameter);
-      if (hook) taken = std::move(hook);
+      State::Entry& entry = state->entries[index_];
+      HookPtr& hook = autograd::impl::post_acc_grad_hooks(entry.parameter);
+      if (hook) entry.taken = std::move(hook);
+      move_users_hooks(entry.node->post_hooks(), entry.taken_from_node);
     }
     return grads;
   }
@@ -52,30 +70,42 @@ LateHooks::LateHooks(const std::vector<at::Tensor>& parameters)
   for (const at::Tensor& parameter : parameters) {
     AccumulatorPtr node = accumulator_of(parameter);
     node->add_pre_hook(std::make_unique<Taker>(state_, state_->entries.size()));
-    state_->entries.push_back({parameter, std::move(node), nullptr});
+    state_->entries.push_back({parameter, std::move(node), nullptr, {}});
   }
 }
 
 LateHooks::~LateHooks() { put_all_back(); }
 
 void LateHooks::put_back(std::size_t index) {
-  auto& [parameter, node, taken] = state_->entries[index];
-  if (!taken) return;
-  HookPtr& hook = autograd::impl::post_acc_grad_hooks(parameter);
-  if (!hook) hook = std::move(taken);
-  taken = nullptr;
+  State::Entry& entry = state_->entries[index];
+  if (!entry.taken) return;
+  HookPtr& hook = autograd::impl::post_acc_grad_hooks(entry.parameter);
+  if (!hook) hook = std::move(entry.taken);
+  entry.taken = nullptr;
 }
 
 void LateHooks::put_all_back() {
-  for (std::size_t index = 0; index < state_->entries.size(); ++index) put_back(index);
+  for (std::size_t index = 0; index < state_->entries.size(); ++index) {
+    put_back(index);
+    state_->entries[index].put_node_hooks_back();
+  }
 }
 
 bool LateHooks::has(std::size_t index) const {
-  return autograd::impl::post_acc_grad_hooks(state_->entries[index].parameter) != nullptr;
+  const State::Entry& entry = state_->entries[index];
+  const NodeHooks& hooks = entry.node->post_hooks();
+  return !entry.taken_from_node.empty() || std::any_of(hooks.begin(), hooks.end(), is_of_user) ||
+         autograd::impl::post_acc_grad_hooks(entry.parameter) != nullptr;
 }
 
-void LateHooks::run(std::size_t index) const {
-  const at::Tensor& parameter = state_->entries[index].parameter;
+void LateHooks::run(std::size_t index) {
+  State::Entry& entry = state_->entries[index];
+  const at::Tensor parameter = entry.parameter;
+  entry.put_node_hooks_back();
+  const NodeHooks& hooks = entry.node->post_hooks();
+  for (std::size_t i = 0; i < hooks.size(); ++i) {
+    if (is_of_user(hooks[i])) (*hooks[i])({}, {parameter.grad()});
+  }
   if (const HookPtr& hook = autograd::impl::post_acc_grad_hooks(parameter)) (*hook)(parameter);
 }
 

@@ -1,11 +1,12 @@
 #pragma once
 
-// Hooks that users have put on parameters (register_post_accumulate_grad_hook), run late: when the
-// gradient is what they are meant for, and not what autograd has accumulated on this rank.
+// Hooks that users have put on parameters (register_post_accumulate_grad_hook) or on their
+// AccumulateGrad nodes, run late: when the gradient is what they are meant for, and not what
+// autograd has accumulated on this rank.
 //
-// Autograd would run such a hook as soon as it has written `.grad`. The hook is taken away directly
-// before that, in C++, and put back directly afterwards, so that whoever adds, removes or lists
-// hooks finds them where they belong, also when a pass fails.
+// Autograd would run such a hook as soon as it has written `.grad`. It is taken away directly
+// before that, in C++, and put back afterwards: a parameter's as soon as the gradient has come, a
+// node's, which autograd is going through then, when the hooks are run or at the end of the pass.
 // Thread rule: create and destroy while no backward pass runs; the rest in the thread that runs the
 // pass.
 //
@@ -27,14 +28,14 @@ class LateHooks {
   explicit LateHooks(const std::vector<at::Tensor>& parameters);
   ~LateHooks();
 
-  /// After autograd has accumulated the gradient of a parameter.
+  /// After autograd has accumulated the gradient of a parameter: the hooks of the parameter.
   void put_back(std::size_t index);
-  /// The same for all, after a pass that failed.
+  /// All hooks, when the pass has ended or failed.
   void put_all_back();
 
   bool has(std::size_t index) const;
   /// Runs the hooks of a parameter, if it has any. What they throw comes out.
-  void run(std::size_t index) const;
+  void run(std::size_t index);
 
  private:
   struct State;

@@ -247,6 +247,7 @@ void FlatParameter::install() {
   const c10::NoGradGuard no_grad;
   add_to_block(std::exchange(pass_->average, at::Tensor()));
   pass_.reset();
+  if (late_hooks_) late_hooks_->put_all_back();
   gradients_are_aside_ = false;
   for (std::size_t i = 0; i < size(); ++i) {
     Member& member = members_[i];
@@ -264,6 +265,7 @@ void FlatParameter::install() {
 /// What has come waits in the array.
 void FlatParameter::end_pass_without_average() {
   pass_.reset();
+  if (late_hooks_) late_hooks_->put_all_back();
   for (Member& member : members_) {
     if (member.gradient == Gradient::Awaited) member.gradient = Gradient::Absent;
     if (member.gradient == Gradient::AwaitedAgain) member.gradient = Gradient::Here;

@@ -166,6 +166,7 @@ void ShardedModel::before_backward(Unit& unit, bool accumulates) {
   if (accumulates) {
     pass_->accumulates = true;
     unit.begin_pass();
+    if (unit.has_late_hooks()) pass_->has_late_hooks = true;
   }
   unit.show_full();
   leave_units_after(unit);
@@ -203,6 +204,7 @@ ShardedModel::Pass::~Pass() {
 
 // See NOTE [When a pass has left a unit].
 void ShardedModel::leave_units_after(const Unit& unit) {
+  if (unit.forward.end <= unit.forward.begin) return;  // it has run in backward passes only
   const auto left = std::erase_if(pass_->lingering, [&](Unit* other) {
     if (other->forward.begin <= unit.forward.end) return false;
     other->show_pieces(/*reshard=*/true);
@@ -242,6 +244,7 @@ void ShardedModel::collect_oldest(std::size_t most) {
 
 // See NOTE [Late hooks]. Averages that nobody waits for are installed at the end of the pass.
 void ShardedModel::install_for_hooks() {
+  if (!pass_->has_late_hooks) return;
   for (const UnitPtr& unit : units_) {
     if (!unit->is_averaged() || unit->shows_full() || !unit->has_late_hooks()) continue;
     unit->install();

@@ -105,6 +105,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     bool accumulates = false;
     /// Whether others may read parameters after the last average that this rank has.
     bool must_meet = false;
+    /// Whether a unit that it has reached had hooks of users by then.
+    bool has_late_hooks = false;
     std::deque<Unit*> reducing;
     /// Units that stay whole until the pass has left them.
     std::vector<Unit*> lingering;

@@ -65,6 +65,46 @@ TEST_CASE("hooks of users wait until they are run", "[late_hooks]") {
   CHECK((calls == 2 && others == 2));
 }
 
+/// What register_hook leaves at a node.
+class CountAtNode final : public torch::autograd::FunctionPostHook {
+ public:
+  explicit CountAtNode(int& calls) : calls_(calls) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& outputs,
+      const torch::autograd::variable_list& gradients) override {
+    CHECK(gradients.at(0).defined());
+    ++calls_;
+    return outputs;
+  }
+
+ private:
+  int& calls_;
+};
+
+TEST_CASE("hooks on nodes wait too", "[late_hooks]") {
+  const at::Tensor a = leaf();
+  const auto node = torch::autograd::impl::grad_accumulator(a);
+  int first = 0;
+  int second = 0;
+  node->add_post_hook(std::make_unique<CountAtNode>(first));
+  LateHooks late({a});
+  int fired = 0;
+  const AccumulateHooks hooks({a}, [&](std::size_t index) {
+    late.put_back(index);
+    ++fired;
+  });
+  node->add_post_hook(std::make_unique<CountAtNode>(second));
+  (a * 2).sum().backward();
+  CHECK((first == 0 && second == 0 && fired == 1));
+  CHECK(late.has(0));
+  late.run(0);
+  CHECK((first == 1 && second == 1 && fired == 1));
+  (a * 2).sum().backward();
+  late.put_all_back();  // a pass that averages nothing
+  CHECK((first == 1 && second == 1 && fired == 2));
+  CHECK(node->post_hooks().size() == 3);
+}
+
 TEST_CASE("hooks of users come back after a pass that failed", "[late_hooks]") {
   const at::Tensor a = leaf();
   int calls = 0;

@@ -97,6 +97,26 @@ def check_it_equals_a_step_after_backward():
     assert_equal(whole(found), whole(model), 0)
 
 
+def check_optimizers_that_torch_applies_in_backward():
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    reference = models.wrap(wide())
+    models.train(reference, 4, adamw)
+    wanted = whole(reference)
+    for is_before in (True, False):
+        for wrap in (models.shard, models.wrap):
+            model = wide()
+            options = {"lr": 0.01, "eps": 1e-3}
+            if is_before:
+                _apply_optimizer_in_backward(torch.optim.AdamW, model.parameters(), options)
+            model = wrap(model)
+            if not is_before:
+                _apply_optimizer_in_backward(torch.optim.AdamW, model.parameters(), options)
+            for step in range(4):
+                model(models.tokens(step))[1].backward()
+            assert_equal(whole(model), wanted, 0)
+
+
 def check_gradients_are_freed_in_backward():
     model = models.shard(wide())
     step_in_backward(model, adamw)
