@@ -5,11 +5,11 @@ Nothing of torch changes before the first optimizer is sharded.
 
 from __future__ import annotations
 
-import functools
 import weakref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import TensorWeakRef
 
 from libddp.errors import StateError
 
@@ -19,18 +19,46 @@ _seen: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _num_watched = 0
 
 
+class SharedWork:
+    """Whole gradients of which a rank uses a part: the registry's entry."""
+
+    def __init__(self, shards, parameter: torch.Tensor) -> None:
+        self._shards = weakref.ref(shards)
+        # The registry has this object as long as the parameter lives.
+        self._parameter = TensorWeakRef(parameter)
+
+    def spread(self):
+        """The model's group, once it is known who owns what; the first time, a collective."""
+        shards = self._shards()
+        if shards is None or shards.group.size() == 1 or not shards.make_ready():
+            return None
+        return shards.group
+
+    def deciding(self) -> tuple:
+        shards = self._shards()
+        return () if shards is None or shards.group.size() == 1 else (shards.group,)
+
+    def own(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Out of `.grad`, which is `gradient`."""
+        return self._shards().own_gradient(self._parameter())
+
+    def has_parts_of_values(self) -> bool:
+        return False
+
+
 def watch(shards) -> None:
     """Norms, gradient scalers and other optimizers respect `shards` from now on."""
     global _num_watched
-    from libddp.distributed.fsdp import _clip
+    from libddp.distributed.fsdp import _clip, _registry, _scaler
 
     if _num_watched == 0:
         register_optimizer_step_pre_hook(_refuse_others)
-        scaler = torch.amp.GradScaler
-        scaler._unscale_grads_ = _on_all_ranks(scaler._unscale_grads_)
+        _clip.watch()
+        _scaler.watch()
     _num_watched += 1
     _watched.add(shards)
-    _clip.watch_parts(shards)
+    for parameter in shards.parameters:
+        _registry.register(parameter, SharedWork(shards, parameter))
 
 
 def _refuse_others(optimizer, args, kwargs) -> None:
@@ -48,18 +76,3 @@ def _refuse_others(optimizer, args, kwargs) -> None:
             "averages only. Hint: step that optimizer; for another one, wrap the module again."
         )
     _seen[optimizer] = mark
-
-
-def _on_all_ranks(original):
-    """torch.amp.GradScaler skips a step on every rank if one of them has found an infinity."""
-
-    @functools.wraps(original)
-    def unscale(self, optimizer, *args, **kwargs):
-        found = original(self, optimizer, *args, **kwargs)
-        shards = getattr(optimizer, "_shards", None)
-        if shards is not None:
-            for found_inf in found.values():
-                shards.agree(found_inf)
-        return found
-
-    return unscale

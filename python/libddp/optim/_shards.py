@@ -15,7 +15,6 @@ import weakref
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from libddp.distributed._groups import native
 from libddp.errors import ArgumentError, StateError
@@ -68,17 +67,9 @@ class Shards:
             self.cut(optimizer.state)
         return True
 
-    def gradient_parts(self, ids: set[int]) -> dict[int, torch.Tensor]:
-        """Of the gradients with these ids, those of the model -> what this rank owns of them."""
-        parameters = [p for p in self.parameters if id(p.grad) in ids]
-        if not parameters or not self.make_ready():
-            return {}
-        return {id(p.grad): self._shards.own_gradient(p) for p in parameters}
-
-    def agree(self, found_inf: torch.Tensor) -> None:
-        """Infinite on all ranks if on one."""
-        if self.group.size() > 1:
-            self.group.all_reduce(found_inf, op=dist.ReduceOp.MAX)
+    def own_gradient(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What this rank owns of `parameter.grad`."""
+        return self._shards.own_gradient(parameter)
 
     # The state.
 

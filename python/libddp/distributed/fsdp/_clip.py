@@ -1,118 +1,193 @@
 """Gradient norms over the whole model, also where a script calls torch's clip_grad_norm_.
 
-torch computes the norm of the tensors that it is given; pieces of sharded gradients have only their
-part of it. Once something is sharded, the one function of torch that computes norms looks for such
-pieces and adds the other ranks' parts; gradients that are not sharded go the old way. The gradients
-of a model with a sharded optimizer (ZeRO-1) are whole tensors of which this rank's part counts.
+torch computes the norm of the tensors that it is given; of sharded gradients a rank has only part.
+Once something is sharded, clip_grad_norm_ asks the registry about each parameter, and adds what the
+other ranks have; models that are not sharded go the old way. get_total_norm knows no parameters: it
+looks for tensors that are, or share memory with, the gradient of a sharded one.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
-import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 import torch.nn.utils.clip_grad as torchs
 
-from libddp.distributed.fsdp._shards import Shard
-
-_shards: weakref.WeakSet[Shard] = weakref.WeakSet()
-#: With `group` and gradient_parts(ids) -> {id of a gradient: what this rank has of it}.
-_sources: weakref.WeakSet = weakref.WeakSet()
+from libddp.distributed.fsdp import _registry
+from libddp.errors import ArgumentError
 
 
-def watch(shard: Shard) -> None:
-    """Norms that include gradients of `shard` are those of the whole model from now on."""
-    _shards.add(shard)
-    _patch_torch()
+def watch() -> None:
+    """Norms respect sharded parameters from now on."""
+    if hasattr(torchs._get_total_norm, "_libddp"):
+        return
+    torchs._get_total_norm = _of_tensors(torchs._get_total_norm)
+    torchs.get_total_norm = torchs._get_total_norm
+    torch.nn.utils.get_total_norm = torchs._get_total_norm
+    _replace_clipping()
 
 
-def watch_parts(source) -> None:
-    """The same for an optimizer whose work is shared."""
-    _sources.add(source)
-    _patch_torch()
+def _replace_clipping() -> None:
+    """Also for scripts that have imported the function by its name already.
+
+    torch wraps it in one that switches autograd off; what that one calls is replaced.
+    """
+    function = torchs.clip_grad_norm_
+    names = function.__code__.co_freevars
+    if "func" in names:
+        cell = function.__closure__[names.index("func")]
+        cell.cell_contents = _of_parameters(cell.cell_contents)
+        return
+    torchs.clip_grad_norm_ = torch.no_grad()(_of_parameters(function))
+    torch.nn.utils.clip_grad_norm_ = torchs.clip_grad_norm_
 
 
-def _patch_torch() -> None:
-    if not hasattr(torchs._get_total_norm, "_libddp"):
-        torchs._get_total_norm = _over_all_ranks(torchs._get_total_norm)
-        torchs.get_total_norm = torchs._get_total_norm
-        torch.nn.utils.get_total_norm = torchs._get_total_norm
+def _of_parameters(original: Callable) -> Callable:
+    """clip_grad_norm_ whose collectives depend on the parameters alone."""
+
+    @functools.wraps(original)
+    def clip(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
+        listed = _listed(parameters)
+        spread = [_registry.spread_of(parameter) for parameter in listed]
+        if not any(spread):
+            is_spent = inspect.isgenerator(parameters) and listed
+            given = listed if is_spent else parameters
+            return original(given, max_norm, norm_type, error_if_nonfinite, foreach)
+        parts = {group: _Part(group) for group in spread}
+        for parameter, group in zip(listed, spread, strict=True):
+            parts[group].add_gradient(parameter)
+        total = _total(list(parts.values()), float(norm_type), error_if_nonfinite, foreach)
+        torchs._clip_grads_with_norm_(listed, max_norm, total, foreach)
+        return total
+
+    return clip
 
 
-def _owners() -> dict[int, object]:
-    """Address of a block of gradients -> the group that its shards are spread over."""
-    return {
-        block.untyped_storage().data_ptr(): shard.sharding.shard
-        for shard in list(_shards)
-        if shard.sharding.shard is not None and shard.sharding.shard.size() > 1
-        if shard.made is not None
-        for block in shard.made.gradient_blocks()
-    }
+def _listed(tensors) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _parts(tensors: list[torch.Tensor]) -> dict[int, tuple[object, torch.Tensor]]:
-    """id of a gradient -> the group of its ranks, and this rank's part."""
-    ids = {id(tensor) for tensor in tensors}
-    return {
-        key: (source.group, part)
-        for source in list(_sources)
-        if source.group.size() > 1
-        for key, part in source.gradient_parts(ids).items()
-    }
+class _Part:
+    """Gradients of which the ranks of one group have a part each; or, without one, all."""
+
+    def __init__(self, group) -> None:
+        self.group = group
+        self.tensors: list[torch.Tensor] = []
+        self._dtypes: list[torch.dtype] = []
+
+    def add_gradient(self, parameter: torch.Tensor) -> None:
+        self._dtypes.append(parameter.dtype)
+        if parameter.grad is None:
+            return
+        own = parameter.grad
+        if self.group is not None:
+            own = _registry.place_of(parameter).own(own)
+        self.add(own)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        self._dtypes.append(tensor.dtype)
+        self.tensors.append(tensor)
+
+    def norm(self, norm_type: float, foreach: bool | None) -> torch.Tensor:
+        """Of all ranks' parts together: a collective, if there is a group."""
+        filled = [tensor for tensor in self.tensors if tensor.numel() > 0]
+        if self.group is None:
+            return _torchs_total_norm(self.tensors, norm_type, False, foreach)
+        own = _torchs_total_norm(filled, norm_type, False, foreach) if filled else None
+        dtype = functools.reduce(torch.promote_types, self._dtypes)
+        return _across(own, norm_type, self.group).to(dtype)
 
 
-def _over_all_ranks(original):
+def _torchs_total_norm(*args):
+    return torchs._get_total_norm.__wrapped__(*args)
+
+
+def _of_tensors(original: Callable) -> Callable:
     @functools.wraps(original)
     @torch.no_grad()
     def total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        owners, own_parts = _owners(), _parts(tensors)
-        parts: dict[object, list[torch.Tensor]] = {}
-        for tensor in tensors:
-            group = None
-            if id(tensor) in own_parts:
-                group, tensor = own_parts[id(tensor)]
-            elif tensor.layout == torch.strided and type(tensor) is torch.Tensor:
-                group = owners.get(tensor.untyped_storage().data_ptr())
-            parts.setdefault(group, []).append(tensor)
-        if set(parts) <= {None}:
+        tensors = _listed(tensors)
+        known = _Known()
+        found = [known.find(tensor) for tensor in tensors]
+        groups = [place.spread() if place else None for place in found]
+        if not any(groups):
             return original(tensors, norm_type, error_if_nonfinite, foreach)
-        norm_type = float(norm_type)
-        norms = [
-            _across(original(_filled(part), norm_type, False, foreach), norm_type, group)
-            for group, part in parts.items()
-        ]
-        total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        if error_if_nonfinite and not math.isfinite(total.item()):
-            raise RuntimeError(
-                f"The total norm of order {norm_type} for gradients is non-finite, so it cannot "
-                "be clipped. To disable this error, set `error_if_nonfinite=False`"
-            )
-        return total
+        parts = {group: _Part(group) for group in groups}
+        for tensor, place, group in zip(tensors, found, groups, strict=True):
+            parts[group].add(place.own(tensor) if group else tensor)
+        return _total(list(parts.values()), float(norm_type), error_if_nonfinite, foreach)
 
     total_norm._libddp = True
     return total_norm
 
 
-def _filled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Without empty ones, of which there is no largest element."""
-    return [tensor for tensor in tensors if tensor.numel() > 0]
+class _Known:
+    """Tensors that belong to sharded parameters now."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, _registry.Place] = {}
+        self._by_memory: dict[int, _registry.Place] = {}
+        for parameter, place in _registry.all_places():
+            shows_part, grad = place.has_parts_of_values(), parameter.grad
+            if shows_part:
+                self._by_id[id(parameter)] = place
+            if grad is None:
+                continue
+            self._by_id[id(grad)] = place
+            if shows_part and _has_memory(grad):
+                self._by_memory[grad.untyped_storage().data_ptr()] = place
+
+    def find(self, tensor: torch.Tensor) -> _registry.Place | None:
+        place = self._by_id.get(id(tensor))
+        if place is None and self._by_memory and _has_memory(tensor):
+            place = self._by_memory.get(tensor.untyped_storage().data_ptr())
+        return place
 
 
-def _across(norm: torch.Tensor, norm_type: float, group) -> torch.Tensor:
-    """The norm of what all ranks of `group` have together, from each rank's own."""
-    if group is None:
-        return norm
+def _has_memory(tensor: torch.Tensor) -> bool:
+    is_plain = tensor.layout == torch.strided and type(tensor) is torch.Tensor
+    return is_plain and tensor.untyped_storage().data_ptr() != 0
+
+
+def _total(
+    parts: list[_Part], norm_type: float, error_if_nonfinite: bool, foreach: bool | None
+) -> torch.Tensor:
+    if norm_type == 0:
+        raise ArgumentError(
+            "libddp: the norm of order 0 of sharded gradients is not supported: it counts tensors, "
+            "of which ranks have parts. Hint: norm_type=2.0, another number, or inf."
+        )
+    norms = [part.norm(norm_type, foreach) for part in parts]
+    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    if error_if_nonfinite and not math.isfinite(total.item()):
+        raise RuntimeError(
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "
+            "so it cannot be clipped. To disable this error and scale the gradients by the "
+            "non-finite norm anyway, set `error_if_nonfinite=False`"
+        )
+    return total
+
+
+def _across(norm: torch.Tensor | None, norm_type: float, group) -> torch.Tensor:
+    """The norm of what all ranks of `group` have together; None where a rank has nothing."""
     if math.isinf(norm_type):
-        group.all_reduce(norm, op=dist.ReduceOp.MAX)
-        return norm
-    power = norm.double().pow(norm_type)
+        return _largest(norm, math.copysign(1.0, norm_type), group)
+    power = torch.zeros((), dtype=torch.double) if norm is None else norm.double().pow(norm_type)
     group.all_reduce(power, op=dist.ReduceOp.SUM)
-    return power.pow(1.0 / norm_type).to(norm.dtype)
+    return power.pow(1.0 / norm_type)
+
+
+def _largest(norm: torch.Tensor | None, sign: float, group) -> torch.Tensor:
+    """Largest (sign 1) or smallest (-1) of all ranks' norms; NaN if one is, which MAX may drop."""
+    nothing = 0.0 if sign > 0 else -math.inf
+    own = nothing if norm is None else sign * norm.item()
+    both = torch.tensor([nothing if math.isnan(own) else own, math.isnan(own)], dtype=torch.double)
+    group.all_reduce(both, op=dist.ReduceOp.MAX)
+    return torch.tensor(math.nan, dtype=torch.double) if both[1] > 0 else sign * both[0]
 
 
 def clip_grad_norm(

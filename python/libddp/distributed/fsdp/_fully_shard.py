@@ -97,8 +97,8 @@ def fully_shard(
     )
     ignored = list(ignored_params or ())
     parameters = _shards.own_parameters(module, ignored)
-    state = _shards.attach(module, type(module).__name__, parameters, sharding, ignored)
-    _clip.watch(state)
+    _shards.attach(module, type(module).__name__, parameters, sharding, ignored)
+    _clip.watch()
     _torch_state.watch()
     module.__class__ = _sharded_class(type(module))
     return module

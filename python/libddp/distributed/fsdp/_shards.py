@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any
 
 import torch
@@ -76,8 +76,6 @@ class Shard:
     on_join: Callable[[], None] | None = None
     #: How many calls of the module are running.
     running: int = 0
-    #: (parameter, attributes of its gradient); empty before the first backward pass.
-    of_gradients: list[tuple[torch.nn.Parameter, dict[str, Any]]] = field(default_factory=list)
     #: Of the whole model; None before the first forward.
     model: Any = None
     is_root: bool = False
@@ -87,6 +85,11 @@ class Shard:
     places: list[tuple] = field(default_factory=list)
     #: Of the root: the shards of the whole model.
     all_shards: list[Shard] = field(default_factory=list)
+
+    @cached_property
+    def placements(self) -> tuple:
+        """Of its parameters, in the words of torch's DTensors."""
+        return self.sharding.placements()
 
     @property
     def unit(self):

@@ -157,7 +157,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         )
         self._shard = _shards.attach(self, _wrapping.name_of(module), parameters, sharding)
         self._shard.on_join = self._cast_buffers
-        _clip.watch(self._shard)
+        _clip.watch()
         _torch_state.watch()
         self._state_dict_type = StateDictType.FULL_STATE_DICT
         self._state_dict_config: Any = FullStateDictConfig()

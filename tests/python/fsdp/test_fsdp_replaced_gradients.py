@@ -1,0 +1,191 @@
+"""Gradients that a script has put there itself: norms, and the backward passes that follow."""
+
+import math
+
+import checks
+import ddp_models
+import fsdp_models as models
+import pytest
+import torch
+import torch.distributed as dist
+
+CHANGES = {
+    "left": lambda p: None,
+    "product": lambda p: setattr(p, "grad", p.grad * 10),
+    "clone": lambda p: setattr(p, "grad", p.grad.clone()),
+    "to": lambda p: setattr(p, "grad", p.grad.to(torch.float64).to(torch.float32)),
+    "detach": lambda p: setattr(p, "grad", p.grad.detach()),
+}
+
+
+def torchs(norm_type, change):
+    """The norm, and the whole gradients, of torch's fully_shard."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
+    model = models.build()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model(models.tokens(0))[1].backward()
+    changed(model, change)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type)
+    return norm.full_tensor(), [p.grad.full_tensor() for p in model.parameters()]
+
+
+def one_pass(model):
+    model(models.tokens(0))[1].backward()
+    return model
+
+
+def changed(model, change):
+    for parameter in model.parameters():
+        change(parameter)
+    return model
+
+
+def same_everywhere(value):
+    """All ranks must have the same bits."""
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value.item())
+    assert len(set(found)) == 1, found
+    return value
+
+
+def by_method(model, norm_type):
+    return model.clip_grad_norm_(0.1, norm_type)
+
+
+def by_function(model, norm_type):
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type)
+
+
+def by_two_functions(model, norm_type):
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    total = torch.nn.utils.get_total_norm(gradients, norm_type)
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, total)
+    return total
+
+
+WAYS = [
+    (models.wrap, by_method),
+    (models.wrap, by_function),
+    (models.wrap, by_two_functions),
+    (models.shard, by_function),
+    (models.shard, by_two_functions),
+]
+
+
+def check_norms_are_torchs():
+    for name, change in CHANGES.items():
+        for norm_type in (2.0, 1.0, math.inf, 3):
+            wanted, gradients = torchs(norm_type, change)
+            for make, clip in WAYS:
+                model = changed(one_pass(make()), change)
+                norm = same_everywhere(clip(model, norm_type))
+                torch.testing.assert_close(norm, wanted, msg=lambda text, n=name: f"{n}: {text}")
+                if make is models.shard:
+                    for parameter, other in zip(model.parameters(), gradients, strict=True):
+                        whole = whole_gradient(parameter)
+                        torch.testing.assert_close(whole, other)
+
+
+def whole_gradient(parameter):
+    """A replaced gradient has no full_tensor() before the next backward pass."""
+    kept = parameter.detach().clone()
+    with torch.no_grad():
+        parameter.copy_(parameter.grad)
+    whole = parameter.full_tensor()
+    with torch.no_grad():
+        parameter.copy_(kept)
+    return whole
+
+
+def check_one_rank_replaces():
+    wanted, _ = torchs(2.0, lambda p: None)
+    for make, clip in WAYS:
+        model = one_pass(make())
+        if dist.get_rank() == 0:
+            changed(model, CHANGES["clone"])
+        torch.testing.assert_close(same_everywhere(clip(model, 2.0)), wanted)
+
+
+def check_gradients_that_one_rank_lacks():
+    for norm_type in (2.0, math.inf, -math.inf, -1.0):
+        for make, clip in ((models.wrap, by_method), (models.shard, by_function)):
+            model = one_pass(make())
+            if dist.get_rank() == 0:
+                model.zero_grad()
+            own = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+            wanted = torch.linalg.vector_norm(torch.cat(own), norm_type) if own else torch.zeros(())
+            dist.broadcast(wanted, src=1)
+            torch.testing.assert_close(same_everywhere(clip(model, norm_type)), wanted)
+    model = models.shard()
+    assert by_function(model, 2.0) == 0
+
+
+def check_an_infinity_of_one_rank():
+    for value in (math.inf, math.nan):
+        for norm_type in (2.0, math.inf):
+            for make, clip in WAYS:
+                model = one_pass(make())
+                if dist.get_rank() == 1:
+                    weight = model.get_parameter("head.weight")
+                    weight.grad = torch.full_like(weight.grad, value)
+                norm = clip(model, norm_type)
+                assert not norm.isfinite()
+                assert norm.isnan() == math.isnan(value)
+            model = one_pass(models.shard())
+            if dist.get_rank() == 0:
+                model.head.weight.grad[0, 0] = value
+            with pytest.raises(RuntimeError, match="is non-finite, so it cannot be clipped"):
+                torch.nn.utils.clip_grad_norm_(
+                    model.parameters(), 1.0, norm_type, error_if_nonfinite=True
+                )
+
+
+def check_with_ordinary_parameters():
+    plain = torch.nn.Parameter(torch.ones(3))
+    for change in CHANGES.values():
+        model = changed(one_pass(models.shard()), CHANGES["left"])
+        alone = by_function(model, 2.0)
+        model = one_pass(models.shard())
+        factor = 10 if change is CHANGES["product"] else 1
+        changed(model, change)
+        plain.grad = torch.tensor([1.0, 2.0, 3.0])
+        norm = torch.nn.utils.clip_grad_norm_([plain, *model.parameters()], 1e6)
+        torch.testing.assert_close(norm, (14 + (factor * alone) ** 2).sqrt())
+        assert torch.equal(plain.grad, torch.tensor([1.0, 2.0, 3.0]))
+
+
+def check_norms_of_parameters():
+    model, plain = models.shard(), models.build()
+    wanted = torch.nn.utils.get_total_norm(list(plain.parameters()))
+    found = torch.nn.utils.get_total_norm(list(model.parameters()))
+    torch.testing.assert_close(same_everywhere(found), wanted)
+
+
+def check_whole_gradients_are_counted_once():
+    model = one_pass(models.wrap())
+    wanted = by_method(model, 2.0)
+    model = one_pass(models.wrap())
+    with type(model).summon_full_params(model, with_grads=True):
+        torch.testing.assert_close(by_function(model, 2.0), wanted)
+
+
+def check_the_norm_of_order_zero_is_refused():
+    with pytest.raises(ValueError, match="norm of order 0 of sharded gradients"):
+        by_function(one_pass(models.shard()), 0)
+
+
+def check_functions_that_were_imported_before():
+    """The tests import torch before libddp shards anything."""
+    wanted, _ = torchs(2.0, lambda p: None)
+    torch.testing.assert_close(
+        EARLY(changed(one_pass(models.shard()), CHANGES["clone"]).parameters(), 1.0), wanted
+    )
+
+
+EARLY = torch.nn.utils.clip_grad_norm_
+
+results, test_on_all_ranks = checks.suite(globals(), 2)
