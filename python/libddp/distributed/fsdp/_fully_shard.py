@@ -18,6 +18,7 @@ from libddp.distributed.fsdp import (
     _groups_of,
     _loading,
     _modules,
+    _scaler,
     _sharded_state,
     _shards,
     _torch_state,
@@ -99,6 +100,7 @@ def fully_shard(
     parameters = _shards.own_parameters(module, ignored)
     _shards.attach(module, type(module).__name__, parameters, sharding, ignored)
     _clip.watch()
+    _scaler.watch()
     _torch_state.watch()
     module.__class__ = _sharded_class(type(module))
     return module

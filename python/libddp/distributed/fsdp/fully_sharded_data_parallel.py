@@ -26,6 +26,7 @@ from libddp.distributed.fsdp import (
     _clip,
     _groups_of,
     _modules,
+    _scaler,
     _shards,
     _state_dict,
     _summon,
@@ -158,6 +159,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         self._shard = _shards.attach(self, _wrapping.name_of(module), parameters, sharding)
         self._shard.on_join = self._cast_buffers
         _clip.watch()
+        _scaler.watch()
         _torch_state.watch()
         self._state_dict_type = StateDictType.FULL_STATE_DICT
         self._state_dict_config: Any = FullStateDictConfig()
