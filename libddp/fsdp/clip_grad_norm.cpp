@@ -20,18 +20,17 @@ struct GradientsOfGroup {
   std::vector<at::Tensor> gradients;
 };
 
-/// In the order of the parameters, which is the same on every rank.
+/// In the order of the parameters, which is the same on every rank, whatever gradients it has.
 std::vector<GradientsOfGroup> gradients_by_group(const std::vector<at::Tensor>& parameters) {
   const auto owners = WrappedModule::owners();
   std::vector<GradientsOfGroup> all;
   for (const at::Tensor& parameter : parameters) {
-    if (!parameter.grad().defined()) continue;
     const auto owner = owners.find(parameter.unsafeGetTensorImpl());
     Group group = owner == owners.end() ? nullptr : owner->second;
     auto known = std::find_if(all.begin(), all.end(),
                               [&](const GradientsOfGroup& one) { return one.group == group; });
     if (known == all.end()) known = all.insert(all.end(), {std::move(group), {}});
-    known->gradients.push_back(parameter.grad());
+    if (parameter.grad().defined()) known->gradients.push_back(parameter.grad());
   }
   return all;
 }

@@ -23,6 +23,13 @@ bool is_plain(const at::Tensor& grad) {
          !grad.is_conj() && !grad.is_neg() && grad.is_contiguous();
 }
 
+/// Whether they are the same elements in the same order.
+bool shows_same(const at::Tensor& left, const at::Tensor& right) {
+  return left.layout() == at::kStrided && left.const_data_ptr() == right.const_data_ptr() &&
+         left.scalar_type() == right.scalar_type() && left.sizes() == right.sizes() &&
+         left.strides() == right.strides();
+}
+
 }  // namespace
 
 void FlatParameter::put_gradients_aside() {
@@ -63,6 +70,7 @@ void FlatParameter::begin_pass() {
   if (pass_) return;
   pass_.emplace();
   put_gradients_aside();
+  if (is_sharded() && !keeps_any()) forget_gradients();  // somebody may have kept one
   for (std::size_t i = 0; i < size(); ++i) {
     Gradient& gradient = members_[i].gradient;
     const bool is_here = gradient == Gradient::Here;
@@ -210,7 +218,7 @@ void FlatParameter::begin_reduction() {
     return;
   }
   const bool may_overwrite = reduce_dtype_ == gradient_dtype_ && !keeps_any();
-  begin_block(may_overwrite);
+  if (!keeps_any()) begin_block(may_overwrite);
   pass_->average =
       may_overwrite ? gradient_block_ : at::empty({layout_.block_numel()}, reduce_dtype_);
 }
@@ -245,20 +253,18 @@ void FlatParameter::install() {
   if (pass_->stage == Stage::Gradients) return end_pass_without_average();
   collect();
   const c10::NoGradGuard no_grad;
-  add_to_block(std::exchange(pass_->average, at::Tensor()));
+  const at::Tensor result = std::exchange(pass_->average, at::Tensor());
+  keeps_any() ? add_to_kept(result) : move_to_block(result);
+  if (!is_sharded()) end_array();
   pass_.reset();
   if (late_hooks_) late_hooks_->put_all_back();
   gradients_are_aside_ = false;
   for (std::size_t i = 0; i < size(); ++i) {
     Member& member = members_[i];
-    at::Tensor aside = std::exchange(member.aside, at::Tensor());
-    if (member.gradient == Gradient::None) {
-      if (aside.defined()) parameters_[i].tensor.mutable_grad() = std::move(aside);
-      continue;
-    }
-    member.gradient = Gradient::Installed;
-    if (!member.gradient_piece.defined()) member.gradient_piece = make_gradient_piece(i);
-    parameters_[i].tensor.mutable_grad() = member.gradient_piece;
+    at::Tensor grad = std::exchange(member.aside, at::Tensor());
+    const bool is_new = member.gradient != Gradient::None;
+    if (is_new) member.gradient = Gradient::Installed;
+    if (is_new || grad.defined()) parameters_[i].tensor.mutable_grad() = std::move(grad);
   }
 }
 
@@ -273,6 +279,21 @@ void FlatParameter::end_pass_without_average() {
   give_gradients_back();
 }
 
+/// Into `aside`, the pieces of a block that has the result; nothing stood there.
+void FlatParameter::move_to_block(const at::Tensor& result) {
+  begin_block(/*is_overwritten=*/true);
+  if (!result.is_same(gradient_block_)) gradient_block_.copy_(result);
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (members_[i].gradient == Gradient::None) continue;
+    at::Tensor& piece = members_[i].gradient_piece;
+    // A script may have given the object that it had as `.grad` other data.
+    if (!piece.defined() || !shows_same(piece, piece_of(gradient_block_, i))) {
+      piece = make_gradient_piece(i);
+    }
+    members_[i].aside = piece;
+  }
+}
+
 /// Not a view in autograd's sense: LibTorch's optimizers detach gradients in place, which views
 /// refuse. Made in each step, so without the dispatcher.
 at::Tensor FlatParameter::make_gradient_piece(std::size_t index) const {
@@ -283,28 +304,31 @@ at::Tensor FlatParameter::make_gradient_piece(std::size_t index) const {
   return made;
 }
 
-void FlatParameter::add_to_block(const at::Tensor& result) {
-  begin_block(/*is_overwritten=*/false);
-  const bool is_there = result.is_same(gradient_block_);
-  if (!is_there || keeps_any()) add_kept(result, is_there);
-  if (!is_sharded()) end_array();
-}
-
-void FlatParameter::add_kept(const at::Tensor& result, bool is_there) {
-  for (std::size_t i = 0; i < size(); ++i) {
-    const auto& [full, piece, gradient_piece, aside, gradient] = members_[i];
-    const at::Tensor mine = piece_of(gradient_block_, i);
-    // Somebody may have put another tensor there.
-    const bool is_ours = aside.defined() && aside.const_data_ptr() == mine.const_data_ptr();
-    const bool is_others = aside.defined() && !is_ours && gradient != Gradient::None;
-    if (is_there) {
-      if (is_others) mine.add_(aside);
-      continue;
-    }
-    if (is_others) mine.copy_(aside);
-    if (!aside.defined()) mine.zero_();
+/// As autograd does: in place, whoever's tensor it is. Where `.grad` was None the new gradient has
+/// memory of its own, since somebody may have kept the one that stood there.
+void FlatParameter::add_to_kept(const at::Tensor& result) {
+  bool is_block = gradient_block_.defined();
+  for (std::size_t i = 0; is_block && i < size(); ++i) {
+    const Member& member = members_[i];
+    is_block = member.gradient != Gradient::None && member.aside.defined() &&
+               shows_same(member.aside, piece_of(gradient_block_, i));
   }
-  if (!is_there) gradient_block_.add_(result);
+  if (is_block) {
+    gradient_block_.add_(result);
+    return;
+  }
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (members_[i].gradient == Gradient::None) continue;
+    const at::Tensor mine = piece_of(result, i);
+    at::Tensor& grad = members_[i].aside;
+    if (!grad.defined()) {
+      grad = mine.to(gradient_dtype_, /*non_blocking=*/false, /*copy=*/true);
+    } else if (grad.is_non_overlapping_and_dense()) {
+      grad.add_(mine);
+    } else {
+      grad = grad.clone(at::MemoryFormat::Contiguous).add_(mine);  // several elements may be one
+    }
+  }
 }
 
 void FlatParameter::abandon() {

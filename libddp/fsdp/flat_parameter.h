@@ -18,9 +18,9 @@
 // The ranks must train the same parameters: what they average is labelled with them.
 //
 // NOTE [Gradients that are there already]
-// Where `.grad` holds pieces from an earlier pass, new gradients are added to them. Passes that do
-// not synchronise add up whole gradients, which take the memory of the whole array until the pass
-// that does.
+// New gradients are added in place to tensors in `.grad`, pieces or a script's own, as by autograd.
+// Passes that do not synchronise add up whole gradients, which take the memory of the whole array
+// until the pass that does.
 //
 // NOTE [Memory of gradients]
 // The pieces in `.grad` are parts of one block, which lasts while somebody has one of them: it is
@@ -188,8 +188,8 @@ class FlatParameter {
   void begin_block(bool is_overwritten);
   void end_array();
   void end_pass_without_average();
-  void add_to_block(const at::Tensor& result);
-  void add_kept(const at::Tensor& result, bool is_there);
+  void move_to_block(const at::Tensor& result);
+  void add_to_kept(const at::Tensor& result);
   /// Whether the array has a gradient of this parameter.
   bool is_filled(std::size_t index) const;
   bool keeps_any() const;

@@ -174,6 +174,28 @@ TEST_CASE("norms of sharded gradients are those of the whole model", "[fully_sha
   }
 }
 
+TEST_CASE("a rank without gradients takes part in norms", "[fully_shard]") {
+  for (const double type : {2.0, std::numeric_limits<double>::infinity()}) {
+    run_group(2, [&](ProcessGroup& group) {
+      ShardedNet net = make_net();
+      const auto model = shard_net(net, {.shard = group.shared_from_this()});
+      loss_at(model->forward(input_at(group.rank(), 0))).backward();
+      const at::Tensor norm = torch::zeros({2});
+      if (group.rank() == 0) {
+        net->zero_grad();
+      } else {
+        std::vector<at::Tensor> own;
+        for (const at::Tensor& p : net->parameters()) own.push_back(p.grad().flatten());
+        norm[0] = torch::linalg_vector_norm(torch::cat(own), type);
+      }
+      norm[1] = clip_grad_norm(net->parameters(), 0.1, type);
+      const at::Tensor wanted = norm[0].clone().reshape({1});
+      group.all_reduce(wanted, {ReduceOp::Sum});
+      expect(torch::allclose(norm[1], wanted[0]), "that of the other rank's parts");
+    });
+  }
+}
+
 TEST_CASE("passes under no_sync add up", "[fully_shard]") {
   ShardedNet plain = make_net();
   for (int step = 0; step < 2; ++step) {

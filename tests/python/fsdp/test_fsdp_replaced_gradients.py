@@ -186,6 +186,101 @@ def check_functions_that_were_imported_before():
     )
 
 
+def replace(weight, tensor):
+    weight.grad = tensor
+
+
+def replace_data(weight, tensor):
+    weight.grad.data = tensor
+
+
+def pass_after(make, change, factor):
+    """A second pass after `change(weight, tensor)` of a gradient, and what it must give."""
+    reference = one_pass(make())
+    wanted = reference.head.weight.grad.clone()
+    model = one_pass(make())
+    weight = model.head.weight
+    tensor = torch.full_like(weight, 3.0) if factor == 0 else weight.grad * factor
+    change(weight, tensor)
+    held = weight.grad
+    before = held.clone()
+    one_pass(model)
+    return weight, held, before + wanted
+
+
+def check_new_gradients_are_added_to_a_scripts_own():
+    for make in (models.shard, models.wrap, unsharded):
+        for change in (replace, replace_data):
+            for factor in (0, 1, 10):
+                weight, held, wanted = pass_after(make, change, factor)
+                torch.testing.assert_close(weight.grad, wanted)
+                assert weight.grad is held
+
+
+def unsharded():
+    return models.wrap(sharding_strategy=models.libddp_fsdp().ShardingStrategy.NO_SHARD)
+
+
+def check_other_data_then_none():
+    """Only this gradient is cleared: the others' memory stays."""
+    for make in (models.shard, models.wrap, unsharded):
+        wanted = one_pass(make()).head.weight.grad.clone()
+        for clears_all in (False, True):
+            model = one_pass(make())
+            weight = model.head.weight
+            other = torch.full_like(weight, 3.0)
+            weight.grad.data = other
+            if clears_all:
+                model.zero_grad()
+            weight.grad = None
+            one_pass(model)
+            torch.testing.assert_close(weight.grad, wanted)
+            assert other.eq(3).all()
+            one_pass(model)
+            torch.testing.assert_close(weight.grad, 2 * wanted)
+
+
+def check_a_transposed_gradient():
+    """The same memory in another order."""
+    model = one_pass(unsharded())
+    block = next(m for m in model.modules() if isinstance(m, torch.nn.Linear) and is_square(m))
+    wanted = block.weight.grad.clone()
+    block.weight.grad = block.weight.grad.t()
+    one_pass(model)
+    torch.testing.assert_close(block.weight.grad, wanted + wanted.t())
+
+
+def is_square(linear):
+    return linear.in_features == linear.out_features
+
+
+def check_an_expanded_gradient():
+    model = one_pass(models.shard())
+    wanted = model.head.weight.grad.clone()
+    model.head.weight.grad = torch.ones(()).expand(wanted.shape)
+    one_pass(model)
+    torch.testing.assert_close(model.head.weight.grad, 1 + wanted)
+
+
+def check_a_kept_gradient_keeps_its_values():
+    """In whatever order gradients are cleared."""
+    for make in (models.shard, models.wrap):
+        for clears_all in (False, True):
+            model = one_pass(make())
+            weight = model.head.weight
+            kept, values = weight.grad, weight.grad.clone()
+            whole = kept.full_tensor()
+            loss = model(models.tokens(1))[1]
+            if clears_all:
+                model.zero_grad()
+            weight.grad = None
+            loss.backward()
+            assert weight.grad is not kept
+            assert torch.equal(kept, values)
+            assert torch.equal(kept.full_tensor(), whole)
+            assert not torch.equal(weight.grad.full_tensor(), whole)
+
+
 EARLY = torch.nn.utils.clip_grad_norm_
 
 results, test_on_all_ranks = checks.suite(globals(), 2)
