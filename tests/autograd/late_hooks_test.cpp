@@ -34,11 +34,11 @@ void add_hook(const at::Tensor& tensor, int& calls) {
   torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<Count>(calls));
 }
 
-at::Tensor leaf() { return at::ones({2}).set_requires_grad(true); }
+at::Tensor ones_leaf() { return at::ones({2}).set_requires_grad(true); }
 
 TEST_CASE("hooks of users wait until they are run", "[late_hooks]") {
-  const at::Tensor a = leaf();
-  const at::Tensor b = leaf();
+  const at::Tensor a = ones_leaf();
+  const at::Tensor b = ones_leaf();
   int calls = 0;
   add_hook(a, calls);
   auto late = std::make_unique<LateHooks>(std::vector<at::Tensor>{a, b});
@@ -82,7 +82,7 @@ class CountAtNode final : public torch::autograd::FunctionPostHook {
 };
 
 TEST_CASE("hooks on nodes wait too", "[late_hooks]") {
-  const at::Tensor a = leaf();
+  const at::Tensor a = ones_leaf();
   const auto node = torch::autograd::impl::grad_accumulator(a);
   int first = 0;
   int second = 0;
@@ -106,7 +106,7 @@ TEST_CASE("hooks on nodes wait too", "[late_hooks]") {
 }
 
 TEST_CASE("hooks of users come back after a pass that failed", "[late_hooks]") {
-  const at::Tensor a = leaf();
+  const at::Tensor a = ones_leaf();
   int calls = 0;
   add_hook(a, calls);
   auto late = std::make_unique<LateHooks>(std::vector<at::Tensor>{a});

@@ -25,7 +25,7 @@ namespace {
 
 /// Wide ones are averaged each by itself.
 constexpr int kNarrow = 6;
-constexpr int kWide = 190;
+constexpr int kWideModel = 190;
 
 at::Tensor weight(int width, double seed) {
   const at::Tensor values = at::sin(at::arange(width * width, at::kFloat) * 0.37 + seed);
@@ -122,7 +122,7 @@ TEST_CASE("parameters are frozen and unfrozen between passes", "[freezing]") {
                                        0b0011, 0b0000, 0b0001, 0b1111};
   const std::vector<std::vector<int>> kHosts{{0}, {0, 0}, {0, 1}};
   for (const auto& hosts : kHosts) {
-    for (const int width : {kNarrow, kWide}) {
+    for (const int width : {kNarrow, kWideModel}) {
       for (std::size_t first = 0; first < kChoices.size(); first += 2) {
         const std::vector<unsigned> choices(kChoices.begin() + static_cast<std::ptrdiff_t>(first),
                                             kChoices.end());
@@ -134,11 +134,11 @@ TEST_CASE("parameters are frozen and unfrozen between passes", "[freezing]") {
 
 TEST_CASE("what is frozen is not averaged", "[freezing]") {
   run_group(2, [&](ProcessGroup& group) {
-    Model sharded({.shard = group.shared_from_this()}, kWide, 0b1111);
+    Model sharded({.shard = group.shared_from_this()}, kWideModel, 0b1111);
     const auto collectives_of_a_step = [&](unsigned bits) {
       sharded.products().train(bits);
       const std::uint64_t before = group.sequence_number();
-      sharded.forward(input(kWide)).sum().backward();
+      sharded.forward(input(kWideModel)).sum().backward();
       for (int i = 0; i < 4; ++i) sharded.products().parameter(i).mutable_grad() = at::Tensor();
       return group.sequence_number() - before;
     };
