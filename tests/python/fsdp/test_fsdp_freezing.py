@@ -1,24 +1,12 @@
 """Parameters that scripts freeze and unfreeze after sharding, beside torch's FSDP2 on Gloo."""
 
 import checks
-import ddp_models
 import fsdp_models as models
 import ranks
 import torch
 import torch.distributed as dist
 
 STEPS = 8
-
-
-def theirs(model=None):
-    """torch's FSDP2, a unit per block."""
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
-    model = models.build() if model is None else model
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
 
 
 def whole(model):
@@ -89,7 +77,7 @@ def our_adamw(parameters):
 
 def check_freezing_equals_torchs_fsdp2():
     for make_optimizer in (sgd, adamw):
-        wanted = train(theirs(frozen_model()), make_optimizer)
+        wanted = train(models.theirs(frozen_model()), make_optimizer)
         for wrap in (models.shard, models.wrap):
             # The order of additions within a rank's part of a tensor is the same; sums of squares
             # and products are rounded once more or less by the vector units.
@@ -97,7 +85,7 @@ def check_freezing_equals_torchs_fsdp2():
 
 
 def check_freezing_with_libddps_adamw():
-    wanted = train(theirs(frozen_model()), adamw)
+    wanted = train(models.theirs(frozen_model()), adamw)
     for wrap in (models.shard, models.wrap):
         assert_equal(train(wrap(frozen_model()), our_adamw), wanted, 1e-6)
 
@@ -117,7 +105,7 @@ def check_a_frozen_gradient_stays_what_it_is():
         model(models.tokens(2))[1].backward()
         return {"kept": kept, "sum": weight.grad.full_tensor()}
 
-    wanted = run(theirs())
+    wanted = run(models.theirs())
     for wrap in (models.shard, models.wrap):
         assert_equal(run(wrap()), wanted, 1e-6)
 
@@ -147,7 +135,7 @@ def check_freezing_between_forward_and_backward():
             name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None
         }
 
-    assert_equal(run(models.shard()), run(theirs()), 1e-6)
+    assert_equal(run(models.shard()), run(models.theirs()), 1e-6)
 
 
 def check_freezing_while_gradients_add_up():
@@ -162,7 +150,7 @@ def check_freezing_while_gradients_add_up():
         model(models.tokens(2))[1].backward()
         return {name: p.grad.full_tensor() for name, p in model.named_parameters()}
 
-    assert_equal(run(models.shard()), run(theirs()), 1e-6)
+    assert_equal(run(models.shard()), run(models.theirs()), 1e-6)
 
 
 def check_inputs_before_frozen_parameters():

@@ -1,24 +1,12 @@
 """Hooks that step in backward, beside torch's FSDP2 on Gloo."""
 
 import checks
-import ddp_models
 import fsdp_models as models
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-
-def theirs(model=None):
-    """torch's FSDP2, a unit per block."""
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
-    model = models.build() if model is None else model
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
 
 
 def whole(model):
@@ -83,7 +71,7 @@ def train(model, make_optimizer=adamw, steps=4, forward=None):
 
 def check_an_optimizer_per_parameter_equals_torchs_fsdp2():
     for build in (models.build, wide):
-        wanted = train(theirs(build()))
+        wanted = train(models.theirs(build()))
         for wrap in (models.shard, models.wrap):
             assert_equal(train(wrap(build())), wanted)
             assert_equal(train(wrap(build()), our_adamw), wanted)
@@ -155,7 +143,7 @@ def check_hooks_wait_for_the_pass_that_averages():
         assert set(counts.values()) == {1}
         return whole(model)
 
-    assert_equal(run(models.shard()), run(theirs()))
+    assert_equal(run(models.shard()), run(models.theirs()))
 
 
 def check_recomputation_and_a_module_called_twice():
@@ -180,7 +168,7 @@ def check_recomputation_and_a_module_called_twice():
             model(inputs(step), how).backward()
         return whole(model)
 
-    wanted = run(theirs, None)
+    wanted = run(models.theirs, None)
     for how in (None, False):
         for wrap in (models.shard, models.wrap):
             assert_equal(run(wrap, how), wanted)
@@ -209,7 +197,7 @@ def check_hooks_with_frozen_parameters():
             model(models.tokens(step))[1].backward()
         return whole(model)
 
-    wanted = run(theirs(build()))
+    wanted = run(models.theirs(build()))
     for wrap in (models.shard, models.wrap):
         assert_equal(run(wrap(build())), wanted)
 

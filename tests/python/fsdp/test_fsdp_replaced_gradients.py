@@ -3,7 +3,6 @@
 import math
 
 import checks
-import ddp_models
 import fsdp_models as models
 import pytest
 import torch
@@ -20,14 +19,7 @@ CHANGES = {
 
 def torchs(norm_type, change):
     """The norm, and the whole gradients, of torch's fully_shard."""
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
-    model = models.build()
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    model(models.tokens(0))[1].backward()
+    model = one_pass(models.theirs())
     changed(model, change)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type)
     return norm.full_tensor(), [p.grad.full_tensor() for p in model.parameters()]

@@ -2,6 +2,7 @@
 
 import functools
 
+import ddp_models
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -78,6 +79,17 @@ def shard(model=None, **arguments):
     for block in model.blocks:
         libddp_fsdp().fully_shard(block, **arguments)
     return libddp_fsdp().fully_shard(model, **arguments)
+
+
+def theirs(model=None):
+    """`model`, or a TinyGpt, under torch's FSDP2 on Gloo, a unit per block."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
+    model = build() if model is None else model
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def two_by_two():
