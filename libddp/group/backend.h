@@ -114,6 +114,10 @@ class Backend {
   virtual void withdraw_trouble() noexcept {}
   /// Null while the backend is healthy.
   virtual std::exception_ptr failure() const = 0;
+  /// The first peer that ended without leaving or gives no sign of life (PeerError with its rank),
+  /// or the network (NetworkError); also where the backend had failed of something else before.
+  /// Null while there is none, and where a backend cannot know.
+  virtual std::exception_ptr loss() const { return nullptr; }
   /// Orderly end of this rank: waits for operations in flight, then leaves.
   virtual void shutdown() = 0;
 };

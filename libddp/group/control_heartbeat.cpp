@@ -68,14 +68,14 @@ void ControlWatcher::tick(std::int64_t now_ns) {
   if (now_ns >= next_beat_ns_) {
     next_beat_ns_ = now_ns + kBeatNs;
     beat();
-    if (auto trouble = mesh_.look_at_network(now_ns)) fail(*std::move(trouble));
+    if (auto trouble = mesh_.look_at_network(now_ns)) fail_of_loss(*std::move(trouble));
   }
-  if (mesh_.failure()) return;
   for (Watched& watched : watched_) {
     if (watched.is_over) continue;
     if (was_away) watched.pulse.forgive(now_ns);
     judge(watched, now_ns);
   }
+  if (mesh_.failure()) return;
   check_troubles(now_ns);
   check_wait(now_ns);
 }
@@ -97,7 +97,9 @@ void ControlWatcher::judge(Watched& watched, std::int64_t now_ns) {
   watched.pulse.observe(mesh_.beats_of(peer.rank).value_or(watched.beats), now_ns);
   const auto verdict = watched.pulse.judge(now_ns);
   if (verdict == Pulse::Verdict::Alive) return;
+  // Also in a group that has failed: a group that is being made may need that rank (loss()).
   if (verdict == Pulse::Verdict::Dead) return report_frozen(watched, now_ns);
+  if (mesh_.failure()) return;
   if (!is_spokesman({peer.rank})) return;
   const bool is_back = verdict == Pulse::Verdict::Back;
   log(LogLevel::Warn, is_back ? "peer_is_back" : "peer_gives_no_sign_of_life",
@@ -116,14 +118,15 @@ void ControlWatcher::report_frozen(Watched& watched, std::int64_t now_ns) {
     return;
   }
   watched.is_over = true;
-  fail({MeshFailure::Kind::Peer,
-        fmt::format("{} has given no sign of life for {:.1f} s: {}; its last call was {}, that of "
-                    "this rank {}. Hint: see what stopped that process; LIBDDP_HEARTBEAT_TIMEOUT "
-                    "sets the seconds, 0 waits for ever",
-                    peer_name(peer), seconds(watched.pulse.silence(now_ns).count()),
-                    condition_of(peer), mesh_.last_call_of(peer.rank),
-                    mesh_.last_call_of(identity_.rank)),
-        peer.rank, peer.pid});
+  fail_of_loss(
+      {MeshFailure::Kind::Peer,
+       fmt::format("{} has given no sign of life for {:.1f} s: {}; its last call was {}, that of "
+                   "this rank {}. Hint: see what stopped that process; LIBDDP_HEARTBEAT_TIMEOUT "
+                   "sets the seconds, 0 waits for ever",
+                   peer_name(peer), seconds(watched.pulse.silence(now_ns).count()),
+                   condition_of(peer), mesh_.last_call_of(peer.rank),
+                   mesh_.last_call_of(identity_.rank)),
+       peer.rank, peer.pid});
 }
 
 void ControlWatcher::check_troubles(std::int64_t now_ns) {

@@ -34,6 +34,8 @@ struct ControlMessage {
     /// "Where are your threads?", and the answer.
     StacksWanted,
     Stacks,
+    /// The sender's group was destroyed without a shutdown; its process goes on.
+    Dropped,
   };
   static constexpr std::size_t kMaxText = 4000;
 

@@ -150,6 +150,9 @@ void ControlWatcher::handle(Watched& watched, const ControlMessage& message) {
       return answer_stacks(watched, message.number);
     case Kind::Stacks:
       return take_stacks(rank, message);
+    case Kind::Dropped:
+      watched.has_dropped = true;
+      return;
     case Kind::Failure:
       break;
   }
@@ -175,17 +178,34 @@ void ControlWatcher::report_loss(Watched& watched) {
   const bool died = peer.pid != ::getpid() && is_ended(peer.pidfd, 50);
   const char* how = watched.inbox.is_garbled() ? "sent bytes that are no message of this library"
                     : died ? "died (killed, crashed or exited without destroying the group)"
-                    : is_remote
+                    : is_remote && !watched.has_dropped
                         ? "cannot be reached any more (it died or left without destroying the "
                           "group, or its host or the network failed)"
                         : "left without destroying the group";
-  fail({MeshFailure::Kind::Peer,
-        fmt::format("{} {}; its last call was {}, that of this rank {}. Hint: look at that "
-                    "process's own output, its exit code and the kernel log (out of memory); a "
-                    "program that ends in order calls destroy_process_group (C++: shutdown)",
-                    peer_name(peer), how, mesh_.last_call_of(peer.rank),
-                    mesh_.last_call_of(identity_.rank)),
-        peer.rank, peer.pid});
+  MeshFailure failure{
+      MeshFailure::Kind::Peer,
+      fmt::format("{} {}; its last call was {}, that of this rank {}. Hint: look at that "
+                  "process's own output, its exit code and the kernel log (out of memory); a "
+                  "program that ends in order calls destroy_process_group (C++: shutdown)",
+                  peer_name(peer), how, mesh_.last_call_of(peer.rank),
+                  mesh_.last_call_of(identity_.rank)),
+      peer.rank, peer.pid};
+  const bool is_gone = died || (is_remote && watched.inbox.is_closed() && !watched.has_dropped);
+  if (is_gone) return fail_of_loss(std::move(failure));
+  fail(std::move(failure));
+}
+
+void ControlWatcher::fail_of_loss(MeshFailure failure) {
+  {
+    const std::lock_guard lock(loss_mutex_);
+    if (!loss_) loss_ = failure;
+  }
+  fail(std::move(failure));
+}
+
+std::optional<MeshFailure> ControlWatcher::loss() const {
+  const std::lock_guard lock(loss_mutex_);
+  return loss_;
 }
 
 void ControlWatcher::fail(MeshFailure failure) {
@@ -214,6 +234,10 @@ void ControlWatcher::say_goodbye(std::uint64_t sequence) noexcept {
     ::poll(entries.data(), entries.size(), 50);
     flush_all();
   }
+}
+
+void ControlWatcher::say_dropped() noexcept {
+  send_to_all({.kind = ControlMessage::Kind::Dropped});
 }
 
 bool ControlWatcher::send_to(Watched& watched, const ControlMessage& message) noexcept {

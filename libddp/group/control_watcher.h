@@ -73,6 +73,8 @@ class ControlWatcher {
   /// Leaves in order; where the group has failed here, tells that first. Waits up to 5 seconds for
   /// peers that do not read what they are told: they would take the end for a death.
   void say_goodbye(std::uint64_t sequence) noexcept;
+  /// Leaves without order: the peers' groups fail of it, but they know that the process lives.
+  void say_dropped() noexcept;
   /// See ProcessGroup::announce_trouble; `sequence`: the last collective issued here.
   void announce_trouble(std::uint64_t sequence, const std::string& what) noexcept;
   void withdraw_trouble() noexcept;
@@ -83,6 +85,8 @@ class ControlWatcher {
                                             std::chrono::milliseconds limit);
   /// Number of the collective that `rank` began last, as far as is known here.
   std::optional<std::uint64_t> last_sequence_of(int rank) const;
+  /// See Backend::loss; what was found here first.
+  std::optional<MeshFailure> loss() const;
 
  private:
   struct Watched {
@@ -92,6 +96,7 @@ class ControlWatcher {
     ControlOutbox outbox;
     /// Left, or lost and reported: not watched any more.
     bool is_over = false;
+    bool has_dropped = false;
     Pulse pulse{std::nullopt};
     /// What heartbeats have said; for ranks of other hosts.
     std::uint64_t beats = 0;
@@ -102,6 +107,8 @@ class ControlWatcher {
   void handle(Watched& watched, const ControlMessage& message);
   bool is_lost(const Watched& watched) const;
   void report_loss(Watched& watched);
+  /// The peer is gone, or the network to it: keeps that beside the group's first failure.
+  void fail_of_loss(MeshFailure failure);
   void fail(MeshFailure failure);
   /// REQUIRES: send_mutex_. False if the peer is gone.
   bool send_to(Watched& watched, const ControlMessage& message) noexcept;
@@ -138,6 +145,8 @@ class ControlWatcher {
   PendingTroubles troubles_;
   /// What heartbeats from other hosts have said, by rank.
   std::vector<std::atomic<std::uint64_t>> last_sequences_;
+  mutable std::mutex loss_mutex_;
+  std::optional<MeshFailure> loss_;
   std::mutex stacks_mutex_;
   std::condition_variable stacks_came_;
   std::uint64_t question_ = 0;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/collectives/failure_latch.h"
 
 namespace libddp {
 namespace {
@@ -62,6 +63,8 @@ HostBackend::~HostBackend() {
     mesh_->fail({MeshFailure::Kind::Aborted,
                  "the group was destroyed without shutdown (destroy_process_group)"});
   }
+  // After a shutdown there is none.
+  if (const auto watcher = this->watcher()) watcher->say_dropped();
   stop_parts();
 }
 
@@ -74,7 +77,7 @@ void HostBackend::stop_parts() {
   watcher_.reset();
 }
 
-std::shared_ptr<ControlWatcher> HostBackend::watcher() {
+std::shared_ptr<ControlWatcher> HostBackend::watcher() const {
   const std::lock_guard lock(watcher_mutex_);
   return watcher_;
 }
@@ -330,6 +333,20 @@ std::exception_ptr HostBackend::failure() const {
     return std::current_exception();
   }
   return nullptr;
+}
+
+std::exception_ptr HostBackend::loss() const {
+  std::optional<MeshFailure> loss;
+  if (const auto watcher = this->watcher()) loss = watcher->loss();
+  if (const auto failure = mesh_->failure(); !loss && failure) {
+    if (failure->kind == MeshFailure::Kind::Network) loss = *failure;
+  }
+  if (!loss) return nullptr;
+  try {
+    throw_failure(*loss, fmt::format("{}: {}", identity_.where(), loss->message));
+  } catch (const Error&) {
+    return std::current_exception();
+  }
 }
 
 void HostBackend::shutdown() {

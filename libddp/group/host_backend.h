@@ -71,6 +71,7 @@ class HostBackend : public Backend {
   void announce_trouble(const std::string& what) noexcept override;
   void withdraw_trouble() noexcept override;
   std::exception_ptr failure() const override;
+  std::exception_ptr loss() const override;
   void shutdown() override;
 
  private:
@@ -91,7 +92,7 @@ class HostBackend : public Backend {
   void fail_after_exception(const MeshCall& call) noexcept;
   void tell_peers() noexcept;
   void stop_parts();
-  std::shared_ptr<ControlWatcher> watcher();
+  std::shared_ptr<ControlWatcher> watcher() const;
 
   // host_backend_report.cpp: what is told when the group fails.
   /// ", which is in load (data.py:31) < ..." for the message of a timeout.
@@ -120,7 +121,7 @@ class HostBackend : public Backend {
   std::string leaving_error_;
   /// The first collective after the one that trouble was announced after; kNoTrouble = none.
   std::atomic<std::uint64_t> goes_on_at_{kNoTrouble};
-  std::mutex watcher_mutex_;
+  mutable std::mutex watcher_mutex_;
   std::shared_ptr<ControlWatcher> watcher_;
   FlightLog flight_log_;
   const std::function<std::string(const std::vector<int>&)> notes_;

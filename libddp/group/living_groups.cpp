@@ -16,7 +16,7 @@ namespace {
 struct Living {
   const void* store = nullptr;
   std::vector<int> global_ranks;
-  LivingGroup::ThrowIfFailed throw_if_failed;
+  LivingGroup::Loss loss;
 };
 
 struct LivingGroups {
@@ -37,13 +37,11 @@ std::string in_other_group(const std::string& where, const Error& error) {
 
 }  // namespace
 
-void LivingGroup::join(const void* store, std::vector<int> global_ranks,
-                       ThrowIfFailed throw_if_failed) {
+void LivingGroup::join(const void* store, std::vector<int> global_ranks, Loss loss) {
   LivingGroups& groups = living_groups();
   const std::lock_guard lock(groups.mutex);
   number_ = ++groups.last_number;
-  groups.groups.insert_or_assign(
-      number_, Living{store, std::move(global_ranks), std::move(throw_if_failed)});
+  groups.groups.insert_or_assign(number_, Living{store, std::move(global_ranks), std::move(loss)});
 }
 
 void LivingGroup::leave() {
@@ -53,22 +51,17 @@ void LivingGroup::leave() {
   groups.groups.erase(std::exchange(number_, 0));
 }
 
-FailureWatch::FailureWatch(const void* store, std::vector<int> global_ranks)
+LossWatch::LossWatch(const void* store, std::vector<int> global_ranks)
     : global_ranks_(std::move(global_ranks)) {
   LivingGroups& groups = living_groups();
   const std::lock_guard lock(groups.mutex);
   for (const auto& [number, entry] : groups.groups) {
-    if (entry.store != store) continue;
-    try {
-      entry.throw_if_failed();
-      numbers_.push_back(number);
-    } catch (const Error&) {
-      // Whoever makes a group all the same knows about that one.
-    }
+    // Whoever makes a group after a loss knows about that one.
+    if (entry.store == store && !entry.loss()) numbers_.push_back(number);
   }
 }
 
-void FailureWatch::throw_if_failed(const std::string& where) const {
+void LossWatch::throw_if_lost(const std::string& where) const {
   LivingGroups& groups = living_groups();
   // Under the lock: the group does not end meanwhile.
   const std::lock_guard lock(groups.mutex);
@@ -77,20 +70,18 @@ void FailureWatch::throw_if_failed(const std::string& where) const {
     if (found == groups.groups.end()) continue;
     const Living& group = found->second;
     try {
-      group.throw_if_failed();
+      if (const auto loss = group.loss()) std::rethrow_exception(loss);
     } catch (const PeerError& error) {
       // Its rank is one of the other group.
       const bool is_needed = error.peer_rank() < 0 || needs(group.global_ranks, error.peer_rank());
       if (is_needed) throw PeerError(in_other_group(where, error), -1, error.peer_pid());
     } catch (const NetworkError& error) {
       throw NetworkError(in_other_group(where, error));
-    } catch (const Error&) {
-      // Its own affair.
     }
   }
 }
 
-bool FailureWatch::needs(const std::vector<int>& group, int rank) const {
+bool LossWatch::needs(const std::vector<int>& group, int rank) const {
   const auto place = static_cast<std::size_t>(rank);
   return place >= group.size() ||
          std::find(global_ranks_.begin(), global_ranks_.end(), group[place]) != global_ranks_.end();

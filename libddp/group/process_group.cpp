@@ -104,9 +104,9 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
   state->global_ranks = std::move(options.global_ranks);
   if (state->global_ranks.empty()) state->global_ranks = all_ranks(options.world_size);
   const void* const bare = bare_store(state->store).get();
-  const FailureWatch others(bare, state->global_ranks);
+  const LossWatch others(bare, state->global_ranks);
   const std::string where = site.group.where() + " create";
-  const auto look = [&] { others.throw_if_failed(where); };
+  const auto look = [&] { others.throw_if_lost(where); };
   TorchStore keys(state->store, state->store_prefix + members,
                   {.deadline = Deadline::after(options.timeout), .look = look});
   state->host_identity = std::move(options.host_identity);
@@ -120,9 +120,8 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
                            .inter_store = state->store,
                            .inter_prefix = state->store_prefix + members};
   state->backend = meet(keys, state->identity, hints, options.timeout);
-  state->living.join(bare, state->global_ranks, [backend = state->backend.get()] {
-    if (const auto failure = backend->failure()) std::rethrow_exception(failure);
-  });
+  state->living.join(bare, state->global_ranks,
+                     [backend = state->backend.get()] { return backend->loss(); });
   log(LogLevel::Info, "group_created",
       {{"group", options.name},
        {"rank", options.rank},
