@@ -16,8 +16,9 @@ namespace {
 
 using ShardTensors = std::vector<at::Tensor>;
 
-std::unique_ptr<AdamwShards> shard_adamw(Replica& replica, const ShardTensors& parameters) {
-  return std::make_unique<AdamwShards>(replica, parameters);
+std::unique_ptr<AdamwShards> shard_adamw(Replica& replica, const ShardTensors& parameters,
+                                         bool shard_gradients) {
+  return std::make_unique<AdamwShards>(replica, parameters, shard_gradients);
 }
 
 void update_shards(AdamwShards& shards, const ShardTensors& parameters, const ShardTensors& steps,
@@ -87,7 +88,7 @@ void bind_ddp_shards(py::module_& module, ReplicaClass& replica) {
            unlocked)
       .def("whole_moment", &whole_moment, py::arg("moment"), py::arg("parameter"), unlocked);
   module.def("check_adamw_parameters", &check_adamw_parameters, py::arg("parameters"));
-  replica.def("shard_adamw", &shard_adamw, py::arg("parameters"));
+  replica.def("shard_adamw", &shard_adamw, py::arg("parameters"), py::arg("shard_gradients"));
 }
 
 }  // namespace libddp

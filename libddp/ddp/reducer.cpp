@@ -194,7 +194,7 @@ void Reducer::launch(std::size_t bucket, bool async) {
   if (group_->size() == 1) return timeline_.done(bucket);
   CallOptions call{.async = async, .timeout = {}, .label = buckets_->label(bucket)};
   states_[bucket].work =
-      has_blocks()
+      scatters_averages()
           ? average_block(bucket, std::move(call))
           : group_->all_reduce(buckets_->flat(bucket),
                                {.op = ReduceOp::Avg, .scale = gradient_scale_}, std::move(call));

@@ -19,8 +19,8 @@
 // Gradients accumulate locally in passes that do not synchronise, in the same memory.
 // Several reducers may have parameters in common (parameter_users.h). A gradient of such a one
 // begins no pass where another reducer's pass runs over it: it belongs to that one's model.
-// With sharded averages (`shard`), a rank gets only the averages that it owns; see
-// reducer_shards.cpp.
+// For an optimizer that shares its work (`shard`), the buckets are cut into one block per rank;
+// with sharded averages too, a rank gets only those of its own blocks. See reducer_shards.cpp.
 // Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
 //
 //   auto reducer = Reducer::create(parameters, group, {});
@@ -121,13 +121,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
 
   // reducer_shards.cpp: each rank owns a part of every bucket.
-  /// From the next pass on (the one after, where none has synchronised yet) this rank gets the
-  /// averages of its blocks only: GradientBuckets::block(bucket, rank). The rest of `.grad` is this
-  /// rank's own. Between passes, on every rank alike; once, and not with a hook or sparse
-  /// gradients.
-  void shard();
+  /// From the next pass on (the one after, where none has synchronised yet) buckets have a block
+  /// for each rank: GradientBuckets::block(bucket, rank). With `averages` this rank gets those of
+  /// its blocks only, and the rest of `.grad` is this rank's own. Between passes, on every rank
+  /// alike; once, and not with a hook or sparse gradients.
+  void shard(bool averages);
   /// Whether the buckets have got the shape that they keep, with blocks.
-  bool has_blocks() const { return is_sharded_ && !is_learning_; }
+  bool has_blocks() const { return has_owners_ && !is_learning_; }
+  /// Whether this rank gets only the averages of its own blocks.
+  bool scatters_averages() const { return scatters_averages_ && !is_learning_; }
   /// For the optimizer: throws StateError naming a parameter whose gradient has not been averaged.
   void check_averaged() const;
   /// After a forward whose backward does not synchronise.
@@ -268,8 +270,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::uint32_t> num_fired_;
   std::vector<std::uint32_t> num_expected_;
   std::vector<GradientState> gradient_states_;
-  /// See reducer_shards.cpp.
-  bool is_sharded_ = false;
+  /// See reducer_shards.cpp: buckets are cut into blocks; each rank gets its own averages only.
+  bool has_owners_ = false;
+  bool scatters_averages_ = false;
   /// Order in which gradients fired in the pass that learns.
   bool is_learning_ = true;
   std::vector<std::size_t> fired_order_;

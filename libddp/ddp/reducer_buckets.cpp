@@ -28,9 +28,10 @@ void Reducer::set_static_graph() {
 }
 
 void Reducer::set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
-  if (is_sharded_) {
+  if (has_owners_) {
     throw StateError(
-        "libddp: a communication hook cannot exchange gradients whose averages are sharded. Hint: "
+        "libddp: a communication hook cannot exchange the gradients of an optimizer whose work is "
+        "shared. Hint: "
         "make the optimizer without shard_over.");
   }
   if (hook_) {
@@ -63,7 +64,7 @@ void Reducer::build_buckets(BucketPlan plan) {
   for (GradientSlot& slot : slots_) slot.leave_bucket();
   buckets_ =
       std::make_shared<GradientBuckets>(*group_, parameters_, sizes_, std::move(plan),
-                                        tolerates_unused(), is_sharded_ ? group_->size() : 1);
+                                        tolerates_unused(), has_owners_ ? group_->size() : 1);
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     if (!sparse_.contains(index)) slots_[index].move_to(buckets_->view(index));
   }

@@ -81,7 +81,7 @@ void Reducer::take_averages() {
   bring_back_copies();
   if (is_learning_) learn();
   settle();
-  if (is_sharded_) mark_averages();
+  if (scatters_averages_) mark_averages();
 }
 
 // The lowest of the ranks that wait speaks for all: what they wait for is the same.
@@ -106,7 +106,7 @@ bool Reducer::collect_results() {
       if (work->finished_ns() != 0) timeline_.done(bucket, work->finished_ns());
     }
   }
-  if (has_blocks()) share_flags();
+  if (scatters_averages()) share_flags();
   bool is_missing = false;
   for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
     is_missing |= buckets_->is_missing(bucket);
@@ -173,7 +173,7 @@ void Reducer::learn() {
   BucketPlan plan = plan_of(agreed_order());
   if (plan != buckets_->plan()) {
     planned_ = std::move(plan);
-    if (is_sharded_) rebuild_if_planned();  // the gradients move along
+    if (has_owners_) rebuild_if_planned();  // the gradients move along
   }
   describe_layout();
   // Counts of a pass without data say nothing: buckets then wait for the end of each pass.

@@ -1,8 +1,9 @@
-// Averages that each rank gets only a part of, for optimizers that share the work (ZeRO-1).
+// Buckets and averages for optimizers that share the work.
 //
-// A bucket is cut into one block per rank; a reduce-scatter in place leaves the averages of its own
-// block to each rank, and its own gradients in the rest. The flags behind the gradients travel in a
-// message of their own.
+// A bucket is cut into one block per rank: what that rank updates. Averages are everybody's as ever
+// (ZeRO-1). Where they are sharded too (ZeRO-2's exchange), a reduce-scatter in place leaves the
+// averages of its own block to each rank, and its own gradients in the rest; the flags behind the
+// gradients travel in a message of their own.
 //
 // NOTE [Gradients on top of averages]
 // A script may run a second pass without clearing `.grad`: what stands there then is an average,
@@ -24,13 +25,13 @@
 
 namespace libddp {
 
-void Reducer::shard() {
+void Reducer::shard(bool averages) {
   const auto refuse = [](const char* why, const char* hint) {
     throw StateError(
-        fmt::format("libddp: the averages cannot be sharded: {}. Hint: {}.", why, hint));
+        fmt::format("libddp: the optimizer's work cannot be shared: {}. Hint: {}.", why, hint));
   };
-  if (is_sharded_) {
-    refuse("another optimizer has them sharded already", "wrap the model again for another one");
+  if (has_owners_) {
+    refuse("another optimizer shares it already", "wrap the model again for another one");
   }
   if (hook_) {
     refuse("a communication hook exchanges the gradients", "use an optimizer without shard_over");
@@ -41,7 +42,8 @@ void Reducer::shard() {
   if (phase_ == Phase::Running) refuse("a backward pass runs", "make the optimizer before it");
   claim_parameters();
   check_users();
-  is_sharded_ = true;
+  has_owners_ = true;
+  scatters_averages_ = averages;
   const std::optional<BucketPlan> planned = std::exchange(planned_, std::nullopt);
   build_buckets(planned ? *planned : buckets_->plan());
   reset_counters();
@@ -68,7 +70,7 @@ void Reducer::mark_averages() {
 }
 
 void Reducer::spread_averages() {
-  if (!has_blocks()) return;
+  if (!scatters_averages()) return;
   const c10::NoGradGuard no_grad;
   const int rank = group_->rank();
   for (std::size_t index = 0; index < slots_.size(); ++index) {
@@ -94,7 +96,7 @@ void Reducer::refuse_old_average(std::size_t index) const {
 }
 
 void Reducer::arm_local_pass(const std::vector<at::Tensor>& outputs) {
-  if (!has_blocks()) return;
+  if (!scatters_averages()) return;
   output_leaves_ = nullptr;
   output_leaves_ = call_before_backward(outputs, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->spread_averages();

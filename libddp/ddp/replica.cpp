@@ -181,13 +181,13 @@ void Replica::raise_after_backward(const std::vector<at::Tensor>& outputs) {
       call_before_backward(outputs, [low = low_] { call_after_backward([low] { low->raise(); }); });
 }
 
-void Replica::shard() {
+void Replica::shard(bool averages) {
   if (low_ || delayed_) {
     throw ArgumentError(fmt::format(
         "libddp: an optimizer cannot be sharded over a model with {}. Hint: leave out shard_over.",
         low_ ? "mixed_precision" : "delay_all_reduce_named_params"));
   }
-  reducer_->shard();
+  reducer_->shard(averages);
 }
 
 void Replica::check_parameters(const NamedTensors& parameters) {

@@ -57,11 +57,11 @@ class Replica {
   bool after_forward(const std::vector<at::Tensor>& outputs, bool sync);
 
   /// Whether `after_forward` wants to know the outputs.
-  bool wants_outputs(bool sync) const { return sync || low_ || reducer_->has_blocks(); }
+  bool wants_outputs(bool sync) const { return sync || low_ || reducer_->scatters_averages(); }
 
   /// For an optimizer that shares the work: Reducer::shard. Throws ArgumentError with mixed
   /// precision and with delayed parameters.
-  void shard();
+  void shard(bool averages);
 
   void set_static_graph() { reducer_->set_static_graph(); }
   Reducer& reducer() { return *reducer_; }

@@ -1,6 +1,6 @@
 #pragma once
 
-// ZeRO-1: the parameters of a model whose averages are sharded (Reducer::shard), and numbers that
+// ZeRO-1: the parameters of a model whose buckets have blocks (Reducer::shard), and numbers that
 // an optimizer keeps for each of their elements. Every rank updates what it owns and has the state
 // of that only.
 //

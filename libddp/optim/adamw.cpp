@@ -53,9 +53,14 @@ struct AdamW::ParamState : AdamWParamState {
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
              const AdamWOptions& defaults, AdamWExtras extras)
     : torch::optim::AdamW(groups, defaults), maximize_(extras.maximize) {
-  if (extras.shard_over == nullptr) return;
+  if (extras.shard_over == nullptr) {
+    if (!extras.shard_gradients) return;
+    throw ArgumentError(
+        "libddp: AdamW: shard_gradients without shard_over. Hint: pass the replica of the model "
+        "whose gradients they are.");
+  }
   const Tensors parameters = all_parameters();
-  shards_ = std::make_unique<AdamwShards>(*extras.shard_over, parameters);
+  shards_ = std::make_unique<AdamwShards>(*extras.shard_over, parameters, extras.shard_gradients);
   num_checked_ = parameters.size();
 }
 

@@ -6,8 +6,10 @@
 //
 // Over parameters of FullyShardedDataParallel each rank updates its rows. With `shard_over`, the
 // ranks of a DistributedDataParallel model share the work and the state (ZeRO-1): step() is a
-// collective then, archives hold whole tensors, and torch::save is a collective between hosts.
-// Thread rule: one thread at a time; not while a backward pass runs.
+// collective then, archives hold whole tensors, and torch::save is a collective between hosts. With
+// `shard_gradients` the averages are shared out too, which halves what a backward pass sends
+// between hosts; `.grad` then holds averages in the elements that the rank owns, its own gradients
+// elsewhere. Thread rule: one thread at a time; not while a backward pass runs.
 //
 //   libddp::DistributedDataParallel model(net, group);
 //   libddp::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(3e-4),
@@ -32,11 +34,13 @@ struct AdamWExtras {
   bool maximize = false;
   /// Of the model whose trained parameters are the optimizer's: DistributedDataParallel::replica().
   Replica* shard_over = nullptr;
+  /// Each rank gets the averages of what it owns only. REQUIRES: shard_over.
+  bool shard_gradients = false;
 };
 
 class AdamW : public torch::optim::AdamW {
  public:
-  /// Throws what AdamwShards throws.
+  /// Throws what AdamwShards throws, and ArgumentError for shard_gradients without shard_over.
   explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  const torch::optim::AdamWOptions& defaults = {}, AdamWExtras extras = {});
   explicit AdamW(std::vector<at::Tensor> parameters,
@@ -48,8 +52,9 @@ class AdamW : public torch::optim::AdamW {
   /// with `shard_over` StateError where the last pass has not averaged.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  /// With `shard_over`, in the place of torch::nn::utils::clip_grad_norm_, which would see this
-  /// rank's averages only. Returns the norm of the whole model before. Throws StateError without.
+  /// With `shard_gradients`, in the place of torch::nn::utils::clip_grad_norm_, which would see
+  /// this rank's averages only; without them it does the same. Returns the norm of the whole model
+  /// before. Throws StateError without `shard_over`.
   at::Tensor clip_grad_norm(double max_norm, double norm_type = 2.0);
 
   void save(torch::serialize::OutputArchive& archive) const override;

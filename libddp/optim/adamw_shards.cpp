@@ -30,15 +30,17 @@ void check_adamw_parameters(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-AdamwShards::AdamwShards(Replica& replica, const std::vector<at::Tensor>& parameters)
+AdamwShards::AdamwShards(Replica& replica, const std::vector<at::Tensor>& parameters,
+                         bool shard_gradients)
     : reducer_(replica.reducer().weak_from_this()),
+      has_own_averages_only_(shard_gradients),
       parameters_(replica.reducer().parameters()),
       group_(replica.group()) {
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
     indices_.emplace(parameters_[index].tensor.unsafeGetTensorImpl(), index);
   }
   check(parameters);
-  replica.shard();
+  replica.shard(shard_gradients);
 }
 
 std::size_t AdamwShards::index_of(const at::Tensor& parameter) const {
@@ -137,11 +139,12 @@ at::Tensor AdamwShards::clip_grad_norm(double max_norm, double norm_type) {
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
     if (!parameters_[index].tensor.grad().defined()) continue;
     whole.push_back(parameters_[index].tensor.grad());
-    own.push_back(own_gradient(index));
+    if (has_own_averages_only_) own.push_back(own_gradient(index));
   }
+  const at::Tensor of_all = has_own_averages_only_ ? norm_over_ranks(own, norm_type, group_)
+                                                   : norm_of_all(whole, norm_type);
   // The outer one is that of torch's clip_grad_norm_, of all there is.
-  const at::Tensor norm =
-      at::linalg_vector_norm(at::stack({norm_over_ranks(own, norm_type, group_)}), norm_type);
+  const at::Tensor norm = at::linalg_vector_norm(at::stack({of_all}), norm_type);
   const at::Tensor factor = clip_factor(norm, max_norm);
   for (at::Tensor& gradient : whole) gradient.mul_(factor);
   return norm;

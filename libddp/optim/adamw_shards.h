@@ -35,9 +35,9 @@ void check_adamw_parameters(const std::vector<at::Tensor>& parameters);
 
 class AdamwShards {
  public:
-  /// From the next pass on each rank gets its part of the averages. `parameters`: the optimizer's.
-  /// Throws what `check` and Replica::shard throw.
-  AdamwShards(Replica& replica, const std::vector<at::Tensor>& parameters);
+  /// `parameters`: the optimizer's. With `shard_gradients`, from the next pass on each rank gets
+  /// the averages of what it owns only. Throws what `check` and Replica::shard throw.
+  AdamwShards(Replica& replica, const std::vector<at::Tensor>& parameters, bool shard_gradients);
 
   /// The model's trained parameters.
   const NamedTensors& parameters() const { return parameters_; }
@@ -87,6 +87,7 @@ class AdamwShards {
   std::vector<std::size_t> in_memory_order(const std::vector<std::size_t>& indices) const;
 
   const std::weak_ptr<Reducer> reducer_;
+  const bool has_own_averages_only_;
   const NamedTensors parameters_;
   const Group group_;
   /// TensorImpl -> place.

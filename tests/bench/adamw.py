@@ -112,6 +112,9 @@ def candidates_of(width: int, steps: int) -> dict:
     def zero_1(model):
         return AdamW(model.parameters(), lr=3e-4, shard_over=model)
 
+    def zero_2(model):
+        return AdamW(model.parameters(), lr=3e-4, shard_over=model, shard_gradients=True)
+
     candidates = {
         "torch DDP, torch fused": (over_gloo, fused),
         "neither": (lambda model: model, lambda model: None),
@@ -119,6 +122,7 @@ def candidates_of(width: int, steps: int) -> dict:
         "libddp DDP, torch fused": (DistributedDataParallel, fused),
         "libddp DDP, libddp": (DistributedDataParallel, ours),
         "libddp DDP, libddp, shard_over": (DistributedDataParallel, zero_1),
+        "libddp DDP, libddp, shard_gradients": (DistributedDataParallel, zero_2),
         "libddp FULL_SHARD, libddp": (full_shard, ours),
     }
     return {

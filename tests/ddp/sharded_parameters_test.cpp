@@ -71,12 +71,13 @@ bool holds_only(const at::Tensor& tensor, double value) {
 TEST_CASE("each rank updates what it owns, and all see everything", "[sharded_parameters]") {
   const auto [world_size, num_hosts] =
       GENERATE(std::pair(1, 1), std::pair(2, 1), std::pair(3, 1), std::pair(3, 3), std::pair(4, 2));
+  const bool averages = GENERATE(false, true);
   with_hosts(world_size, num_hosts, [&](const Group& group) {
     const NamedTensors parameters = odd_parameters();
     ReducerOptions options;
     options.limits = {.first_bytes = 200, .cap_bytes = 200, .last_bytes = 200};
     const auto reducer = Reducer::create(parameters, group, options);
-    reducer->shard();
+    reducer->shard(averages);
     expect(!reducer->has_blocks(), "blocks come with the first pass");
     const double mean = (world_size + 1) / 2.0;
     run_sharded_pass(*reducer, parameters, group->rank() + 1);
@@ -92,6 +93,9 @@ TEST_CASE("each rank updates what it owns, and all see everything", "[sharded_pa
       const c10::NoGradGuard no_grad;
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         const at::Tensor gradient = sharded.own_gradient(i);
+        const at::Tensor& whole = parameters[i].tensor.grad();
+        const bool is_average = holds_only(whole, (static_cast<double>(i) + 1) * mean);
+        expect(is_average || (averages && step > 0), "everyone's average");
         expect(holds_only(gradient, (static_cast<double>(i) + 1) * mean), "own average");
         sharded.own(i).sub_(gradient);
         numbers->own(i).add_(gradient);
@@ -124,7 +128,7 @@ TEST_CASE("what every rank changes in place is changed once", "[sharded_paramete
     const at::Tensor large = at::ones({40000}).set_requires_grad(true);
     parameters.push_back({"large", large});
     const auto reducer = Reducer::create(parameters, group, {});
-    reducer->shard();
+    reducer->shard(false);
     run_sharded_pass(*reducer, parameters, 1);
     ShardedParameters sharded(parameters, group, reducer->shared_buckets());
     const c10::NoGradGuard no_grad;
@@ -160,7 +164,7 @@ TEST_CASE("a gradient on top of an average is averaged with it", "[sharded_param
   with_hosts(2, 1, [](const Group& group) {
     const NamedTensors parameters = odd_parameters();
     const auto reducer = Reducer::create(parameters, group, {});
-    reducer->shard();
+    reducer->shard(true);
     for (int pass = 0; pass < 3; ++pass) run_sharded_pass(*reducer, parameters, group->rank() + 1);
     const GradientBuckets& buckets = reducer->buckets();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -177,15 +181,15 @@ TEST_CASE("a gradient on top of an average is averaged with it", "[sharded_param
   });
 }
 
-TEST_CASE("averages are sharded once, and without a hook", "[sharded_parameters]") {
+TEST_CASE("an optimizer's work is shared once, and without a hook", "[sharded_parameters]") {
   with_hosts(1, 1, [](const Group& group) {
     const NamedTensors parameters = odd_parameters();
     const auto reducer = Reducer::create(parameters, group, {});
-    reducer->shard();
-    expect(contains(message_of<StateError>([&] { reducer->shard(); }), "has them sharded already"),
+    reducer->shard(false);
+    expect(contains(message_of<StateError>([&] { reducer->shard(true); }), "shares it already"),
            "twice");
     expect(contains(message_of<StateError>([&] { reducer->set_comm_hook(nullptr); }),
-                    "cannot exchange gradients whose averages are sharded"),
+                    "cannot exchange the gradients of an optimizer whose work is shared"),
            "hook");
   });
 }

@@ -150,14 +150,16 @@ TEST_CASE("AdamW takes a parameter's gradient when there is one", "[adamw]") {
 TEST_CASE("AdamW shared over the ranks is AdamW on each of them, bit for bit", "[adamw]") {
   const auto [hosts, amsgrad] =
       GENERATE(table<std::vector<int>, bool>({{{0}, false}, {{0, 0}, true}, {{0, 1}, false}}));
+  const bool shard_gradients = GENERATE(false, true);
   const int world_size = static_cast<int>(hosts.size());
   run_group_on_hosts(hosts, [&](ProcessGroup& group) {
     const Net net = uneven_net();
     const Net other = uneven_net();
     const auto model = wrap(net, group);
     const auto plain = wrap(other, group);
-    libddp::AdamW shared(decayed_weights(net, amsgrad), {},
-                         {.maximize = amsgrad, .shard_over = &model->replica()});
+    libddp::AdamW shared(
+        decayed_weights(net, amsgrad), {},
+        {.maximize = amsgrad, .shard_over = &model->replica(), .shard_gradients = shard_gradients});
     libddp::AdamW whole(decayed_weights(other, amsgrad), {}, {.maximize = amsgrad});
     train(*model, shared, group.rank(), 0, 4);
     train(*plain, whole, group.rank(), 0, 4);
@@ -178,12 +180,14 @@ TEST_CASE("AdamW shared over the ranks is AdamW on each of them, bit for bit", "
 
 TEST_CASE("AdamW's shared work clips by the whole model's norm", "[adamw]") {
   const double norm_type = GENERATE(2.0, std::numeric_limits<double>::infinity());
+  const bool shard_gradients = GENERATE(false, true);
   run_group(2, [&](ProcessGroup& group) {
     const Net net = uneven_net();
     const Net other = uneven_net();
     const auto model = wrap(net, group);
     const auto plain = wrap(other, group);
-    libddp::AdamW shared(net->parameters(), AdamWOptions(0.01), {.shard_over = &model->replica()});
+    libddp::AdamW shared(net->parameters(), AdamWOptions(0.01),
+                         {.shard_over = &model->replica(), .shard_gradients = shard_gradients});
     libddp::AdamW whole(other->parameters(), AdamWOptions(0.01));
     for (int step = 0; step < 3; ++step) {
       shared.zero_grad();
@@ -193,6 +197,7 @@ TEST_CASE("AdamW's shared work clips by the whole model's norm", "[adamw]") {
       const at::Tensor norm = shared.clip_grad_norm(0.01, norm_type);
       const double wanted = torch::nn::utils::clip_grad_norm_(other->parameters(), 0.01, norm_type);
       expect(std::abs(norm.item<double>() - wanted) < 1e-5 * wanted, "the same norm");
+      if (!shard_gradients) expect(norm.item<double>() == wanted, "of the same gradients");
       shared.step();
       whole.step();
     }
@@ -287,7 +292,7 @@ TEST_CASE("AdamW refuses what it cannot share", "[adamw]") {
     expect(contains(text(some), "parameter 3 of the optimizer, [7], is not one that"), "foreign");
     libddp::AdamW optimizer(net->parameters(), {}, shard);
     expect(contains(message_of<StateError>([&] { libddp::AdamW(net->parameters(), {}, shard); }),
-                    "another optimizer has them sharded already"),
+                    "another optimizer shares it already"),
            "a second one");
     expect(contains(message_of<StateError>([&] { optimizer.clip_grad_norm(1); }),
                     "no backward pass has averaged gradients yet"),
@@ -296,6 +301,9 @@ TEST_CASE("AdamW refuses what it cannot share", "[adamw]") {
     expect(contains(message_of<StateError>([&] { plain.clip_grad_norm(1); }),
                     "is for an optimizer with shard_over"),
            "nothing shared");
+    const auto alone = [&] { libddp::AdamW(net->parameters(), {}, {.shard_gradients = true}); };
+    expect(contains(message_of<ArgumentError>(alone), "shard_gradients without shard_over"),
+           "gradients of no model");
     optimizer.add_param_group(std::vector<at::Tensor>{some.back()});
     expect(contains(message_of<ArgumentError>([&] { optimizer.step(); }), "parameter 4 of the"),
            "added later");

@@ -1,6 +1,6 @@
 """What in torch looks at the gradients of a whole model, told that a rank has parts of them.
 
-Nothing of torch changes before the first optimizer is sharded.
+Nothing of torch changes before the first optimizer with shard_gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _num_watched = 0
 
 
 class SharedWork:
-    """Whole gradients of which a rank uses a part: the registry's entry."""
+    """Gradients of which a rank has the averages of a part: the registry's entry."""
 
     def __init__(self, shards, parameter: torch.Tensor) -> None:
         self._shards = weakref.ref(shards)
@@ -72,7 +72,8 @@ def _refuse_others(optimizer, args, kwargs) -> None:
     if any(id(p) in sharded for p in parameters):
         raise StateError(
             f"libddp: {type(optimizer).__name__}.step(): its parameters belong to a model whose "
-            "gradients are sharded by AdamW(shard_over=model), so each rank has a part of the "
-            "averages only. Hint: step that optimizer; for another one, wrap the module again."
+            "gradients are sharded (AdamW(shard_over=model, shard_gradients=True)), so each rank "
+            "has a part of the averages only. Hint: step that optimizer; for another one, wrap the "
+            "module again, or leave out shard_gradients."
         )
     _seen[optimizer] = mark

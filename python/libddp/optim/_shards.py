@@ -24,17 +24,19 @@ from libddp.optim import _guards
 class Shards:
     """What this rank owns of a model, from the first synchronising backward pass on."""
 
-    def __init__(self, model, optimizer) -> None:
+    def __init__(self, model, optimizer, shard_gradients: bool) -> None:
         _check_model(model)
         self._replica = model._replica
-        self._shards = self._replica.shard_adamw(_parameters(optimizer.param_groups))
+        parameters = _parameters(optimizer.param_groups)
+        self._shards = self._replica.shard_adamw(parameters, shard_gradients)
         model._is_sharded = True
         self._model, self._optimizer = weakref.ref(model), weakref.ref(optimizer)
         self.group = native(model.process_group)
         #: Those of the model that are trained.
         self.parameters: list[torch.Tensor] = self._shards.parameters
         self.update, self.publish = self._shards.update, self._shards.publish
-        _guards.watch(self)
+        if shard_gradients:
+            _guards.watch(self)
 
     def check(self, groups: list[dict]) -> None:
         """ArgumentError unless `groups` have exactly the model's trained parameters."""

@@ -24,14 +24,19 @@ class AdamW(torch.optim.AdamW):
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as in torch; `lr` may be a tensor.
         shard_over: a DistributedDataParallel model whose trained parameters are those of the
-            optimizer. Then each rank gets the averages of a part of the elements only, has the
-            state of that part and updates it (ZeRO-1); parameters stay whole. See docs/ddp.md.
+            optimizer. Then each rank has the state of a part of the elements only and updates it
+            (ZeRO-1); parameters and gradients stay whole. See docs/ddp.md.
+        shard_gradients: with `shard_over`: each rank also gets the averages of its part only, so a
+            backward pass sends half as much between hosts. `.grad` then holds averages in that
+            part and this rank's own gradients elsewhere: not for scripts that compute something
+            from single gradients (SAM, adaptive clipping). Norms and GradScaler are right.
         foreach, fused: without effect.
         capturable, differentiable: not supported; ArgumentError.
 
     Raises:
         ArgumentError: (a ValueError and a RuntimeError) `shard_over` is no such model, or one with
-            mixed_precision or delayed parameters; a parameter is missing or not the model's.
+            mixed_precision or delayed parameters; a parameter is missing or not the model's;
+            shard_gradients without shard_over.
         StateError: (a RuntimeError) the model has a communication hook, sparse gradients, or
             another sharded optimizer; at the step: gradients that have not been averaged.
         ArgumentError: at the step: a parameter that is not a
@@ -63,18 +68,24 @@ class AdamW(torch.optim.AdamW):
         differentiable: bool = False,
         fused: bool | None = None,
         shard_over: torch.nn.Module | None = None,
+        shard_gradients: bool = False,
     ) -> None:
         if capturable or differentiable:
             raise ArgumentError(
                 "libddp: AdamW is neither capturable nor differentiable. "
                 "Hint: use torch.optim.AdamW for that."
             )
+        if shard_gradients and shard_over is None:
+            raise ArgumentError(
+                "libddp: AdamW: shard_gradients=True without shard_over. "
+                "Hint: pass the DistributedDataParallel model whose gradients they are."
+            )
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, foreach=False
         )
         self._step_supports_amp_scaling = True
         if shard_over is not None:
-            self._shards = Shards(shard_over, self)
+            self._shards = Shards(shard_over, self, shard_gradients)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; ArgumentError where the model of `shard_over` does not train it."""

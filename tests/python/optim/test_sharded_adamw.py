@@ -1,4 +1,5 @@
-"""AdamW(shard_over=model) on two and three ranks, against torch's DDP and fused AdamW."""
+"""AdamW(shard_over=model) on two and three ranks, with whole and with sharded gradients, against
+torch's DDP and fused AdamW."""
 
 import copy
 import os
@@ -6,6 +7,7 @@ import os
 import checks
 import ddp_models as models
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from ddp_models import wrap
@@ -13,6 +15,8 @@ from torch import nn
 
 RANK = int(os.environ.get("RANK", 0))
 WORLD = int(os.environ.get("WORLD_SIZE", 1))
+#: Set by run_all.
+shard_gradients = False
 
 
 class Net(nn.Module):
@@ -52,6 +56,7 @@ def groups(net):
 def sharded(model, **options):
     from libddp.optim import AdamW
 
+    options.setdefault("shard_gradients", shard_gradients)
     return AdamW(groups(model), lr=0.01, shard_over=model, **options)
 
 
@@ -140,8 +145,23 @@ def check_clipping_is_over_the_whole_model():
                 norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.01, norm_type))
                 optimizer.step()
             torch.testing.assert_close(norms[0], norms[1])
+        if not shard_gradients:  # the norm adds up in torch's order
+            assert_alike(ours, theirs)
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def check_gradients_are_whole():
+    (ours, mine), (theirs, other) = pair()
+    for step in range(4):
+        train(ours, mine, 1, first=step), train(theirs, other, 1, first=step)
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            if WORLD == 2 and not shard_gradients:
+                assert torch.equal(p.grad, q.grad)
+            elif not shard_gradients:
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+        alike = [models.is_equal_on_all_ranks(p.grad) for p in ours.parameters()]
+        assert all(alike) == (step == 0 or not shard_gradients)
 
 
 def accumulate(model, optimizer, steps, begin):
@@ -269,8 +289,12 @@ def check_sharding_begins_after_some_steps():
     mine.load_state_dict(first.state_dict())
     train(ours, mine, 2, first=2), train(theirs, other, 2, first=2)
     assert_alike(ours, theirs)
-    with pytest.raises(RuntimeError, match=r"AdamW.step\(\): its parameters belong to a model"):
-        first.step()
+    if shard_gradients:
+        with pytest.raises(RuntimeError, match=r"AdamW.step\(\): its parameters belong to a model"):
+            first.step()
+    else:
+        first.step(), other.step()  # a step more, of whole averages
+        dist.barrier()
 
 
 def check_a_step_needs_averages():
@@ -302,6 +326,8 @@ def check_mistakes():
     net = Net()
     with pytest.raises(ValueError, match="takes a libddp"):
         AdamW(net.parameters(), shard_over=net)
+    with pytest.raises(ValueError, match="shard_gradients=True without shard_over"):
+        AdamW(net.parameters(), shard_gradients=True)
     model = wrap(net)
     with pytest.raises(ValueError, match=r"lacks 'conv.weight' and 1 more of the model's trained"):
         AdamW([p for n, p in model.named_parameters() if "conv" not in n], shard_over=model)
@@ -311,11 +337,11 @@ def check_mistakes():
     optimizer = sharded(model)
     with pytest.raises(ValueError, match="is not one that the model trains"):
         optimizer.add_param_group({"params": [other]})
-    with pytest.raises(RuntimeError, match="another optimizer has them sharded already"):
+    with pytest.raises(RuntimeError, match="another optimizer shares it already"):
         sharded(model)
     with pytest.raises(RuntimeError, match="cannot be copied or pickled"):
         copy.deepcopy(optimizer)
-    with pytest.raises(RuntimeError, match="cannot exchange gradients whose averages are sharded"):
+    with pytest.raises(RuntimeError, match="gradients of an optimizer whose work is shared"):
         model.compress_gradients(torch.bfloat16)
     with pytest.raises(RuntimeError, match="cannot join uneven inputs"):
         model.join()._joinables  # noqa: B018
@@ -336,23 +362,26 @@ def check_models_that_do_not_fit():
         sharded(low)
 
 
-def run_all():
+def run_all(with_sharded_gradients):
     from libddp.distributed import init_process_group
 
+    global shard_gradients
+    shard_gradients = with_sharded_gradients
     init_process_group("libddp")
     torch.set_num_threads(1)
     return checks.run(globals())
 
 
-two = checks.fixture(run_all, world_size=2)
-three = checks.fixture(run_all, world_size=3)
+@pytest.fixture(
+    scope="module",
+    params=[(2, False), (3, False), (2, True), (3, True)],
+    ids=lambda param: f"{param[0]}-ranks-{'sharded' if param[1] else 'whole'}-gradients",
+)
+def results(request):
+    world_size, with_sharded_gradients = request.param
+    return ranks.run(run_all, world_size, with_sharded_gradients, deadline=180.0)
 
 
 @pytest.mark.parametrize("name", checks.names(globals()))
-def test_on_two_ranks(two, name):
-    checks.verify(two, name)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_on_three_ranks(three, name):
-    checks.verify(three, name)
+def test_on_all_ranks(results, name):
+    checks.verify(results, name)

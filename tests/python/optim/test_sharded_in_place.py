@@ -107,6 +107,51 @@ CHANGES = (
 )
 
 
+def norms_of(tensors):
+    return torch.stack([torch.linalg.vector_norm(t) for t in tensors])
+
+
+@torch.no_grad()
+def sharpness_aware(run, step):
+    """SAM: the gradient that counts is that at the worst weights nearby."""
+    kept = parameters(run.model)
+    length = torch.linalg.vector_norm(norms_of(p.grad for p in run.parameters))
+    for p in run.parameters:
+        p.add_(p.grad, alpha=0.05 / length.item())
+    with torch.enable_grad():
+        run.backward()
+    for p, value in zip(run.parameters, kept, strict=True):
+        p.copy_(value)
+
+
+@torch.no_grad()
+def adaptive_clipping(run, step):
+    """AGC: each row's gradient by the norm of the row."""
+    for p in run.parameters:
+        rows = (p, p.grad) if p.dim() > 1 else (p[:, None], p.grad[:, None])
+        size, slope = (t.norm(dim=1, keepdim=True) for t in rows)
+        factor = (0.01 * size.clamp(min=1e-3) / slope.clamp(min=1e-6)).clamp(max=1)
+        p.grad.mul_(factor if p.dim() > 1 else factor[:, 0])
+
+
+@torch.no_grad()
+def clipped_by_hand(run, step):
+    length = torch.linalg.vector_norm(norms_of(p.grad for p in run.parameters))
+    run.seen.append(length)
+    for p in run.parameters:
+        p.grad.mul_(0.1 / length)
+
+
+@torch.no_grad()
+def signs_of_gradients(run, step):
+    """Gradients in another layout, made of the old ones."""
+    for p in run.parameters:
+        p.grad = p.grad.sign() * p.grad.abs().mean()
+
+
+FROM_GRADIENTS = (sharpness_aware, adaptive_clipping, clipped_by_hand, signs_of_gradients)
+
+
 def before_the_step(run, change, step):
     run.backward()
     change(run, step)
@@ -139,6 +184,12 @@ def trained(wrap, change, moment):
 def check_before_the_step():
     for change in CHANGES:
         compare(trained, change, before_the_step)
+
+
+def check_what_is_computed_from_gradients():
+    for change in FROM_GRADIENTS:
+        compare(trained, change, before_the_step)
+        compare(trained, change, after_the_step)
 
 
 def check_after_the_step():
