@@ -34,7 +34,7 @@ Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
       options_(std::move(options)),
       sparse_(parameters_, options_.sparse_parameters, group_),
       slow_ranks_(group_->size()),
-      num_fired_(parameters_.size(), 0),
+      pass_(parameters_.size()),
       num_expected_(parameters_.size(), 1),
       gradient_states_(parameters_.size(), GradientState::Settled),
       hooks_(tensors_of(parameters_),
@@ -52,9 +52,7 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs) {
   timeline_.end_forward();
   check_last_pass();
   rebuild_if_planned();
-  reset_counters();
-  phase_ = Phase::Armed;
-  is_explained_ = false;
+  restart_pass(Stage::Armed);
   // The hooks live as long as the graph, which may outlive the reducer.
   output_leaves_ = nullptr;
   output_leaves_ = call_before_backward(
@@ -64,7 +62,7 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs) {
 }
 
 void Reducer::on_output_reached(std::uint64_t& pass_of_forward) {
-  if (phase_ != Phase::Running) {
+  if (!pass_.is_running()) {
     if (pass_of_forward != 0) {
       throw StateError(where() +
                        ": it runs a second time through the same forward of a "
@@ -72,7 +70,7 @@ void Reducer::on_output_reached(std::uint64_t& pass_of_forward) {
                        "add the losses and call backward() once, or run forward again.");
     }
     // Another forward's pass has ended since this one was armed.
-    if (phase_ == Phase::Idle) reset_counters();
+    if (pass_.stage == Stage::None) restart_pass(Stage::Armed);
     spread_averages();
     begin_pass(PassEnd::Certain);
   }
@@ -86,9 +84,9 @@ void Reducer::on_gradient(std::size_t index) {
         "gradients would not be averaged. Hint: use torch.autograd.grad on the inner module.",
         where(), slots_[index].name()));
   }
-  if (phase_ == Phase::Armed && !is_of_other_pass(index)) begin_pass(PassEnd::MaybeNested);
+  if (pass_.stage == Stage::Armed && !is_of_other_pass(index)) begin_pass(PassEnd::MaybeNested);
   take(index);
-  if (phase_ == Phase::Running) count_gradient(index);
+  if (pass_.is_running()) count_gradient(index);
 }
 
 bool Reducer::is_of_other_pass(std::size_t index) const {
@@ -102,22 +100,22 @@ void Reducer::take(std::size_t index) {
   if (sparse_.contains(index)) return sparse_.check(index);
   GradientSlot& slot = slots_[index];
   const bool is_common = slot.is_common();
-  if (is_common && phase_ != Phase::Running) return;
+  if (is_common && !pass_.is_running()) return;
   slot.adopt();
   if (is_common) state = GradientState::Copied;
 }
 
 void Reducer::count_gradient(std::size_t index) {
-  if (!is_finish_queued_) queue_finish(PassEnd::MaybeNested);
-  if (is_learning_) fired_order_.push_back(index);
-  const std::uint32_t num_fired = ++num_fired_[index];
+  if (pass_.stage == Stage::Reopened) queue_finish(PassEnd::MaybeNested);
+  if (is_learning_) pass_.fired_order.push_back(index);
+  const std::uint32_t num_fired = ++pass_.num_fired[index];
   if (sparse_.contains(index)) return;
   const std::size_t bucket = buckets_->bucket_of(index);
   if (num_fired > num_expected_[index]) {
     // Until the bucket is sent, a further share of a gradient does no harm.
-    if (bucket < next_bucket_) refuse_second_gradient(index);
+    if (bucket < pass_.next_bucket) refuse_second_gradient(index);
   } else if (num_fired == num_expected_[index]) {
-    if (states_[bucket].num_missing.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    if (pass_.buckets[bucket].num_missing.fetch_sub(1, std::memory_order_acq_rel) == 1) {
       timeline_.ready(bucket);
       launch_complete_buckets();
     }
@@ -125,9 +123,7 @@ void Reducer::count_gradient(std::size_t index) {
 }
 
 void Reducer::begin_pass(PassEnd end) {
-  phase_ = Phase::Running;
-  is_broken_ = false;
-  is_explained_ = false;
+  pass_.trouble = ReducerPass::Trouble::None;
   timeline_.begin_pass(++pass_number_);
   queue_finish(end);
 }
@@ -153,7 +149,7 @@ class Reducer::PassGuard {
 };
 
 void Reducer::queue_finish(PassEnd end) {
-  is_finish_queued_ = true;
+  pass_.stage = Stage::Running;
   call_after_backward([weak = weak_from_this(), end, guard = std::make_shared<PassGuard>(*this)] {
     guard->end();
     if (const auto self = weak.lock()) self->guarded([&] { self->on_pass_end(end); });
@@ -166,22 +162,25 @@ void Reducer::pass_broke() {
 
 // Also before the pass has reached the model's outputs: the others are in theirs by now.
 void Reducer::backward_failed(const std::string& what) noexcept {
-  if (phase_ == Phase::Idle || is_explained_) return;
-  is_explained_ = true;
+  using Trouble = ReducerPass::Trouble;
+  if (pass_.stage == Stage::None || pass_.trouble == Trouble::Explained) return;
+  pass_.trouble = Trouble::Explained;
   group_->announce_trouble("in backward: " + what);
 }
 
 void Reducer::announce_trouble(const std::string& what) noexcept {
-  if (phase_ == Phase::Running && !is_broken_) group_->announce_trouble(what);
-  is_broken_ = phase_ == Phase::Running;
+  if (!pass_.is_running() || pass_.trouble != ReducerPass::Trouble::None) return;
+  pass_.trouble = ReducerPass::Trouble::Told;
+  group_->announce_trouble(what);
 }
 
 void Reducer::launch_complete_buckets() {
   const std::lock_guard<std::mutex> lock(launch_mutex_);
   // The last one is left to the end of the pass, which waits for it anyway: an inline call there
   // spares the hand-over to another thread.
-  while (next_bucket_ + 1 < buckets_->size() && states_[next_bucket_].num_missing.load() == 0) {
-    launch(next_bucket_++, true);
+  while (pass_.next_bucket + 1 < buckets_->size() &&
+         pass_.buckets[pass_.next_bucket].num_missing.load() == 0) {
+    launch(pass_.next_bucket++, true);
   }
 }
 
@@ -193,7 +192,7 @@ void Reducer::launch(std::size_t bucket, bool async) {
   if (hook_) return hook_->start(*buckets_, bucket, parameters_);
   if (group_->size() == 1) return timeline_.done(bucket);
   CallOptions call{.async = async, .timeout = {}, .label = buckets_->label(bucket)};
-  states_[bucket].work =
+  pass_.buckets[bucket].work =
       scatters_averages()
           ? average_block(bucket, std::move(call))
           : group_->all_reduce(buckets_->flat(bucket),
@@ -203,7 +202,7 @@ void Reducer::launch(std::size_t bucket, bool async) {
 
 // What no gradient has come for, and the flags.
 void Reducer::fill(std::size_t bucket) {
-  if (is_empty_pass_) {
+  if (pass_.is_empty) {
     buckets_->flat(bucket).zero_();
     return;
   }
@@ -212,7 +211,7 @@ void Reducer::fill(std::size_t bucket) {
   for (std::size_t member = 0; member < members.size(); ++member) {
     const std::size_t index = members[member];
     const bool used = is_used(index);
-    if (num_fired_[index] == 0) fill_without_gradient(index);
+    if (pass_.num_fired[index] == 0) fill_without_gradient(index);
     if (tolerates_unused()) buckets_->set_used(bucket, member, used);
     is_missing |= !used;
   }
@@ -267,7 +266,7 @@ void Reducer::guarded(Function&& function) {
     function();
   } catch (const Error& error) {
     announce_trouble(std::string("in backward: ") + error.what());
-    is_explained_ = true;
+    pass_.trouble = ReducerPass::Trouble::Explained;
     if (options_.rethrow) options_.rethrow(std::current_exception());
     throw;
   } catch (...) {

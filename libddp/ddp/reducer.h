@@ -7,7 +7,7 @@
 // have fired; complete buckets are sent in plan order, the same on every rank, all but the last one
 // asynchronously. The end of the pass sends what is left, the last bucket among it, and waits.
 //
-//   Idle --arm--> Armed --first gradient, or the pass reaches an output--> Running --end--> Idle
+//   None --arm--> Armed --first gradient, or the pass reaches an output--> Running --end--> None
 //
 // Several forwards may share a pass, or have a pass each; a second pass through the same forward is
 // refused, because its gradients would not be averaged.
@@ -28,7 +28,6 @@
 //   reducer->arm({loss});
 //   loss.backward();   // the average over all ranks stands in every .grad
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -46,6 +45,7 @@
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/gradient_slot.h"
 #include "libddp/ddp/pass_timeline.h"
+#include "libddp/ddp/reducer_pass.h"
 #include "libddp/ddp/slow_rank.h"
 #include "libddp/ddp/sparse_gradients.h"
 #include "libddp/group/named_tensor.h"
@@ -151,7 +151,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void begin_forward() { timeline_.begin_forward(); }
 
  private:
-  enum class Phase : std::uint8_t { Idle, Armed, Running };
+  using Stage = ReducerPass::Stage;
   /// What a parameter's `.grad` holds.
   enum class GradientState : std::uint8_t {
     /// What it held after the last synchronisation.
@@ -165,11 +165,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
   /// How sure it is that the pass that was asked to tell its end is not nested in the true one.
   enum class PassEnd : std::uint8_t { Certain, MaybeNested };
-  /// A pass in flight, per bucket.
-  struct BucketState {
-    std::atomic<int> num_missing{0};
-    WorkPtr work;
-  };
 
   Reducer(NamedTensors parameters, Group group, ReducerOptions options);
 
@@ -226,7 +221,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void describe_layout();
   void rebuild_if_planned();
   std::vector<std::size_t> agreed_order();
-  void reset_counters();
+  void restart_pass(ReducerPass::Stage stage);
   void check_last_pass();
 
   /// Where the other ranks may wait for what this pass has not sent.
@@ -242,7 +237,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   SparseGradients sparse_;
   std::vector<GradientSlot> slots_;
   std::shared_ptr<GradientBuckets> buckets_;
-  std::unique_ptr<BucketState[]> states_;
   std::optional<BucketPlan> planned_;
   PassTimeline timeline_;
   SlowRankWatch slow_ranks_;
@@ -250,32 +244,28 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::int64_t exposed_before_ns_ = 0;
   std::optional<BucketHook> hook_;
 
-  Phase phase_ = Phase::Idle;
-  bool is_finish_queued_ = false;
-  bool is_empty_pass_ = false;
+  // Of a pass.
+  ReducerPass pass_;
+  std::mutex launch_mutex_;
+
+  // For all passes.
   bool is_manual_ = false;
   const bool checks_gradients_ = checks_gradients();
-  /// The others have been told that this pass fails.
-  bool is_broken_ = false;
-  /// They know why.
-  bool is_explained_ = false;
   double gradient_scale_ = 1.0;
-  /// See call_before_backward.
-  std::shared_ptr<void> output_leaves_;
-  /// Number of the pass that synchronises now or has done so last.
-  std::uint64_t pass_number_ = 0;
-  std::mutex launch_mutex_;
-  std::size_t next_bucket_ = 0;
-  /// How often each gradient has fired in this pass, and how often it will.
-  std::vector<std::uint32_t> num_fired_;
-  std::vector<std::uint32_t> num_expected_;
-  std::vector<GradientState> gradient_states_;
   /// See reducer_shards.cpp: buckets are cut into blocks; each rank gets its own averages only.
   bool has_owners_ = false;
   bool scatters_averages_ = false;
-  /// Order in which gradients fired in the pass that learns.
+  /// Until the first pass has ended, whose order of gradients decides the buckets.
   bool is_learning_ = true;
-  std::vector<std::size_t> fired_order_;
+  /// Number of the pass that synchronises now or has done so last.
+  std::uint64_t pass_number_ = 0;
+  /// Of the last forward; see call_before_backward.
+  std::shared_ptr<void> output_leaves_;
+
+  // Per parameter.
+  /// How often its gradient fires in a pass.
+  std::vector<std::uint32_t> num_expected_;
+  std::vector<GradientState> gradient_states_;
 
   AccumulateHooks hooks_;  // last: destroyed first, so no hook runs into a half-destroyed object
 };

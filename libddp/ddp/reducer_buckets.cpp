@@ -15,7 +15,7 @@
 namespace libddp {
 
 void Reducer::set_static_graph() {
-  if (!is_learning_ || phase_ == Phase::Running) {
+  if (!is_learning_ || pass_.is_running()) {
     throw StateError(
         "libddp: the static graph must be declared before the first backward pass. Hint: pass "
         "static_graph=True to DistributedDataParallel.");
@@ -24,7 +24,9 @@ void Reducer::set_static_graph() {
   options_.static_graph = true;
   // Nothing is complete before the end of the first pass: only then the counts are known.
   num_expected_.assign(num_expected_.size(), std::numeric_limits<std::uint32_t>::max());
-  if (!had_usage) build_buckets(buckets_->plan());
+  if (had_usage) return;
+  build_buckets(buckets_->plan());
+  restart_pass(pass_.stage);
 }
 
 void Reducer::set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
@@ -39,7 +41,7 @@ void Reducer::set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
         "libddp: register_comm_hook or register_builtin_comm_hook can only be called once. Hint: "
         "wrap the model again to use another hook.");
   }
-  if (!is_learning_ || phase_ == Phase::Running) {
+  if (!is_learning_ || pass_.is_running()) {
     throw StateError(
         "libddp: a communication hook must be registered before the first backward pass. Hint: "
         "call register_comm_hook right after wrapping the model.");
@@ -68,7 +70,6 @@ void Reducer::build_buckets(BucketPlan plan) {
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     if (!sparse_.contains(index)) slots_[index].move_to(buckets_->view(index));
   }
-  states_ = std::make_unique<BucketState[]>(buckets_->size());
   // What the last ones had and these don't fit into, and what the model came through when it was
   // wrapped: no step asks for that again.
   empty_cache();
@@ -95,8 +96,8 @@ std::vector<std::size_t> Reducer::agreed_order() {
   const auto append = [&](std::size_t index) {
     if (!std::exchange(seen[index], std::uint8_t{1})) order.push_back(index);
   };
-  for (const std::size_t index : fired_order_) append(index);
-  fired_order_ = {};
+  for (const std::size_t index : pass_.fired_order) append(index);
+  pass_.fired_order = {};
   // What did not fire comes last: no bucket waits for it before the end of a pass.
   for (const std::size_t index : reverse_order(slots_.size())) append(index);
 
@@ -109,23 +110,12 @@ std::vector<std::size_t> Reducer::agreed_order() {
   return order;
 }
 
-void Reducer::reset_counters() {
-  next_bucket_ = 0;
+void Reducer::restart_pass(ReducerPass::Stage stage) {
+  pass_.restart(stage, *buckets_, num_expected_);
   if (hook_) hook_->forget();
-  is_finish_queued_ = false;
-  fired_order_.clear();
-  num_fired_.assign(num_fired_.size(), 0);
   // Of a pass that failed before anything was sent: its copies are nobody's any more.
   std::replace(gradient_states_.begin(), gradient_states_.end(), GradientState::Copied,
                GradientState::Own);
-  for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
-    int num_missing = 0;
-    for (const std::size_t index : buckets_->members(bucket)) {
-      num_missing += num_expected_[index] > 0 ? 1 : 0;
-    }
-    states_[bucket].num_missing.store(num_missing);
-    states_[bucket].work = nullptr;
-  }
 }
 
 void Reducer::claim_parameters() {
@@ -147,11 +137,11 @@ void Reducer::check_users() const {
 
 void Reducer::check_last_pass() {
   if (const std::exception_ptr failure = group_->failure()) std::rethrow_exception(failure);
-  if (phase_ != Phase::Running) return;
-  if (is_manual_ && next_bucket_ == buckets_->size()) check_finished();
+  if (!pass_.is_running()) return;
+  if (is_manual_ && pass_.next_bucket == buckets_->size()) check_finished();
   const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
   // A pass that fails never calls its end, so this one did not fail: its end was not seen.
-  if (!is_finish_queued_) {
+  if (pass_.stage == Stage::Reopened) {
     throw StateError(fmt::format(
         "{} forward: the last backward pass ended inside another one before all gradients were "
         "there, so nothing was averaged. Hint: return tensors from forward() directly or in "
@@ -159,12 +149,12 @@ void Reducer::check_last_pass() {
         me.where()));
   }
   // A pass that failed before anything was sent has cost nothing: the ranks still agree.
-  if (next_bucket_ == 0) return;
+  if (pass_.next_bucket == 0) return;
   throw StateError(fmt::format(
       "{} forward: the last backward pass ended early, after {} of {} buckets had been sent, so "
       "the gradients of the ranks differ. Hint: look for the exception that it raised; a job "
       "that wants to go on restarts from a checkpoint.",
-      me.where(), next_bucket_, buckets_->size()));
+      me.where(), pass_.next_bucket, buckets_->size()));
 }
 
 }  // namespace libddp

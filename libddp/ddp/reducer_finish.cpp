@@ -13,10 +13,10 @@
 namespace libddp {
 
 void Reducer::on_pass_end(PassEnd end) {
-  if (phase_ != Phase::Running) return;
+  if (!pass_.is_running()) return;
   if (end == PassEnd::MaybeNested && is_nested_backward() && !is_complete()) {
     // The outer pass goes on; its next gradient queues the end again.
-    is_finish_queued_ = false;
+    pass_.stage = Stage::Reopened;
     return;
   }
   if (is_manual_) return send_rest(true);
@@ -26,23 +26,18 @@ void Reducer::on_pass_end(PassEnd end) {
 void Reducer::run_empty_pass() {
   check_last_pass();
   rebuild_if_planned();
-  reset_counters();
-  phase_ = Phase::Running;
+  restart_pass(Stage::Running);
+  pass_.is_empty = true;
   timeline_.begin_pass(++pass_number_);
-  is_empty_pass_ = true;
-  struct Leave {
-    bool& flag;
-    ~Leave() { flag = false; }
-  } leave{is_empty_pass_};
   finish_pass();
 }
 
 bool Reducer::is_complete() const {
   for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
-    if (states_[bucket].num_missing.load() != 0) return false;
+    if (pass_.buckets[bucket].num_missing.load() != 0) return false;
   }
   for (const std::size_t index : sparse_.indices()) {
-    if (num_fired_[index] < num_expected_[index]) return false;
+    if (pass_.num_fired[index] < num_expected_[index]) return false;
   }
   return true;
 }
@@ -60,12 +55,13 @@ void Reducer::finish_pass() {
 
 // An inline call for the last bucket spares the hand-over to another thread.
 void Reducer::send_rest(bool last_is_async) {
-  if (next_bucket_ == buckets_->size() && next_bucket_ > 0) return;  // by hand: sent before
+  const bool is_sent = pass_.next_bucket == buckets_->size() && pass_.next_bucket > 0;
+  if (is_sent) return;  // by hand, before
   timeline_.end_backward();
   const std::lock_guard<std::mutex> lock(launch_mutex_);
-  while (next_bucket_ < buckets_->size()) {
-    const bool is_last = next_bucket_ + 1 == buckets_->size();
-    launch(next_bucket_++, last_is_async || !is_last);
+  while (pass_.next_bucket < buckets_->size()) {
+    const bool is_last = pass_.next_bucket + 1 == buckets_->size();
+    launch(pass_.next_bucket++, last_is_async || !is_last);
   }
 }
 
@@ -75,9 +71,9 @@ void Reducer::take_averages() {
   timeline_.end_pass();
   watch_slow_ranks();
   // From here on all ranks know the same.
-  phase_ = Phase::Idle;
+  pass_.stage = Stage::None;
   if (is_missing && !tolerates_unused()) refuse_unused();
-  if (is_missing && !is_empty_pass_) install_gradients_of_others();
+  if (is_missing && !pass_.is_empty) install_gradients_of_others();
   bring_back_copies();
   if (is_learning_) learn();
   settle();
@@ -101,7 +97,7 @@ void Reducer::watch_slow_ranks() {
 bool Reducer::collect_results() {
   if (hook_) hook_->finish(*buckets_);
   for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
-    if (const WorkPtr work = std::exchange(states_[bucket].work, nullptr)) {
+    if (const WorkPtr work = std::exchange(pass_.buckets[bucket].work, nullptr)) {
       work->wait();
       if (work->finished_ns() != 0) timeline_.done(bucket, work->finished_ns());
     }
@@ -119,7 +115,7 @@ bool Reducer::average_sparse_gradients() {
   using Share = SparseGradients::Share;
   std::vector<Share> shares;
   for (const std::size_t index : sparse_.indices()) {
-    shares.push_back(is_empty_pass_ ? Share::Absent
+    shares.push_back(pass_.is_empty ? Share::Absent
                                     : (is_used(index) ? Share::Used : Share::Missing));
   }
   if (!hook_) return sparse_.average(shares, gradient_scale_);
@@ -129,7 +125,9 @@ bool Reducer::average_sparse_gradients() {
       });
 }
 
-bool Reducer::is_used(std::size_t index) const { return num_fired_[index] > 0 || has_own(index); }
+bool Reducer::is_used(std::size_t index) const {
+  return pass_.num_fired[index] > 0 || has_own(index);
+}
 
 bool Reducer::has_own(std::size_t index) const {
   const GradientState state = gradient_states_[index];
@@ -144,7 +142,7 @@ void Reducer::refuse_unused() {
   std::vector<std::uint8_t> unused;
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     names.push_back(slots_[index].name());
-    unused.push_back(is_used(index) || is_empty_pass_ ? 0 : 1);
+    unused.push_back(is_used(index) || pass_.is_empty ? 0 : 1);
   }
   settle();
   throw StateError(describe_unused(*group_, names, unused));
@@ -177,7 +175,7 @@ void Reducer::learn() {
   }
   describe_layout();
   // Counts of a pass without data say nothing: buckets then wait for the end of each pass.
-  if (options_.static_graph && !is_empty_pass_) num_expected_ = num_fired_;
+  if (options_.static_graph && !pass_.is_empty) num_expected_ = pass_.num_fired;
 }
 
 }  // namespace libddp

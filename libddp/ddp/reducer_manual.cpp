@@ -10,7 +10,7 @@
 namespace libddp {
 
 void Reducer::set_manual_finish(bool manual) {
-  if (phase_ == Phase::Running) {
+  if (pass_.is_running()) {
     throw StateError(
         "libddp: manual finalization can be switched only between backward passes. Hint: set it "
         "before forward, or after finalize_backward().");
@@ -30,10 +30,10 @@ void Reducer::finish_backward() {
   if (!is_manual_) {
     refuse("backward passes end by themselves. Hint: set require_manual_backward_finalization.");
   }
-  if (phase_ != Phase::Running) {
+  if (!pass_.is_running()) {
     refuse("no backward pass waits for it. Hint: call it once after each synchronising backward.");
   }
-  if (next_bucket_ < buckets_->size() && !is_complete()) {
+  if (pass_.next_bucket < buckets_->size() && !is_complete()) {
     refuse("called before all gradients were there. Hint: call it after backward().");
   }
   if (needs_pass_end() && is_nested_backward()) {
@@ -45,11 +45,11 @@ void Reducer::finish_backward() {
 }
 
 void Reducer::check_finished() const {
-  if (phase_ != Phase::Running) return;
+  if (!pass_.is_running()) return;
   const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
   throw StateError(fmt::format(
       "{} the last backward pass has sent {} of {} buckets and was not finished. Hint: {}.",
-      me.where(), next_bucket_, buckets_->size(),
+      me.where(), pass_.next_bucket, buckets_->size(),
       is_manual_ ? "call finalize_backward() after backward()"
                  : "look for the exception that it raised"));
 }

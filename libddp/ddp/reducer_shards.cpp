@@ -39,14 +39,14 @@ void Reducer::shard(bool averages) {
   if (!sparse_.indices().empty()) {
     refuse("some gradients are sparse", "use an optimizer without shard_over");
   }
-  if (phase_ == Phase::Running) refuse("a backward pass runs", "make the optimizer before it");
+  if (pass_.is_running()) refuse("a backward pass runs", "make the optimizer before it");
   claim_parameters();
   check_users();
   has_owners_ = true;
   scatters_averages_ = averages;
   const std::optional<BucketPlan> planned = std::exchange(planned_, std::nullopt);
   build_buckets(planned ? *planned : buckets_->plan());
-  reset_counters();
+  restart_pass(pass_.stage);
 }
 
 WorkPtr Reducer::average_block(std::size_t bucket, CallOptions call) {
