@@ -38,6 +38,9 @@ class Gpt(nn.Module):
     def __init__(self, layers: int = 6, width: int = 256, heads: int = 8):
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, width)
+        # GPT-2's. With torch's 1.0 the tied head is certain of its answer from the start, the
+        # gradients are denormal numbers, and some processors take 20 times as long for those.
+        nn.init.normal_(self.tokens.weight, std=0.02)
         self.positions = nn.Parameter(torch.zeros(LENGTH, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
