@@ -2,19 +2,11 @@
 
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <utility>
 
-#include "libddp/base/log.h"
-
 namespace libddp {
 namespace {
-
-/// So many are accepted before those who wait are looked at again.
-constexpr int kMaxAcceptsAtOnce = 256;
-constexpr std::chrono::milliseconds kPauseWithoutDescriptors{20};
-constexpr std::chrono::seconds kReportPeriod{1};
 
 bool send_reply(int socket, LinkRefusal refusal, const std::array<char, 32>& bytes) {
   LinkReply reply;
@@ -31,19 +23,23 @@ LinkDoor::LinkDoor(TcpListener listener, int own_rank, LinkProver prover, IsExpe
     : listener_(std::move(listener)),
       own_rank_(own_rank),
       prover_(std::move(prover)),
-      is_expected_(std::move(is_expected)) {}
+      is_expected_(std::move(is_expected)),
+      strangers_(kPatience, RefusalLog("link_refused", listener_.endpoint().to_string())) {}
 
 void LinkDoor::add_polls(std::vector<pollfd>& entries) const {
-  if (pause_.expired()) entries.push_back({listener_.fd(), POLLIN, 0});
-  for (const Stranger& stranger : strangers_) entries.push_back({stranger.socket.get(), POLLIN, 0});
+  strangers_.add_polls(listener_.fd(), entries);
 }
 
 std::vector<LinkGuest> LinkDoor::admit() {
   std::vector<LinkGuest> guests;
-  for (Stranger& stranger : strangers_) welcome(stranger, guests);
-  std::erase_if(strangers_, [](const Stranger& stranger) { return !stranger.socket; });
-  if (pause_.expired()) accept_some(guests);
+  const auto hear = [&](Stranger& stranger) { welcome(stranger, guests); };
+  strangers_.hear_all(hear);
+  strangers_.accept_from(listener_, hear);
   return guests;
+}
+
+void LinkDoor::take_in(UniqueFd socket, std::vector<LinkGuest>& guests) {
+  strangers_.take_in(std::move(socket), [&](Stranger& stranger) { welcome(stranger, guests); });
 }
 
 void LinkDoor::welcome(Stranger& stranger, std::vector<LinkGuest>& guests) {
@@ -58,42 +54,9 @@ void LinkDoor::welcome(Stranger& stranger, std::vector<LinkGuest>& guests) {
   }
 }
 
-void LinkDoor::accept_some(std::vector<LinkGuest>& guests) {
-  for (int i = 0; i < kMaxAcceptsAtOnce; ++i) {
-    UniqueFd socket = listener_.accept();
-    if (!socket && listener_.is_out_of_descriptors()) {
-      report("too many open files");
-      if (strangers_.empty()) {
-        pause_ = Deadline::after(kPauseWithoutDescriptors);
-        return;
-      }
-      make_room();
-      continue;
-    }
-    if (!socket) return;
-    take_in(std::move(socket), guests);
-  }
-}
-
-void LinkDoor::take_in(UniqueFd socket, std::vector<LinkGuest>& guests) {
-  if (strangers_.size() == kMaxStrangers) make_room();
-  Stranger stranger;
-  stranger.socket = std::move(socket);
-  stranger.patience = Deadline::after(kPatience);
-  // Most have said their hello by now, so a crowd cannot push out who belongs here unheard.
-  welcome(stranger, guests);
-  if (stranger.socket) strangers_.push_back(std::move(stranger));
-}
-
-void LinkDoor::make_room() {
-  const auto silent = std::find_if(strangers_.begin(), strangers_.end(),
-                                   [](const Stranger& each) { return !each.is_challenged; });
-  strangers_.erase(silent == strangers_.end() ? strangers_.begin() : silent);
-}
-
 LinkDoor::Step LinkDoor::advance(Stranger& stranger) {
   Step step = Step::Waits;
-  if (!stranger.is_challenged) {
+  if (!stranger.is_heard) {
     auto* hello = reinterpret_cast<char*>(&stranger.hello);
     // Of another version nothing but the prefix is known.
     if (stranger.num_bytes < LinkHello::kPrefixBytes &&
@@ -101,7 +64,7 @@ LinkDoor::Step LinkDoor::advance(Stranger& stranger) {
       return step;
     }
     if (!stranger.hello.is_libddp()) {
-      report("no libddp");
+      strangers_.report("no libddp");
       return Step::Over;
     }
     if (!stranger.hello.is_this_version()) return refuse(stranger, LinkRefusal::Version);
@@ -124,7 +87,7 @@ bool LinkDoor::read_until(Stranger& stranger, char* data, std::size_t bytes, Ste
       continue;
     }
     const bool waits = got < 0 && errno == EAGAIN && !stranger.patience.expired();
-    if (got < 0 && errno == EAGAIN && !waits) report("too slow");
+    if (got < 0 && errno == EAGAIN && !waits) strangers_.report("too slow");
     step = waits ? Step::Waits : Step::Over;
     return false;
   }
@@ -139,7 +102,7 @@ LinkDoor::Step LinkDoor::check_hello(Stranger& stranger) {
   }
   stranger.nonce = new_link_nonce();
   stranger.num_bytes = 0;
-  stranger.is_challenged = true;
+  stranger.is_heard = true;
   const bool is_sent = send_reply(stranger.socket.get(), LinkRefusal::None, stranger.nonce);
   return is_sent ? Step::Waits : Step::Over;
 }
@@ -164,26 +127,16 @@ LinkDoor::Step LinkDoor::refuse(Stranger& stranger, LinkRefusal refusal) {
   static_cast<void>(::recv(stranger.socket.get(), rest, sizeof(rest), MSG_DONTWAIT));
   switch (refusal) {
     case LinkRefusal::Version:
-      report("version " + std::to_string(stranger.hello.version) + " of the handshake, not " +
-             std::to_string(LinkHello::kVersion));
+      strangers_.report("version " + std::to_string(stranger.hello.version) +
+                        " of the handshake, not " + std::to_string(LinkHello::kVersion));
       break;
     case LinkRefusal::Place:
-      report("not expected here");
+      strangers_.report("not expected here");
       break;
     default:
-      report("wrong proof");
+      strangers_.report("wrong proof");
   }
   return Step::Over;
-}
-
-void LinkDoor::report(const std::string& reason) {
-  ++num_refused_;
-  if (!next_report_.expired()) return;
-  next_report_ = Deadline::after(kReportPeriod);
-  log(LogLevel::Warn, "link_refused",
-      {{"endpoint", listener_.endpoint().to_string()},
-       {"reason", reason},
-       {"num_refused", num_refused_}});
 }
 
 }  // namespace libddp

@@ -36,7 +36,7 @@ class UnixListener {
   int fd() const { return fd_.get(); }
 
   /// Next connection; empty if none comes within `limit`, or if there is no descriptor for it.
-  UniqueFd accept(std::chrono::milliseconds limit);
+  UniqueFd accept(std::chrono::milliseconds limit = std::chrono::milliseconds(0));
   /// The last accept() found no descriptor or memory; the connection still waits.
   bool is_out_of_descriptors() const { return is_out_of_descriptors_; }
 

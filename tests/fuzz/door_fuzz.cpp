@@ -20,15 +20,15 @@ LinkDoor make_door(LinkProver prover) {
 /// More than may stand there at once, and say nothing.
 void crowd(LinkDoor& door, std::vector<LinkGuest>& guests) {
   std::vector<UniqueFd> silent;
-  for (std::size_t i = 0; i <= LinkDoor::kMaxStrangers; ++i) {
+  for (std::size_t i = 0; i <= LinkDoor::kMostStrangers; ++i) {
     fuzz::Pair pair = fuzz::Pair::make();
     silent.push_back(std::move(pair.theirs));
     door.take_in(std::move(pair.ours), guests);
   }
-  fuzz::require(door.num_strangers() <= LinkDoor::kMaxStrangers);
+  fuzz::require(door.num_strangers() <= LinkDoor::kMostStrangers);
   std::vector<pollfd> entries;
   door.add_polls(entries);
-  fuzz::require(entries.size() <= LinkDoor::kMaxStrangers + 1);
+  fuzz::require(entries.size() <= LinkDoor::kMostStrangers + 1);
 }
 
 /// Who got in.

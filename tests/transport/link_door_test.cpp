@@ -263,7 +263,7 @@ TEST_CASE("A crowd of strangers holds nobody up") {
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   CHECK(took.count() < 2);
   REQUIRE(fixture.guest);
-  REQUIRE(fixture.door->num_strangers() <= LinkDoor::kMaxStrangers);
+  REQUIRE(fixture.door->num_strangers() <= LinkDoor::kMostStrangers);
 }
 
 TEST_CASE("Ranks join while a crowd keeps coming") {
