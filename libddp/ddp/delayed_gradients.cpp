@@ -78,24 +78,23 @@ void DelayedGradients::accept_gradients_of(at::ScalarType dtype) {
   for (GradientSlot& slot : slots_) slot.also_accept(dtype);
 }
 
-void DelayedGradients::arm(bool synchronises) {
-  synchronises_ = synchronises;
-  is_queued_ = false;  // a pass that failed has left it
-}
+void DelayedGradients::arm(bool synchronises) { synchronises_ = synchronises; }
 
 void DelayedGradients::on_gradient(std::size_t index) {
   if (!slots_[index].is_common()) slots_[index].adopt();
 }
 
 void DelayedGradients::on_trigger() {
-  if (!synchronises_ || std::exchange(is_queued_, true)) return;
-  call_after_backward([weak = weak_from_this()] {
+  if (!synchronises_ || !pass_.expired()) return;
+  const auto pass = std::make_shared<char>();
+  pass_ = pass;
+  call_after_backward([weak = weak_from_this(), pass] {
     if (const auto self = weak.lock()) self->guarded([&] { self->average(); });
   });
 }
 
 void DelayedGradients::average() {
-  is_queued_ = false;
+  pass_.reset();
   for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
     fill(bucket);
     if (group_->size() > 1) {

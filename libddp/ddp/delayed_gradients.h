@@ -67,7 +67,8 @@ class DelayedGradients : public std::enable_shared_from_this<DelayedGradients> {
   std::vector<GradientSlot> slots_;
   std::unique_ptr<GradientBuckets> buckets_;
   bool synchronises_ = true;
-  bool is_queued_ = false;
+  /// The pass that will average, while it lasts: autograd has it, and drops it where it fails.
+  std::weak_ptr<void> pass_;
   // Last: destroyed first, so no hook runs into a half-destroyed object.
   AccumulateHooks hooks_;
   AccumulateHooks trigger_hook_;

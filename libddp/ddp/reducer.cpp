@@ -8,6 +8,7 @@
 
 #include "libddp/autograd/after_backward.h"
 #include "libddp/base/error.h"
+#include "libddp/base/log.h"
 #include "libddp/group/group_identity.h"
 
 namespace libddp {
@@ -69,8 +70,9 @@ void Reducer::on_output_reached(std::uint64_t& pass_of_forward) {
                        "DistributedDataParallel model; its gradients would not be averaged. Hint: "
                        "add the losses and call backward() once, or run forward again.");
     }
-    // Another forward's pass has ended since this one was armed.
-    if (pass_.stage == Stage::None) restart_pass(Stage::Armed);
+    // Another forward's pass has ended since this one was armed, well or not.
+    if (pass_.stage == Stage::Broken) refuse_rest_of_last_pass(where());
+    if (pass_.stage != Stage::Armed) restart_pass(Stage::Armed);
     spread_averages();
     begin_pass(PassEnd::Certain);
   }
@@ -123,7 +125,7 @@ void Reducer::count_gradient(std::size_t index) {
 }
 
 void Reducer::begin_pass(PassEnd end) {
-  pass_.trouble = ReducerPass::Trouble::None;
+  pass_.trouble = Trouble::None;
   timeline_.begin_pass(++pass_number_);
   queue_finish(end);
 }
@@ -131,19 +133,34 @@ void Reducer::begin_pass(PassEnd end) {
 /// Autograd drops the callbacks of a pass that fails without a call: that is how its failure shows.
 class Reducer::PassGuard {
  public:
-  explicit PassGuard(Reducer& reducer) : reducer_(reducer.weak_from_this()) {
+  explicit PassGuard(Reducer& reducer)
+      : reducer_(reducer.weak_from_this()), number_(reducer.pass_number_) {
     for (const GradientSlot& slot : reducer.slots_) parameters_.add(slot.user());
   }
   PassGuard(const PassGuard&) = delete;
   PassGuard& operator=(const PassGuard&) = delete;
   ~PassGuard() {
     const auto self = is_over_ ? nullptr : reducer_.lock();
-    if (self) self->pass_broke();
+    if (!self || self->pass_number_ != number_) return;
+    self->break_pass("in backward: an exception ended it (its own output has the text)",
+                     Trouble::Told);
+    end_after_failure(*self);
   }
   void end() { is_over_ = true; }
 
  private:
+  static void end_after_failure(const Reducer& reducer) noexcept {
+    // A pass around it may go on.
+    if (!reducer.options_.after_pass || is_nested_backward()) return;
+    try {
+      reducer.options_.after_pass();
+    } catch (const std::exception& error) {
+      log(LogLevel::Error, "after_pass", {{"error", error.what()}});
+    }
+  }
+
   const std::weak_ptr<Reducer> reducer_;
+  const std::uint64_t number_;
   ParameterPass parameters_;
   bool is_over_ = false;
 };
@@ -156,22 +173,18 @@ void Reducer::queue_finish(PassEnd end) {
   });
 }
 
-void Reducer::pass_broke() {
-  announce_trouble("in backward: an exception ended it (its own output has the text)");
-}
-
 // Also before the pass has reached the model's outputs: the others are in theirs by now.
 void Reducer::backward_failed(const std::string& what) noexcept {
-  using Trouble = ReducerPass::Trouble;
   if (pass_.stage == Stage::None || pass_.trouble == Trouble::Explained) return;
   pass_.trouble = Trouble::Explained;
   group_->announce_trouble("in backward: " + what);
 }
 
-void Reducer::announce_trouble(const std::string& what) noexcept {
-  if (!pass_.is_running() || pass_.trouble != ReducerPass::Trouble::None) return;
-  pass_.trouble = ReducerPass::Trouble::Told;
+void Reducer::break_pass(const std::string& what, Trouble told) noexcept {
+  if (!pass_.is_running()) return;
   group_->announce_trouble(what);
+  pass_.trouble = std::max(pass_.trouble, told);
+  pass_.stage = Stage::Broken;
 }
 
 void Reducer::launch_complete_buckets() {
@@ -265,12 +278,11 @@ void Reducer::guarded(Function&& function) {
   try {
     function();
   } catch (const Error& error) {
-    announce_trouble(std::string("in backward: ") + error.what());
-    pass_.trouble = ReducerPass::Trouble::Explained;
+    break_pass(std::string("in backward: ") + error.what(), Trouble::Explained);
     if (options_.rethrow) options_.rethrow(std::current_exception());
     throw;
   } catch (...) {
-    announce_trouble("in backward: an exception of a hook (its own output has the text)");
+    break_pass("in backward: an exception of a hook (its own output has the text)", Trouble::Told);
     // A hook may throw anything of the language that it is written in.
     if (hook_ && options_.rethrow) options_.rethrow(std::current_exception());
     throw;

@@ -152,6 +152,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
  private:
   using Stage = ReducerPass::Stage;
+  using Trouble = ReducerPass::Trouble;
   /// What a parameter's `.grad` holds.
   enum class GradientState : std::uint8_t {
     /// What it held after the last synchronisation.
@@ -179,7 +180,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_of_other_pass(std::size_t index) const;
   void begin_pass(PassEnd end);
   void queue_finish(PassEnd end);
-  void pass_broke();
   void launch_complete_buckets();
   void launch(std::size_t bucket, bool async);
   void fill(std::size_t bucket);
@@ -221,11 +221,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void describe_layout();
   void rebuild_if_planned();
   std::vector<std::size_t> agreed_order();
-  void restart_pass(ReducerPass::Stage stage);
+  void restart_pass(Stage stage);
   void check_last_pass();
 
-  /// Where the other ranks may wait for what this pass has not sent.
-  void announce_trouble(const std::string& what) noexcept;
+  void refuse_rest_of_last_pass(const std::string& now) const;
+
+  /// An exception ends the pass that runs, if one does. Other ranks may wait for what it has not
+  /// sent: they are told.
+  void break_pass(const std::string& what, Trouble told) noexcept;
   template <typename Function>
   void guarded(Function&& function);
   class PassGuard;

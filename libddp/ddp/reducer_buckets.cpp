@@ -15,7 +15,7 @@
 namespace libddp {
 
 void Reducer::set_static_graph() {
-  if (!is_learning_ || pass_.is_running()) {
+  if (!is_learning_ || pass_.is_unfinished()) {
     throw StateError(
         "libddp: the static graph must be declared before the first backward pass. Hint: pass "
         "static_graph=True to DistributedDataParallel.");
@@ -41,7 +41,7 @@ void Reducer::set_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
         "libddp: register_comm_hook or register_builtin_comm_hook can only be called once. Hint: "
         "wrap the model again to use another hook.");
   }
-  if (!is_learning_ || pass_.is_running()) {
+  if (!is_learning_ || pass_.is_unfinished()) {
     throw StateError(
         "libddp: a communication hook must be registered before the first backward pass. Hint: "
         "call register_comm_hook right after wrapping the model.");
@@ -137,10 +137,9 @@ void Reducer::check_users() const {
 
 void Reducer::check_last_pass() {
   if (const std::exception_ptr failure = group_->failure()) std::rethrow_exception(failure);
-  if (!pass_.is_running()) return;
+  if (!pass_.is_unfinished()) return;
   if (is_manual_ && pass_.next_bucket == buckets_->size()) check_finished();
   const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
-  // A pass that fails never calls its end, so this one did not fail: its end was not seen.
   if (pass_.stage == Stage::Reopened) {
     throw StateError(fmt::format(
         "{} forward: the last backward pass ended inside another one before all gradients were "
@@ -148,13 +147,17 @@ void Reducer::check_last_pass() {
         "tuples, lists, dicts or dataclasses, or use checkpoint(..., use_reentrant=False).",
         me.where()));
   }
-  // A pass that failed before anything was sent has cost nothing: the ranks still agree.
+  refuse_rest_of_last_pass(me.where() + " forward");
+}
+
+// A pass that failed before anything was sent has cost nothing: the ranks still agree.
+void Reducer::refuse_rest_of_last_pass(const std::string& now) const {
   if (pass_.next_bucket == 0) return;
   throw StateError(fmt::format(
-      "{} forward: the last backward pass ended early, after {} of {} buckets had been sent, so "
-      "the gradients of the ranks differ. Hint: look for the exception that it raised; a job "
-      "that wants to go on restarts from a checkpoint.",
-      me.where(), pass_.next_bucket, buckets_->size()));
+      "{}: the last backward pass ended early, after {} of {} buckets had been sent, so the "
+      "gradients of the ranks differ. Hint: look for the exception that it raised; a job that "
+      "wants to go on restarts from a checkpoint.",
+      now, pass_.next_bucket, buckets_->size()));
 }
 
 }  // namespace libddp

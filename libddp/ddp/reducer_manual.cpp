@@ -10,7 +10,7 @@
 namespace libddp {
 
 void Reducer::set_manual_finish(bool manual) {
-  if (pass_.is_running()) {
+  if (pass_.is_unfinished()) {
     throw StateError(
         "libddp: manual finalization can be switched only between backward passes. Hint: set it "
         "before forward, or after finalize_backward().");
@@ -30,7 +30,7 @@ void Reducer::finish_backward() {
   if (!is_manual_) {
     refuse("backward passes end by themselves. Hint: set require_manual_backward_finalization.");
   }
-  if (!pass_.is_running()) {
+  if (!pass_.is_unfinished()) {
     refuse("no backward pass waits for it. Hint: call it once after each synchronising backward.");
   }
   if (pass_.next_bucket < buckets_->size() && !is_complete()) {
@@ -45,7 +45,7 @@ void Reducer::finish_backward() {
 }
 
 void Reducer::check_finished() const {
-  if (!pass_.is_running()) return;
+  if (!pass_.is_unfinished()) return;
   const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
   throw StateError(fmt::format(
       "{} the last backward pass has sent {} of {} buckets and was not finished. Hint: {}.",

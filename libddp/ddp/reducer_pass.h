@@ -11,6 +11,10 @@
 //             the end was that of a nested pass       v    |  the next gradient
 //                                                    Reopened
 //
+//   Running, Reopened --an exception--> Broken --restart--> Armed
+//
+// Gradients of passes that come after a broken one without a restart (local ones, those of other
+// reducers) do not count in it.
 // Thread rule: as Reducer, and `num_missing` from any thread.
 //
 //   pass.restart(ReducerPass::Stage::Armed, buckets, num_expected);
@@ -28,7 +32,7 @@
 namespace libddp {
 
 struct ReducerPass {
-  enum class Stage : std::uint8_t { None, Armed, Running, Reopened };
+  enum class Stage : std::uint8_t { None, Armed, Running, Reopened, Broken };
   /// What the other ranks have been told of an error in it.
   enum class Trouble : std::uint8_t { None, Told, Explained };
 
@@ -47,6 +51,8 @@ struct ReducerPass {
                const std::vector<std::uint32_t>& num_expected);
   /// Gradients that fire belong to it.
   bool is_running() const { return stage == Stage::Running || stage == Stage::Reopened; }
+  /// It runs, or an exception has ended it.
+  bool is_unfinished() const { return is_running() || stage == Stage::Broken; }
 
   Stage stage = Stage::None;
   Trouble trouble = Trouble::None;

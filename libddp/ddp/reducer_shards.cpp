@@ -39,7 +39,7 @@ void Reducer::shard(bool averages) {
   if (!sparse_.indices().empty()) {
     refuse("some gradients are sparse", "use an optimizer without shard_over");
   }
-  if (pass_.is_running()) refuse("a backward pass runs", "make the optimizer before it");
+  if (pass_.is_unfinished()) refuse("a backward pass runs", "make the optimizer before it");
   claim_parameters();
   check_users();
   has_owners_ = true;

@@ -39,6 +39,21 @@ NamedTensors with(NamedTensors first, const NamedTensors& second) {
   return first;
 }
 
+/// Autograd drops it where the pass fails. A pass around that one may go on.
+class RaiseAtEnd {
+ public:
+  explicit RaiseAtEnd(std::shared_ptr<LowPrecisionParameters> low) : low_(std::move(low)) {}
+  RaiseAtEnd(const RaiseAtEnd&) = delete;
+  RaiseAtEnd& operator=(const RaiseAtEnd&) = delete;
+  ~RaiseAtEnd() {
+    if (low_ && !is_nested_backward()) low_->raise();
+  }
+  void raise() { std::exchange(low_, nullptr)->raise(); }
+
+ private:
+  std::shared_ptr<LowPrecisionParameters> low_;
+};
+
 std::vector<at::Tensor> values_of(const NamedTensors& parameters, const NamedTensors& buffers) {
   std::vector<at::Tensor> values;
   for (const NamedTensor& parameter : parameters) values.push_back(parameter.tensor);
@@ -177,8 +192,9 @@ bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
 void Replica::raise_after_backward(const std::vector<at::Tensor>& outputs) {
   if (!low_) return;
   output_leaves_ = nullptr;  // its hooks go: a leaf that is handed through again gets new ones
-  output_leaves_ =
-      call_before_backward(outputs, [low = low_] { call_after_backward([low] { low->raise(); }); });
+  output_leaves_ = call_before_backward(outputs, [low = low_] {
+    call_after_backward([end = std::make_shared<RaiseAtEnd>(low)] { end->raise(); });
+  });
 }
 
 void Replica::shard(bool averages) {

@@ -4,10 +4,13 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
+
+#include <stdexcept>
 
 #include "libddp/base/error.h"
 #include "libddp/ddp/distributed_data_parallel.h"
@@ -39,6 +42,38 @@ TEST_CASE("the same parameter shows both precisions", "[low_precision]") {
   parameters.raise();
   CHECK(weight.detach().equal(full));
   CHECK(num_changes == 2);
+}
+
+TEST_CASE("parameters are whole again after a backward pass that failed", "[low_precision]") {
+  const bool sync = GENERATE(true, false);
+  with_groups(1, [&](const Group& group) {
+    const at::Tensor weight = at::ones({3}).set_requires_grad(true);
+    const at::Tensor other = at::ones({3}).set_requires_grad(true);
+    Replica replica({{"w", weight}}, {}, group,
+                    {.mixed_precision = {.param_dtype = at::kBFloat16}});
+    const auto forward = [&] {
+      replica.before_forward();
+      const at::Tensor output = weight * other;
+      replica.after_forward({output}, sync);
+      return output.sum();
+    };
+    const at::Tensor failing = forward();
+    const unsigned hook = other.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a hook's own error"); });
+    expect(contains(message_of<std::runtime_error>([&] { failing.backward(); }), "own error"),
+           "fails");
+    other.remove_hook(hook);
+    expect(weight.scalar_type() == at::kFloat, "as it was before the forward");
+    weight.mutable_grad() = at::Tensor();
+    const c10::NoGradGuard no_grad;
+    weight.fill_(5);
+    {
+      const c10::AutoGradMode with_grad(true);
+      forward().backward();
+    }
+    expect(weight.detach().equal(at::full({3}, 5.0)), "what the script has written stays");
+    expect(weight.grad().equal(at::ones({3})), "gradients as ever");
+  });
 }
 
 TEST_CASE("hooks on an input that is handed through do not pile up", "[low_precision]") {

@@ -1,0 +1,191 @@
+// Passes that raise: what comes after them is as if they had not been.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+
+#include "libddp/base/error.h"
+#include "libddp/ddp/delayed_gradients.h"
+#include "libddp/ddp/reducer.h"
+#include "tests/ddp/with_groups.h"
+#include "tests/support/catch.h"
+#include "tests/support/expect.h"
+
+namespace libddp {
+namespace {
+
+using test::contains;
+using test::expect;
+using test::message_of;
+using test::with_groups;
+
+NamedTensors three_vectors() {
+  NamedTensors parameters;
+  for (int i = 0; i < 3; ++i) {
+    parameters.push_back({fmt::format("p{}", i), at::full({8}, i + 1.0).set_requires_grad(true)});
+  }
+  return parameters;
+}
+
+/// Each parameter a bucket of its own, or all in one.
+ReducerOptions options_of(bool small) {
+  ReducerOptions options;
+  if (small) options.limits = {.first_bytes = 32, .cap_bytes = 32, .last_bytes = 32};
+  return options;
+}
+
+/// The gradient of p2 comes first, that of p0 last; each is `scale`.
+at::Tensor loss_of(const NamedTensors& parameters, double scale) {
+  at::Tensor loss = at::zeros({});
+  for (const auto& parameter : parameters) loss = loss + (parameter.tensor * scale).sum();
+  return loss;
+}
+
+bool all_have(const NamedTensors& parameters, double value) {
+  for (const auto& [name, tensor] : parameters) {
+    const at::Tensor& grad = tensor.grad();
+    if (!grad.defined() || !grad.equal(at::full_like(grad, value))) return false;
+  }
+  return true;
+}
+
+void clear(const NamedTensors& parameters) {
+  for (const auto& parameter : parameters) parameter.tensor.mutable_grad() = at::Tensor();
+}
+
+/// Runs a pass that raises before this parameter has its gradient, and clears what it has left.
+void fail_at(const at::Tensor& parameter, const at::Tensor& loss, const NamedTensors& parameters) {
+  const unsigned hook = parameter.register_hook(
+      [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a hook's own error"); });
+  expect(contains(message_of<std::runtime_error>([&] { loss.backward(); }), "own error"), "fails");
+  parameter.remove_hook(hook);
+  clear(parameters);
+}
+
+TEST_CASE("a forward before the pass that failed has a whole pass", "[broken_pass]") {
+  const bool small = GENERATE(true, false);
+  with_groups(2, [&](const Group& group) {
+    const NamedTensors parameters = three_vectors();
+    const auto reducer = Reducer::create(parameters, group, options_of(small));
+    const double mine = group->rank() + 1;
+    for (int step = 0; step < 3; ++step) {
+      clear(parameters);
+      const at::Tensor first = loss_of(parameters, 10 * mine);
+      reducer->arm({first});
+      const at::Tensor second = loss_of(parameters, mine);
+      reducer->arm({second});
+      fail_at(parameters[2].tensor, first, parameters);
+      second.backward();
+      expect(all_have(parameters, 1.5), "averages of the second one's pass");
+    }
+  });
+}
+
+TEST_CASE("no pass goes on where buckets of the last one had been sent", "[broken_pass]") {
+  with_groups(2, [&](const Group& group) {
+    const NamedTensors parameters = three_vectors();
+    const auto reducer = Reducer::create(parameters, group, options_of(true));
+    const at::Tensor first = loss_of(parameters, 10);
+    reducer->arm({first});
+    const at::Tensor second = loss_of(parameters, 1);
+    reducer->arm({second});
+    fail_at(parameters[0].tensor, first, parameters);
+    const std::string text = message_of<StateError>([&] { second.backward(); });
+    expect(contains(text, "the last backward pass ended early"), text);
+  });
+}
+
+TEST_CASE("a local pass after one that failed stays local", "[broken_pass]") {
+  const bool small = GENERATE(true, false);
+  with_groups(2, [&](const Group& group) {
+    const NamedTensors parameters = three_vectors();
+    const auto reducer = Reducer::create(parameters, group, options_of(small));
+    const double mine = group->rank() + 1;
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor failing = loss_of(parameters, 10);
+      reducer->arm({failing});
+      fail_at(parameters[2].tensor, failing, parameters);
+      loss_of(parameters, mine).backward();
+      expect(all_have(parameters, mine), "this rank's own");
+      const at::Tensor loss = loss_of(parameters, mine);
+      reducer->arm({loss});
+      loss.backward();
+      expect(all_have(parameters, 2 * 1.5), "the average of both passes");
+    }
+  });
+}
+
+TEST_CASE("a pass that failed takes no part in those of other reducers", "[broken_pass]") {
+  with_groups(2, [](const Group& group) {
+    const NamedTensors parameters = three_vectors();
+    const auto one = Reducer::create(parameters, group, options_of(true));
+    const auto other = Reducer::create(parameters, group, options_of(true));
+    const double mine = group->rank() + 1;
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor failing = loss_of(parameters, 10);
+      one->arm({failing});
+      fail_at(parameters[2].tensor, failing, parameters);
+      for (const auto& reducer : {other, one}) {
+        clear(parameters);
+        const at::Tensor loss = loss_of(parameters, mine);
+        reducer->arm({loss});
+        loss.backward();
+        expect(all_have(parameters, 1.5), "average");
+      }
+      clear(parameters);
+    }
+  });
+}
+
+TEST_CASE("a pass that is refused at its beginning is told to those that wait", "[broken_pass]") {
+  std::atomic<bool> is_seen{false};
+  with_groups(2, [&](const Group& group) {
+    const NamedTensors parameters = three_vectors();
+    const auto reducer = Reducer::create(parameters, group, options_of(true));
+    const at::Tensor first = loss_of(parameters, 1);
+    reducer->arm({first});
+    first.backward({}, /*retain_graph=*/true);
+    const at::Tensor second = loss_of(parameters, 1);
+    reducer->arm({second});
+    if (group->rank() == 1) {
+      const std::string text = message_of<PeerError>([&] { second.backward(); });
+      is_seen = true;
+      expect(contains(text, "through the same forward"), text);
+      return;
+    }
+    const std::string own = message_of<StateError>([&] { first.backward(); });
+    expect(contains(own, "through the same forward"), own);
+    reducer->backward_failed(own);
+    for (int turn = 0; turn < 1000 && !is_seen; ++turn) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
+}
+
+TEST_CASE("delayed gradients are averaged after a pass that failed", "[broken_pass]") {
+  with_groups(2, [](const Group& group) {
+    const NamedTensors parameters = three_vectors();
+    const at::Tensor trigger = at::full({8}, 1.0).set_requires_grad(true);
+    const auto delayed = DelayedGradients::create({parameters, trigger}, group);
+    const double mine = group->rank() + 1;
+    delayed->arm(true);
+    // The trigger, which no operation lies before, is reached first.
+    const at::Tensor first = (loss_of(parameters, mine) + trigger).sum();
+    const at::Tensor second = (loss_of(parameters, mine) + trigger).sum();
+    fail_at(parameters[2].tensor, first, parameters);
+    expect(trigger.grad().defined(), "the trigger was reached");
+    second.backward();
+    expect(all_have(parameters, 8 * 1.5), "averages");
+  });
+}
+
+}  // namespace
+}  // namespace libddp
