@@ -7,21 +7,28 @@ Most of the time of a small multi-process test went into importing torch in ever
 rank starts in milliseconds, leads its own session, has its own environment and output, and ends as
 every interpreter does, through atexit. The server has one thread and no group, so that a child has
 nothing of it but modules. Its own use: `python rank_server.py`, requests on stdin.
+
+No rank outlives the process that asked for it, whatever ends that one: the server then reads the
+end of its requests and ends the ranks' sessions; and without the server, the kernel ends the ranks.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import ranks_child
+
+PR_SET_PDEATHSIG = 1
 
 
 class ForkedRank:
@@ -71,16 +78,18 @@ class RankServer:
                 [sys.executable, __file__],
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
                 stdin=its,
+                start_new_session=True,  # a Ctrl-C is the client's, which may want exit statuses
             )
         self._requests = mine.makefile("w")
         self._answers = mine.makefile("r")
         mine.close()
 
-    def start(self, folder: str, environment: dict[str, str], output: Path) -> ForkedRank:
-        """Runs ranks_child.py's main(folder) in a new process."""
-        return ForkedRank(
-            self, self.ask(folder=str(folder), environment=environment, output=str(output))
-        )
+    def start(
+        self, folder: str, environment: dict[str, str], output: Path, anew: bool = False
+    ) -> ForkedRank:
+        """Runs ranks_child.py's main(folder) in a new process; `anew`: in a new interpreter."""
+        pid = self.ask(folder=str(folder), environment=environment, output=str(output), anew=anew)
+        return ForkedRank(self, pid)
 
     def ask(self, **request) -> int:
         self._requests.write(json.dumps(request) + "\n")
@@ -98,32 +107,59 @@ class RankServer:
 
 def serve() -> str | None:
     """Until pytest ends: None. In a forked rank: its folder."""
+    living: set[int] = set()
     with os.fdopen(os.dup(0), "r") as requests, os.fdopen(os.dup(0), "w") as answers:
         for line in requests:
             request = json.loads(line)
             if "wait" in request:
                 answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+                living.discard(request["wait"])
             else:
                 answer = fork_rank(request)
                 if answer == 0:
                     return request["folder"]
-            answers.write(f"{answer}\n")
-            answers.flush()
+                living.add(answer)
+            try:
+                answers.write(f"{answer}\n")
+                answers.flush()
+            except BrokenPipeError:
+                break
+        end_sessions(living)
     return None
+
+
+def end_sessions(leaders: set[int]) -> None:
+    """Those of ranks that nobody will wait for."""
+    for pid in leaders:
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
 def fork_rank(request: dict) -> int:
     """The child's pid, once it leads its session; 0 in the child."""
     is_ready, ready = os.pipe()
+    server = os.getpid()
     pid = os.fork()
     os.close(ready if pid else is_ready)
     if pid == 0:
+        end_with(server)
         become_a_rank(request)
         os.close(ready)
+        if request["anew"]:
+            os.execve(sys.executable, [sys.executable, *sys.argv], os.environ)
         return 0
     os.read(is_ready, 1)
     os.close(is_ready)
     return pid
+
+
+def end_with(parent: int) -> None:
+    """This process is killed when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(2)
 
 
 def become_a_rank(request: dict) -> None:

@@ -18,7 +18,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -103,17 +102,7 @@ def start_child(folder: str, rank: int, world_size: int, port: int, env: dict):
     }
     environment = {name: value for name, value in environment.items() if value is not None}
     output = Path(folder) / f"output-{rank}"
-    if not env:
-        return RankServer.get().start(folder, environment, output)
-    with open(output, "wb") as file:
-        return subprocess.Popen(
-            [sys.executable, str(CHILD), folder],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    return RankServer.get().start(folder, environment, output, anew=bool(env))
 
 
 def wait_until(children, end: float) -> set[int]:

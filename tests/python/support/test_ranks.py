@@ -1,7 +1,13 @@
 """The helper itself: values, errors, and a rank that never ends."""
 
 import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import ranks
@@ -38,3 +44,64 @@ def test_a_rank_that_hangs_is_ended_at_the_deadline():
     with pytest.raises(ranks.RanksError, match="rank 0: timed out"):
         ranks.run(hang, 1, deadline=1)
     assert time.monotonic() - started < 100
+
+
+def note_and_hang(folder):
+    """With a child of its own."""
+    child = subprocess.Popen(["sleep", "600"])
+    for pid in (os.getpid(), child.pid):
+        (Path(folder) / f"{pid}.pid").touch()
+    time.sleep(600)
+
+
+def start_and_wait(folder):
+    """What a benchmark's process does: a forked rank, and one that starts anew."""
+    call = (__file__, "note_and_hang", (folder,))
+    (Path(folder) / "call").write_bytes(pickle.dumps(call))
+    children = [
+        ranks.start_child(folder, rank, 2, 0, env)
+        for rank, env in enumerate(({}, {"STARTS": "anew"}))
+    ]
+    for child in children:
+        child.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_ranks_end_with_their_parent(tmp_path, number):
+    code = f"import test_ranks; test_ranks.start_and_wait({str(tmp_path)!r})"
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        end = time.monotonic() + 120
+        while len(noted := list(tmp_path.glob("*.pid"))) < 4:
+            assert parent.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        running = [os.pidfd_open(int(path.stem)) for path in noted]
+        parent.send_signal(number)
+        parent.wait(60)
+        poll = select.poll()
+        for descriptor in running:
+            poll.register(descriptor, select.POLLIN)
+        while running and (ended := poll.poll(60_000)):
+            for descriptor, _ in ended:
+                poll.unregister(descriptor)
+                running.remove(descriptor)
+                os.close(descriptor)
+        assert not running
+    finally:
+        parent.kill()
+        for path in tmp_path.glob("*.pid"):
+            end_process(int(path.stem))
+
+
+def end_process(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
