@@ -4,7 +4,6 @@ import ctypes
 from pathlib import Path
 
 import checks
-import ddp_models
 import fsdp_models as models
 import pytest
 import torch
@@ -61,17 +60,11 @@ def check_every_rank_has_its_rows_of_its_own_values():
 
 
 def check_training_equals_torchs():
-    from torch.distributed.fsdp import fully_shard
-
     def fill(module):  # drawn by torch's DTensors in another order
         for parameter in module.parameters(recurse=False):
             nn.init.constant_(parameter, 0.03 * parameter.shape[0])
 
-    theirs = on_meta()
-    mesh = dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
-    for block in theirs.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(theirs, mesh=mesh)
+    theirs = models.theirs(on_meta())
     ours = models.shard(on_meta())
     for model in (ours, theirs):
         model.to_empty(device="cpu")

@@ -4,7 +4,6 @@ import copy
 import io
 
 import checks
-import ddp_models
 import fsdp_models as models
 import pytest
 import torch
@@ -14,13 +13,7 @@ from fsdp_states import narrow
 
 def torchs(mesh=None, make_model=narrow):
     """Under torch's FSDP2, on Gloo."""
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = mesh or dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
-    model = models.build(make_model)
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    return models.theirs(models.build(make_model), mesh=mesh)
 
 
 def one_pass(model):

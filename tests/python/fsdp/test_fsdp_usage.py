@@ -382,15 +382,11 @@ def check_retained_graph():
 
 
 def check_a_list_of_modules():
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
     ours, theirs = models.build(), models.build()
     parts = [ours.norm, *ours.blocks, ours.blocks[0].up]  # the last one is inside of another
     assert models.libddp_fsdp().fully_shard(parts) is parts
     models.libddp_fsdp().fully_shard(ours)
-    fully_shard([theirs.norm, *theirs.blocks], mesh=mesh)
-    fully_shard(theirs, mesh=mesh)
+    models.theirs(theirs, parts=[[theirs.norm, *theirs.blocks]])
     assert models.train(ours, 3) == pytest.approx(models.train(theirs, 3), rel=1e-5)
     kind = models.libddp_fsdp().FSDPModule
     assert isinstance(ours.norm, kind)

@@ -81,14 +81,17 @@ def shard(model=None, **arguments):
     return libddp_fsdp().fully_shard(model, **arguments)
 
 
-def theirs(model=None):
-    """`model`, or a TinyGpt, under torch's FSDP2 on Gloo, a unit per block."""
+def theirs(model=None, parts=None, mesh=None):
+    """`model`, or a TinyGpt, under torch's FSDP2 on Gloo, a unit per block or per one of `parts`.
+
+    One of the parts may be a list of modules, which are one unit.
+    """
     from torch.distributed.fsdp import fully_shard
 
-    mesh = dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
+    mesh = mesh or dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
     model = build() if model is None else model
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
+    for part in model.blocks if parts is None else parts:
+        fully_shard(part, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
