@@ -70,7 +70,7 @@ WAYS = [
 
 def check_norms_are_torchs():
     for name, change in CHANGES.items():
-        for norm_type in (2.0, 1.0, math.inf, 3):
+        for norm_type in (2.0, 1.0, math.inf, 3, 0):
             wanted, gradients = torchs(norm_type, change)
             for make, clip in WAYS:
                 model = changed(one_pass(make()), change)
@@ -165,9 +165,26 @@ def check_whole_gradients_are_counted_once():
         torch.testing.assert_close(by_function(model, 2.0), wanted)
 
 
-def check_the_norm_of_order_zero_is_refused():
-    with pytest.raises(ValueError, match="norm of order 0 of sharded gradients"):
-        by_function(one_pass(models.shard()), 0)
+def check_the_norm_of_order_zero_counts_tensors():
+    """Those that have a value other than 0 on some rank, as torch has it."""
+
+    def cleared(model):
+        model.blocks[0].up.weight.grad.zero_()
+        for parameter in (model.blocks[1].up.bias, model.norm.weight):
+            if dist.get_rank() == 0:
+                parameter.grad.to_local().zero_()
+        return list(model.parameters())
+
+    wanted = torch.nn.utils.clip_grad_norm_(cleared(one_pass(models.theirs())), 1e6, 0)
+    ours = cleared(one_pass(models.shard()))
+    found = torch.nn.utils.clip_grad_norm_(ours, 1e6, 0)
+    assert same_everywhere(found) == wanted.full_tensor() == len(ours) - 1
+    plain = torch.nn.Parameter(torch.ones(3))
+    plain.grad = torch.tensor([0.0, 2.0, 3.0])
+    assert torch.nn.utils.clip_grad_norm_([plain, *ours], 1e6, 0) == len(ours)
+    if dist.get_rank() == 0:
+        ours[0].grad = None
+    assert torch.nn.utils.clip_grad_norm_(ours, 1e6, 0) == len(ours) - 1
 
 
 def check_functions_that_were_imported_before():

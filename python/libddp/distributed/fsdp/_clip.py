@@ -18,7 +18,6 @@ import torch.distributed as dist
 import torch.nn.utils.clip_grad as torchs
 
 from libddp.distributed.fsdp import _registry
-from libddp.errors import ArgumentError
 
 
 def watch() -> None:
@@ -76,30 +75,44 @@ class _Part:
 
     def __init__(self, group) -> None:
         self.group = group
-        self.tensors: list[torch.Tensor] = []
+        #: None where this rank has no gradient.
+        self._entries: list[torch.Tensor | None] = []
         self._dtypes: list[torch.dtype] = []
 
     def add_gradient(self, parameter: torch.Tensor) -> None:
         self._dtypes.append(parameter.dtype)
-        if parameter.grad is None:
-            return
         own = parameter.grad
+        if own is None:
+            self._entries.append(None)
+            return
         if self.group is not None:
             own = _registry.place_of(parameter).own(own)
         self.add(own)
 
     def add(self, tensor: torch.Tensor) -> None:
         self._dtypes.append(tensor.dtype)
-        self.tensors.append(tensor)
+        self._entries.append(tensor)
 
     def norm(self, norm_type: float, foreach: bool | None) -> torch.Tensor:
         """Of all ranks' parts together: a collective, if there is a group."""
-        filled = [tensor for tensor in self.tensors if tensor.numel() > 0]
+        tensors = [tensor for tensor in self._entries if tensor is not None]
         if self.group is None:
-            return _torchs_total_norm(self.tensors, norm_type, False, foreach)
+            return _torchs_total_norm(tensors, norm_type, False, foreach)
+        if norm_type == 0:
+            return self._count_nonzero()
+        filled = [tensor for tensor in tensors if tensor.numel() > 0]
         own = _torchs_total_norm(filled, norm_type, False, foreach) if filled else None
-        dtype = functools.reduce(torch.promote_types, self._dtypes)
-        return _across(own, norm_type, self.group).to(dtype)
+        return _across(own, norm_type, self.group).to(self._dtype())
+
+    def _count_nonzero(self) -> torch.Tensor:
+        """torch's norm of order 0: how many tensors, not elements, have a value other than 0."""
+        has_any = [tensor is not None and bool(tensor.any()) for tensor in self._entries]
+        on_any_rank = torch.tensor(has_any, dtype=torch.double)
+        self.group.all_reduce(on_any_rank, op=dist.ReduceOp.MAX)
+        return on_any_rank.sum().to(self._dtype())
+
+    def _dtype(self) -> torch.dtype:
+        return functools.reduce(torch.promote_types, self._dtypes)
 
 
 def _torchs_total_norm(*args):
@@ -156,13 +169,9 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 def _total(
     parts: list[_Part], norm_type: float, error_if_nonfinite: bool, foreach: bool | None
 ) -> torch.Tensor:
-    if norm_type == 0:
-        raise ArgumentError(
-            "libddp: the norm of order 0 of sharded gradients is not supported: it counts tensors, "
-            "of which ranks have parts. Hint: norm_type=2.0, another number, or inf."
-        )
     norms = [part.norm(norm_type, foreach) for part in parts]
-    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    each = torch.stack(norms)
+    total = each.sum() if norm_type == 0 else torch.linalg.vector_norm(each, norm_type)
     if error_if_nonfinite and not math.isfinite(total.item()):
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "
