@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
-#include <sstream>
 #include <utility>
 
 #include "libddp/base/backoff.h"
@@ -20,6 +19,7 @@
 #include "libddp/transport/link_meeting.h"
 #include "libddp/transport/meeting_card.h"
 #include "libddp/transport/meeting_context.h"
+#include "libddp/transport/meeting_hello.h"
 #include "libddp/transport/run_key.h"
 #include "libddp/transport/unix_door.h"
 #include "libddp/transport/unix_socket.h"
@@ -315,8 +315,7 @@ void Meeting::connect_to(int lower_rank) {
          fmt::format("{} runs as user {}, {} as user {}. Hint: start all ranks as one user.",
                      theirs.who(), uid, context_.card(rank_).who(), ::geteuid())});
   }
-  const std::string hello =
-      fmt::format("{} {} {}", rank_, context_.card(rank_).token, theirs.token);
+  const std::string hello = MeetingHello{rank_, context_.card(rank_).token, theirs.token}.encode();
   talk_to(lower_rank, [&] { send_frame(control.get(), hello, descriptors_, context_.deadline()); });
   // It cannot finish without this hello, but may finish at any time after it.
   context_.reached(lower_rank);
@@ -326,14 +325,17 @@ void Meeting::connect_to(int lower_rank) {
 // Only a process of this user that has read both cards is let in. Anyone else is no reason to fail:
 // the ranks that are missing still come.
 void Meeting::take_hello(UnixGuest& guest) {
-  int rank = -1;
-  std::string their_token;
-  std::string own_token;
-  std::istringstream(guest.hello.bytes) >> rank >> their_token >> own_token;
+  MeetingHello hello;
+  try {
+    hello = MeetingHello::decode(guest.hello.bytes);
+  } catch (const StoreError& error) {
+    return door_.refuse(error.what());
+  }
+  const int rank = hello.rank;
   if (rank <= rank_ || rank >= context_.options().world_size || !is_local(rank) ||
-      context_.is_linked(rank) || their_token != context_.card(rank).token ||
-      own_token != context_.card(rank_).token) {
-    return log(LogLevel::Warn, "meeting_connection_refused", {{"reason", "wrong rank or token"}});
+      context_.is_linked(rank) || hello.own_token != context_.card(rank).token ||
+      hello.their_token != context_.card(rank_).token) {
+    return door_.refuse("wrong rank or token");
   }
   talk_to(rank, [&] {
     send_frame(guest.socket.get(), context_.card(rank_).token, descriptors_, context_.deadline());

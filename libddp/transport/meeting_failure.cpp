@@ -3,38 +3,51 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <sstream>
+#include <cstddef>
+#include <limits>
+#include <string_view>
 
 #include "libddp/base/error.h"
 #include "libddp/base/printable.h"
+#include "libddp/transport/meeting_text.h"
 
 namespace libddp {
 namespace {
 
 constexpr const char* kKey = "error";
 constexpr const char* kTurnKey = "error_turn";
-constexpr std::size_t kMaxFailureBytes = 16u << 10;
+constexpr MeetingTextForm kForm{"libddp-failure-1", "the store holds no meeting failure"};
+constexpr std::size_t kMaxCauseBytes = 16u << 10;
 // Between a rank's turn and its text lies one call to the store.
 constexpr std::chrono::seconds kTextPatience{2};
+
+/// As much of `text` as fits into `limit` bytes in whole characters of UTF-8.
+std::string_view beginning(std::string_view text, std::size_t limit) {
+  if (text.size() <= limit) return text;
+  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xc0) == 0x80) --limit;
+  return text.substr(0, limit);
+}
 
 }  // namespace
 
 std::string MeetingFailure::encode() const {
-  return fmt::format("{} {} {} {}", static_cast<int>(kind), rank, pid, cause);
+  return MeetingTextWriter(kForm)
+      .integer(static_cast<int>(kind))
+      .integer(rank)
+      .integer(pid)
+      .field(beginning(cause, kMaxCauseBytes))
+      .text();
 }
 
 MeetingFailure MeetingFailure::decode(const std::string& text) {
+  constexpr int kMaxInt = std::numeric_limits<int>::max();
+  MeetingTextReader fields(kForm, text);
   MeetingFailure failure;
-  int kind = -1;
-  std::istringstream stream(text.substr(0, kMaxFailureBytes));
-  stream >> kind >> failure.rank >> failure.pid;
-  if (!stream || kind < 0 || kind > static_cast<int>(Kind::Network)) {
-    throw StoreError(fmt::format("libddp: the store holds no meeting failure but '{}'.",
-                                 printable(text.substr(0, 200))));
-  }
-  failure.kind = static_cast<Kind>(kind);
-  stream.get();
-  failure.cause = printable(std::string(std::istreambuf_iterator<char>(stream), {}));
+  failure.kind = static_cast<Kind>(fields.integer(0, static_cast<int>(Kind::Network)));
+  failure.rank = fields.integer(-1, kMaxInt);
+  failure.pid = fields.integer(0, kMaxInt);
+  failure.cause = printable(fields.field());
+  fields.end();
   return failure;
 }
 

@@ -3,20 +3,22 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <sstream>
+#include <limits>
 #include <utility>
 
 #include "libddp/base/backoff.h"
 #include "libddp/base/build_info.h"
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
-#include "libddp/base/printable.h"
 #include "libddp/base/random.h"
+#include "libddp/transport/meeting_text.h"
 
 namespace libddp {
 namespace {
 
-constexpr const char* kHailFormat = "libddp-hail-1";
+constexpr MeetingTextForm kHailForm{"libddp-hail-2", "the store holds no hail of a rank"};
+constexpr MeetingTextForm kAuthorForm{"libddp-author-1", "the store holds no rank's failure"};
+constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr std::size_t kNonceDigits = 32;
 
 std::string hail_key(int rank) { return fmt::format("hail/{}", rank); }
@@ -24,28 +26,24 @@ std::string hail_key(int rank) { return fmt::format("hail/{}", rank); }
 }  // namespace
 
 std::string Hail::encode() const {
-  return fmt::format("{} {} {} {} {} {}", kHailFormat, version, rank, world_size, pid, nonce);
+  return MeetingTextWriter(kHailForm, version)
+      .integer(rank)
+      .integer(world_size)
+      .integer(pid)
+      .field(nonce)
+      .text();
 }
 
 Hail Hail::decode(const std::string& text) {
-  std::istringstream stream(text);
-  std::string format;
+  MeetingTextReader fields(kHailForm, text);
   Hail hail;
-  stream >> format >> hail.version;
-  if (stream && format != kHailFormat && format.rfind("libddp-hail-", 0) == 0) {
-    throw StoreError(fmt::format(
-        "libddp: a rank runs libddp {} ('{}'), this one libddp {} ('{}'). Hint: all ranks must run "
-        "the same libddp version.",
-        printable(hail.version.substr(0, 32)), printable(format.substr(0, 32)), libddp::version(),
-        kHailFormat));
-  }
-  stream >> hail.rank >> hail.world_size >> hail.pid >> hail.nonce;
-  if (!stream || format != kHailFormat || hail.nonce.size() != kNonceDigits) {
-    throw StoreError(
-        fmt::format("libddp: the store holds no hail of a rank but '{}'. Hint: all "
-                    "ranks must run the same libddp version.",
-                    printable(text.substr(0, 200))));
-  }
+  hail.version = fields.version();
+  hail.rank = fields.integer(0, kMaxInt);
+  hail.world_size = fields.integer(0, kMaxInt);
+  hail.pid = fields.integer(0, kMaxInt);
+  hail.nonce = fields.field();
+  fields.end();
+  if (hail.nonce.size() != kNonceDigits) fields.refuse();
   return hail;
 }
 
@@ -56,19 +54,16 @@ class MeetingSession::FailureStore : public KeyValueStore {
 
   void set(const std::string& key, const std::string& value) override {
     const Hail& own = session_.own_;
-    session_.sealed_.set(key, fmt::format("{} {} {}", own.rank, own.nonce, value));
+    session_.sealed_.set(
+        key, MeetingTextWriter(kAuthorForm).integer(own.rank).field(own.nonce).field(value).text());
   }
 
   std::optional<std::string> try_get(const std::string& key) override {
     const std::optional<std::string> text = session_.sealed_.try_get(key);
     if (!text) return std::nullopt;
-    std::istringstream stream(*text);
-    int author = -1;
-    std::string nonce;
-    stream >> author >> nonce;
-    if (!stream || !is_current(author, nonce)) return std::nullopt;
-    stream.get();
-    return std::string(std::istreambuf_iterator<char>(stream), {});
+    std::optional<Told> told = read(*text);
+    if (!told || !is_current(told->author, told->nonce)) return std::nullopt;
+    return std::move(told->value);
   }
 
   std::optional<std::string> wait_get(const std::string& key, Deadline deadline) override {
@@ -87,6 +82,27 @@ class MeetingSession::FailureStore : public KeyValueStore {
   void remove(const std::string& key) override { session_.below_.remove(key); }
 
  private:
+  struct Told {
+    int author = 0;
+    std::string nonce;
+    std::string value;
+  };
+
+  // What is of another form is of an earlier run, or of a rank whose hail shows its version.
+  static std::optional<Told> read(const std::string& text) {
+    try {
+      MeetingTextReader fields(kAuthorForm, text);
+      Told told;
+      told.author = fields.integer(0, kMaxInt);
+      told.nonce = fields.field();
+      told.value = fields.field();
+      fields.end();
+      return told;
+    } catch (const StoreError&) {
+      return std::nullopt;
+    }
+  }
+
   bool is_current(int author, const std::string& nonce) {
     const Hail& own = session_.own_;
     if (author == own.rank && nonce == own.nonce) return true;

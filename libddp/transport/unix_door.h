@@ -33,6 +33,8 @@ class UnixDoor {
   const std::string& name() const { return listener_.name(); }
   /// Those who have said their hello; waits for one at most `limit`.
   std::vector<UnixGuest> admit(std::chrono::milliseconds limit);
+  /// Says in the log why a guest is not let in after all.
+  void refuse(const std::string& reason) { strangers_.report(reason); }
 
  private:
   void wait(std::chrono::milliseconds limit) const;

@@ -68,7 +68,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const bool is_sealed = (choice / 4) % 2 == 1;
     std::string value = input.piece();
     // "@": with the nonce that the own hail shows, as a failure of this meeting has it.
-    if (!value.empty() && value[0] == '@') value = "0 " + session.own().nonce + value.substr(1);
+    if (!value.empty() && value[0] == '@') {
+      value = "libddp-author-1 0.1 1:0 32:" + session.own().nonce + value.substr(1);
+    }
     (is_sealed ? static_cast<KeyValueStore&>(insider) : store).set(key, value);
     tolerate([&] { look(session); });
     has_turn = has_turn && key != "error_turn";

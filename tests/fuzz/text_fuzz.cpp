@@ -1,4 +1,5 @@
-// Everything that is read as text from the store: cards, addresses, hails, failures, seals. What is
+// Everything that is read as text from the store: cards, addresses, hails, failures, hellos,
+// seals. What is
 // understood can be written and read again, and is then the same.
 
 #include <string>
@@ -7,6 +8,7 @@
 #include "libddp/transport/link_card.h"
 #include "libddp/transport/meeting_card.h"
 #include "libddp/transport/meeting_failure.h"
+#include "libddp/transport/meeting_hello.h"
 #include "libddp/transport/meeting_session.h"
 #include "libddp/transport/sealed_store.h"
 #include "tests/fuzz/fuzz.h"
@@ -47,6 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   check<LinkCard>(text);
   check<Hail>(text);
   check<MeetingFailure>(text);
+  check<MeetingHello>(text);
   static InMemoryStore store;
   static const SealedStore sealed(store, RunKey::from_bytes(std::string(32, 'k')), "fuzz");
   fuzz::require(!sealed.open("card/0", text));

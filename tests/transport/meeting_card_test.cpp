@@ -6,6 +6,7 @@
 #include "libddp/transport/key_value_store.h"
 #include "libddp/transport/link_card.h"
 #include "libddp/transport/meeting_failure.h"
+#include "libddp/transport/meeting_hello.h"
 #include "libddp/transport/meeting_session.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
@@ -50,8 +51,8 @@ TEST_CASE("A card survives the store") {
 
 TEST_CASE("Text that is no card is a StoreError") {
   const std::string good = make_card(0).encode();
-  for (const std::string& text : {std::string(), std::string("hello"), good + "\nmore",
-                                  good.substr(0, good.rfind('\n')), "x" + good}) {
+  for (const std::string& text : {std::string(), std::string("hello"), good + " 4:more",
+                                  good.substr(0, good.rfind(' ')), "x" + good}) {
     REQUIRE(
         contains(message_of<StoreError>([&] { MeetingCard::decode(text); }), "no meeting card"));
   }
@@ -68,7 +69,9 @@ TEST_CASE("What a stranger wrote into the store cannot reach the terminal") {
   CHECK(is_harmless(message_of<StoreError>([&] { MeetingFailure::decode(evil); })));
   CHECK(is_harmless(message_of<StoreError>([&] { LinkCard::decode(evil); })));
   CHECK(is_harmless(message_of<StoreError>([&] { Hail::decode(evil); })));
-  CHECK(is_harmless(MeetingFailure::decode("0 1 4711 " + evil).cause));
+  CHECK(is_harmless(message_of<StoreError>([&] { MeetingHello::decode(evil); })));
+  const MeetingFailure failure{MeetingFailure::Kind::Peer, 1, 4711, evil};
+  CHECK(is_harmless(MeetingFailure::decode(failure.encode()).cause));
   MeetingCard card = make_card(1);
   card.agreement = card.host = evil;
   card = MeetingCard::decode(card.encode());
@@ -82,8 +85,8 @@ TEST_CASE("What a stranger wrote into the store cannot reach the terminal") {
 TEST_CASE("A card of another version names both") {
   const std::string message =
       message_of<StoreError>([] { MeetingCard::decode("libddp-card-9\nwhat\never\ncomes\nthen"); });
-  REQUIRE(contains(message, "a rank's is 'libddp-card-9', libddp "));
-  REQUIRE(contains(message, "has 'libddp-card-1'"));
+  REQUIRE(contains(message, "a rank runs another version ('libddp-card-9'), this one libddp "));
+  REQUIRE(contains(message, "('libddp-card-2'). Hint: "));
 }
 
 TEST_CASE("A card of a megabyte is none") {
@@ -132,7 +135,7 @@ TEST_CASE("The first failure in the store counts") {
   REQUIRE(second.kind == MeetingFailure::Kind::Network);
   REQUIRE(find_failure(store)->cause == told);
   REQUIRE_THROWS_AS(MeetingFailure::decode("nonsense"), StoreError);
-  REQUIRE_THROWS_AS(MeetingFailure::decode("9 1 1 x"), StoreError);
+  REQUIRE_THROWS_AS(MeetingFailure::decode("libddp-failure-1 0.1.0 1:9 1:1 1:1 1:x"), StoreError);
 }
 
 TEST_CASE("A failure is thrown with its type, place and culprit") {

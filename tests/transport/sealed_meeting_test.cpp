@@ -9,6 +9,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
+#include "libddp/transport/link_card.h"
 #include "libddp/transport/meeting.h"
 #include "libddp/transport/meeting_card.h"
 #include "libddp/transport/meeting_session.h"
@@ -98,13 +99,16 @@ TEST_CASE("A stranger who writes to the store is not believed") {
   InMemoryStore store;
   store.add("claim/0", 3);
   store.add("error_turn", 1);
-  store.set("error", "0 1 4711 everything is lost");
-  store.set("hail/1", "libddp-hail-1 0.0.0 1 2 4711 00000000000000000000000000000000");
+  store.set("error",
+            MeetingFailure{MeetingFailure::Kind::Peer, 1, 4711, "everything is lost"}.encode());
+  store.set("hail/1", Hail{"0.0.0", 1, 2, 4711, std::string(32, '0')}.encode());
   MeetingCard forged;
   forged.rank = 1;
   forged.world_size = 3;
   store.set("card/1", forged.encode());
-  store.set("link/0", "libddp-link-1 127.0.0.1 9 lo");
+  LinkCard address;
+  address.endpoint = {"127.0.0.1", 9};
+  store.set("link/0", address.encode());
   run_ranks(2, [&](int rank) { meet_sealed(store, rank); });
 }
 
@@ -222,6 +226,6 @@ TEST_CASE("Hails name their version") {
   const std::string message =
       message_of<StoreError>([] { Hail::decode("libddp-hail-7 9.9.9 what ever comes then"); });
   REQUIRE(contains(message, "a rank runs libddp 9.9.9 ('libddp-hail-7'), this one libddp "));
-  REQUIRE_THROWS_AS(Hail::decode("libddp-hail-1 0 0 0 0 short"), StoreError);
+  REQUIRE_THROWS_AS(Hail::decode(Hail{"1.2.3", 0, 0, 0, "short"}.encode()), StoreError);
   REQUIRE_THROWS_AS(Hail::decode(""), StoreError);
 }
