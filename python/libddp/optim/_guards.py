@@ -13,7 +13,6 @@ from torch.utils.weak import TensorWeakRef
 
 from libddp.errors import StateError
 
-_watched: weakref.WeakSet = weakref.WeakSet()
 #: Optimizers that have been looked at -> (parameters, sharded optimizers) then.
 _seen: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _num_watched = 0
@@ -26,6 +25,9 @@ class SharedWork:
         self._shards = weakref.ref(shards)
         # The registry has this object as long as the parameter lives.
         self._parameter = TensorWeakRef(parameter)
+
+    def is_in_use(self) -> bool:
+        return self._shards() is not None
 
     def spread(self):
         """The model's group, once it is known who owns what; the first time, a collective."""
@@ -56,7 +58,6 @@ def watch(shards) -> None:
         _clip.watch()
         _scaler.watch()
     _num_watched += 1
-    _watched.add(shards)
     for parameter in shards.parameters:
         _registry.register(parameter, SharedWork(shards, parameter))
 
@@ -68,8 +69,10 @@ def _refuse_others(optimizer, args, kwargs) -> None:
     mark = (len(parameters), _num_watched)
     if _seen.get(optimizer) == mark:
         return
-    sharded = {id(p) for shards in list(_watched) for p in shards.parameters}
-    if any(id(p) in sharded for p in parameters):
+    from libddp.distributed.fsdp import _registry
+
+    places = [_registry.place_of(p) for p in parameters]
+    if any(isinstance(place, SharedWork) and place.is_in_use() for place in places):
         raise StateError(
             f"libddp: {type(optimizer).__name__}.step(): its parameters belong to a model whose "
             "gradients are sharded (AdamW(shard_over=model, shard_gradients=True)), so each rank "
