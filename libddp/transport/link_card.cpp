@@ -6,13 +6,13 @@
 namespace libddp {
 namespace {
 
-constexpr MeetingTextForm kForm{"libddp-link-2", "the store holds no address of a rank"};
+constexpr MeetingTextForm kLinkForm{"libddp-link-2", "the store holds no address of a rank"};
 constexpr int kMaxPort = 65535;
 
 }  // namespace
 
 std::string LinkCard::encode() const {
-  return MeetingTextWriter(kForm)
+  return MeetingTextWriter(kLinkForm)
       .field(endpoint.address)
       .integer(endpoint.port)
       .field(interface_name)
@@ -20,7 +20,7 @@ std::string LinkCard::encode() const {
 }
 
 LinkCard LinkCard::decode(const std::string& text) {
-  MeetingTextReader fields(kForm, text);
+  MeetingTextReader fields(kLinkForm, text);
   LinkCard card;
   card.endpoint.address = fields.field();
   card.endpoint.port = static_cast<std::uint16_t>(fields.integer(1, kMaxPort));

@@ -2,21 +2,18 @@
 
 #include <fmt/format.h>
 
-#include <limits>
-
 #include "libddp/base/printable.h"
 #include "libddp/transport/meeting_text.h"
 
 namespace libddp {
 namespace {
 
-constexpr MeetingTextForm kForm{"libddp-card-2", "the store holds no meeting card"};
-constexpr int kMaxInt = std::numeric_limits<int>::max();
+constexpr MeetingTextForm kCardForm{"libddp-card-2", "the store holds no meeting card"};
 
 }  // namespace
 
 std::string MeetingCard::encode() const {
-  MeetingTextWriter fields(kForm);
+  MeetingTextWriter fields(kCardForm);
   fields.integer(rank).integer(world_size).integer(pid);
   for (const std::string& each :
        {host, boot_id, network_namespace, pid_namespace, socket_name, token, agreement, note}) {
@@ -26,11 +23,11 @@ std::string MeetingCard::encode() const {
 }
 
 MeetingCard MeetingCard::decode(const std::string& text) {
-  MeetingTextReader fields(kForm, text);
+  MeetingTextReader fields(kCardForm, text);
   MeetingCard card;
-  card.rank = fields.integer(0, kMaxInt);
-  card.world_size = fields.integer(0, kMaxInt);
-  card.pid = fields.integer(0, kMaxInt);
+  card.rank = fields.integer(0);
+  card.world_size = fields.integer(0);
+  card.pid = fields.integer(0);
   card.host = printable(fields.field());
   for (std::string* each : {&card.boot_id, &card.network_namespace, &card.pid_namespace,
                             &card.socket_name, &card.token, &card.agreement, &card.note}) {

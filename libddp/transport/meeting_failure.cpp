@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <limits>
 #include <string_view>
 
 #include "libddp/base/error.h"
@@ -16,7 +15,7 @@ namespace {
 
 constexpr const char* kKey = "error";
 constexpr const char* kTurnKey = "error_turn";
-constexpr MeetingTextForm kForm{"libddp-failure-1", "the store holds no meeting failure"};
+constexpr MeetingTextForm kFailureForm{"libddp-failure-1", "the store holds no meeting failure"};
 constexpr std::size_t kMaxCauseBytes = 16u << 10;
 // Between a rank's turn and its text lies one call to the store.
 constexpr std::chrono::seconds kTextPatience{2};
@@ -31,7 +30,7 @@ std::string_view beginning(std::string_view text, std::size_t limit) {
 }  // namespace
 
 std::string MeetingFailure::encode() const {
-  return MeetingTextWriter(kForm)
+  return MeetingTextWriter(kFailureForm)
       .integer(static_cast<int>(kind))
       .integer(rank)
       .integer(pid)
@@ -40,12 +39,11 @@ std::string MeetingFailure::encode() const {
 }
 
 MeetingFailure MeetingFailure::decode(const std::string& text) {
-  constexpr int kMaxInt = std::numeric_limits<int>::max();
-  MeetingTextReader fields(kForm, text);
+  MeetingTextReader fields(kFailureForm, text);
   MeetingFailure failure;
   failure.kind = static_cast<Kind>(fields.integer(0, static_cast<int>(Kind::Network)));
-  failure.rank = fields.integer(-1, kMaxInt);
-  failure.pid = fields.integer(0, kMaxInt);
+  failure.rank = fields.integer(-1);
+  failure.pid = fields.integer(0);
   failure.cause = printable(fields.field());
   fields.end();
   return failure;

@@ -1,24 +1,22 @@
 #include "libddp/transport/meeting_hello.h"
 
-#include <limits>
-
 #include "libddp/transport/meeting_text.h"
 
 namespace libddp {
 namespace {
 
-constexpr MeetingTextForm kForm{"libddp-hello-1", "the connection brought no hello"};
+constexpr MeetingTextForm kHelloForm{"libddp-hello-1", "the connection brought no hello"};
 
 }  // namespace
 
 std::string MeetingHello::encode() const {
-  return MeetingTextWriter(kForm).integer(rank).field(own_token).field(their_token).text();
+  return MeetingTextWriter(kHelloForm).integer(rank).field(own_token).field(their_token).text();
 }
 
 MeetingHello MeetingHello::decode(const std::string& text) {
-  MeetingTextReader fields(kForm, text);
+  MeetingTextReader fields(kHelloForm, text);
   MeetingHello hello;
-  hello.rank = fields.integer(0, std::numeric_limits<int>::max());
+  hello.rank = fields.integer(0);
   hello.own_token = fields.field();
   hello.their_token = fields.field();
   fields.end();

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <limits>
 #include <utility>
 
 #include "libddp/base/backoff.h"
@@ -18,7 +17,6 @@ namespace {
 
 constexpr MeetingTextForm kHailForm{"libddp-hail-2", "the store holds no hail of a rank"};
 constexpr MeetingTextForm kAuthorForm{"libddp-author-1", "the store holds no rank's failure"};
-constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr std::size_t kNonceDigits = 32;
 
 std::string hail_key(int rank) { return fmt::format("hail/{}", rank); }
@@ -38,9 +36,9 @@ Hail Hail::decode(const std::string& text) {
   MeetingTextReader fields(kHailForm, text);
   Hail hail;
   hail.version = fields.version();
-  hail.rank = fields.integer(0, kMaxInt);
-  hail.world_size = fields.integer(0, kMaxInt);
-  hail.pid = fields.integer(0, kMaxInt);
+  hail.rank = fields.integer(0);
+  hail.world_size = fields.integer(0);
+  hail.pid = fields.integer(0);
   hail.nonce = fields.field();
   fields.end();
   if (hail.nonce.size() != kNonceDigits) fields.refuse();
@@ -93,7 +91,7 @@ class MeetingSession::FailureStore : public KeyValueStore {
     try {
       MeetingTextReader fields(kAuthorForm, text);
       Told told;
-      told.author = fields.integer(0, kMaxInt);
+      told.author = fields.integer(0);
       told.nonce = fields.field();
       told.value = fields.field();
       fields.end();

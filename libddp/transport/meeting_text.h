@@ -15,11 +15,12 @@
 //   std::string text = MeetingTextWriter(kForm).integer(3).field("alpha").text();
 //
 //   MeetingTextReader fields(kForm, text);
-//   card.rank = fields.integer(0, kMax);
+//   card.rank = fields.integer(0);
 //   card.host = fields.field();
 //   fields.end();
 
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -58,7 +59,7 @@ class MeetingTextReader {
   /// The next field, as it was written.
   std::string field();
   /// The next field, which is a number in [low, high] as integer() writes it.
-  int integer(int low, int high);
+  int integer(int low, int high = std::numeric_limits<int>::max());
   /// Nothing comes after the last field.
   void end() const;
   /// For a field that is not what it has to be.

@@ -27,7 +27,7 @@ using test::expect;
 using test::message_of;
 using test::with_groups;
 
-NamedTensors three_vectors() {
+NamedTensors three_leaves() {
   NamedTensors parameters;
   for (int i = 0; i < 3; ++i) {
     parameters.push_back({fmt::format("p{}", i), at::full({8}, i + 1.0).set_requires_grad(true)});
@@ -43,7 +43,7 @@ ReducerOptions options_of(bool small) {
 }
 
 /// The gradient of p2 comes first, that of p0 last; each is `scale`.
-at::Tensor loss_of(const NamedTensors& parameters, double scale) {
+at::Tensor scaled_loss(const NamedTensors& parameters, double scale) {
   at::Tensor loss = at::zeros({});
   for (const auto& parameter : parameters) loss = loss + (parameter.tensor * scale).sum();
   return loss;
@@ -57,7 +57,7 @@ bool all_have(const NamedTensors& parameters, double value) {
   return true;
 }
 
-void clear(const NamedTensors& parameters) {
+void drop_gradients(const NamedTensors& parameters) {
   for (const auto& parameter : parameters) parameter.tensor.mutable_grad() = at::Tensor();
 }
 
@@ -67,20 +67,20 @@ void fail_at(const at::Tensor& parameter, const at::Tensor& loss, const NamedTen
       [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a hook's own error"); });
   expect(contains(message_of<std::runtime_error>([&] { loss.backward(); }), "own error"), "fails");
   parameter.remove_hook(hook);
-  clear(parameters);
+  drop_gradients(parameters);
 }
 
 TEST_CASE("a forward before the pass that failed has a whole pass", "[broken_pass]") {
   const bool small = GENERATE(true, false);
   with_groups(2, [&](const Group& group) {
-    const NamedTensors parameters = three_vectors();
+    const NamedTensors parameters = three_leaves();
     const auto reducer = Reducer::create(parameters, group, options_of(small));
     const double mine = group->rank() + 1;
     for (int step = 0; step < 3; ++step) {
-      clear(parameters);
-      const at::Tensor first = loss_of(parameters, 10 * mine);
+      drop_gradients(parameters);
+      const at::Tensor first = scaled_loss(parameters, 10 * mine);
       reducer->arm({first});
-      const at::Tensor second = loss_of(parameters, mine);
+      const at::Tensor second = scaled_loss(parameters, mine);
       reducer->arm({second});
       fail_at(parameters[2].tensor, first, parameters);
       second.backward();
@@ -91,11 +91,11 @@ TEST_CASE("a forward before the pass that failed has a whole pass", "[broken_pas
 
 TEST_CASE("no pass goes on where buckets of the last one had been sent", "[broken_pass]") {
   with_groups(2, [&](const Group& group) {
-    const NamedTensors parameters = three_vectors();
+    const NamedTensors parameters = three_leaves();
     const auto reducer = Reducer::create(parameters, group, options_of(true));
-    const at::Tensor first = loss_of(parameters, 10);
+    const at::Tensor first = scaled_loss(parameters, 10);
     reducer->arm({first});
-    const at::Tensor second = loss_of(parameters, 1);
+    const at::Tensor second = scaled_loss(parameters, 1);
     reducer->arm({second});
     fail_at(parameters[0].tensor, first, parameters);
     const std::string text = message_of<StateError>([&] { second.backward(); });
@@ -106,16 +106,16 @@ TEST_CASE("no pass goes on where buckets of the last one had been sent", "[broke
 TEST_CASE("a local pass after one that failed stays local", "[broken_pass]") {
   const bool small = GENERATE(true, false);
   with_groups(2, [&](const Group& group) {
-    const NamedTensors parameters = three_vectors();
+    const NamedTensors parameters = three_leaves();
     const auto reducer = Reducer::create(parameters, group, options_of(small));
     const double mine = group->rank() + 1;
     for (int step = 0; step < 3; ++step) {
-      const at::Tensor failing = loss_of(parameters, 10);
+      const at::Tensor failing = scaled_loss(parameters, 10);
       reducer->arm({failing});
       fail_at(parameters[2].tensor, failing, parameters);
-      loss_of(parameters, mine).backward();
+      scaled_loss(parameters, mine).backward();
       expect(all_have(parameters, mine), "this rank's own");
-      const at::Tensor loss = loss_of(parameters, mine);
+      const at::Tensor loss = scaled_loss(parameters, mine);
       reducer->arm({loss});
       loss.backward();
       expect(all_have(parameters, 2 * 1.5), "the average of both passes");
@@ -125,22 +125,22 @@ TEST_CASE("a local pass after one that failed stays local", "[broken_pass]") {
 
 TEST_CASE("a pass that failed takes no part in those of other reducers", "[broken_pass]") {
   with_groups(2, [](const Group& group) {
-    const NamedTensors parameters = three_vectors();
+    const NamedTensors parameters = three_leaves();
     const auto one = Reducer::create(parameters, group, options_of(true));
     const auto other = Reducer::create(parameters, group, options_of(true));
     const double mine = group->rank() + 1;
     for (int step = 0; step < 3; ++step) {
-      const at::Tensor failing = loss_of(parameters, 10);
+      const at::Tensor failing = scaled_loss(parameters, 10);
       one->arm({failing});
       fail_at(parameters[2].tensor, failing, parameters);
       for (const auto& reducer : {other, one}) {
-        clear(parameters);
-        const at::Tensor loss = loss_of(parameters, mine);
+        drop_gradients(parameters);
+        const at::Tensor loss = scaled_loss(parameters, mine);
         reducer->arm({loss});
         loss.backward();
         expect(all_have(parameters, 1.5), "average");
       }
-      clear(parameters);
+      drop_gradients(parameters);
     }
   });
 }
@@ -148,12 +148,12 @@ TEST_CASE("a pass that failed takes no part in those of other reducers", "[broke
 TEST_CASE("a pass that is refused at its beginning is told to those that wait", "[broken_pass]") {
   std::atomic<bool> is_seen{false};
   with_groups(2, [&](const Group& group) {
-    const NamedTensors parameters = three_vectors();
+    const NamedTensors parameters = three_leaves();
     const auto reducer = Reducer::create(parameters, group, options_of(true));
-    const at::Tensor first = loss_of(parameters, 1);
+    const at::Tensor first = scaled_loss(parameters, 1);
     reducer->arm({first});
     first.backward({}, /*retain_graph=*/true);
-    const at::Tensor second = loss_of(parameters, 1);
+    const at::Tensor second = scaled_loss(parameters, 1);
     reducer->arm({second});
     if (group->rank() == 1) {
       const std::string text = message_of<PeerError>([&] { second.backward(); });
@@ -172,14 +172,14 @@ TEST_CASE("a pass that is refused at its beginning is told to those that wait", 
 
 TEST_CASE("delayed gradients are averaged after a pass that failed", "[broken_pass]") {
   with_groups(2, [](const Group& group) {
-    const NamedTensors parameters = three_vectors();
+    const NamedTensors parameters = three_leaves();
     const at::Tensor trigger = at::full({8}, 1.0).set_requires_grad(true);
     const auto delayed = DelayedGradients::create({parameters, trigger}, group);
     const double mine = group->rank() + 1;
     delayed->arm(true);
     // The trigger, which no operation lies before, is reached first.
-    const at::Tensor first = (loss_of(parameters, mine) + trigger).sum();
-    const at::Tensor second = (loss_of(parameters, mine) + trigger).sum();
+    const at::Tensor first = (scaled_loss(parameters, mine) + trigger).sum();
+    const at::Tensor second = (scaled_loss(parameters, mine) + trigger).sum();
     fail_at(parameters[2].tensor, first, parameters);
     expect(trigger.grad().defined(), "the trigger was reached");
     second.backward();

@@ -19,6 +19,7 @@ llvm-profdata merge -sparse "$build"/*.profraw -o "$build/fuzz.profdata"
 
 parsers=(
     transport/{frame,link_hello,link_door,link_knock,link_card,meeting_card,meeting_failure}
+    transport/{meeting_text,meeting_hello}
     transport/{meeting_session,sealed_store}
     collectives/{link_header,link_mail,link_mail_wire,link_stage,link_pump}
     group/{control_message,rendezvous_url}

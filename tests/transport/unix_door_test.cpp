@@ -2,6 +2,7 @@
 
 #include "libddp/transport/unix_door.h"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -71,6 +72,52 @@ TEST_CASE("What is no hello is dropped") {
   REQUIRE(say_hello(door, rank, "hello").size() == 1);
   REQUIRE(is_closed(nonsense.get()));
   REQUIRE(is_closed(oversize.get()));
+  set_log_level(LogLevel::Warn);
+}
+
+TEST_CASE("Of a crowd that says nothing the oldest give way") {
+  set_log_level(LogLevel::Off);
+  UnixDoor door;
+  std::vector<UniqueFd> crowd;
+  for (std::size_t i = 0; i < Strangers<StrangerBase>::kMost + 2; ++i) {
+    crowd.push_back(connect_unix(door.name(), in_ten_seconds()));
+    if (i % 64 == 0) door.admit(0ms);
+  }
+  const Deadline deadline = in_ten_seconds();
+  while (!is_closed(crowd[1].get()) && !deadline.expired()) door.admit(0ms);
+  REQUIRE(is_closed(crowd[0].get()));
+  REQUIRE(is_closed(crowd[1].get()));
+  REQUIRE_FALSE(is_closed(crowd[2].get()));
+  REQUIRE_FALSE(is_closed(crowd.back().get()));
+  REQUIRE(say_hello(door, crowd[2], "hello").size() == 1);
+  set_log_level(LogLevel::Warn);
+}
+
+TEST_CASE("A door within a host without descriptors goes on") {
+  set_log_level(LogLevel::Off);
+  UnixDoor door;
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 8; ++i) strangers.push_back(connect_unix(door.name(), in_ten_seconds()));
+  const UniqueFd rank = connect_unix(door.name(), in_ten_seconds());
+  send_frame(rank.get(), "hello", {}, in_ten_seconds());
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const int lowest_free = ::dup(0);
+  ::close(lowest_free);
+  const rlimit tight{static_cast<rlim_t>(lowest_free), before.rlim_max};
+  const rlimit for_three{static_cast<rlim_t>(lowest_free + 3), before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &tight) == 0);
+  std::size_t num_taken = 0;
+  for (int i = 0; i < 5; ++i) num_taken += door.admit(20ms).size();
+  const bool nobody_left = !is_closed(strangers[0].get());
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &for_three) == 0);
+  std::vector<UnixGuest> guests;
+  const Deadline deadline = in_ten_seconds();
+  while (guests.empty() && !deadline.expired()) guests = door.admit(20ms);
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+  REQUIRE(num_taken == 0);
+  REQUIRE(nobody_left);
+  REQUIRE(guests.size() == 1);
   set_log_level(LogLevel::Warn);
 }
 
