@@ -15,6 +15,7 @@
 #include "libddp/base/error.h"
 #include "libddp/ddp/delayed_gradients.h"
 #include "libddp/ddp/reducer.h"
+#include "tests/ddp/three_vectors.h"
 #include "tests/ddp/with_groups.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
@@ -22,25 +23,15 @@
 namespace libddp {
 namespace {
 
+using test::a_bucket_each;
 using test::contains;
 using test::expect;
 using test::message_of;
+using test::three_vectors;
 using test::with_groups;
 
-NamedTensors three_leaves() {
-  NamedTensors parameters;
-  for (int i = 0; i < 3; ++i) {
-    parameters.push_back({fmt::format("p{}", i), at::full({8}, i + 1.0).set_requires_grad(true)});
-  }
-  return parameters;
-}
-
 /// Each parameter a bucket of its own, or all in one.
-ReducerOptions options_of(bool small) {
-  ReducerOptions options;
-  if (small) options.limits = {.first_bytes = 32, .cap_bytes = 32, .last_bytes = 32};
-  return options;
-}
+ReducerOptions options_of(bool small) { return small ? a_bucket_each() : ReducerOptions{}; }
 
 /// The gradient of p2 comes first, that of p0 last; each is `scale`.
 at::Tensor scaled_loss(const NamedTensors& parameters, double scale) {
@@ -73,7 +64,7 @@ void fail_at(const at::Tensor& parameter, const at::Tensor& loss, const NamedTen
 TEST_CASE("a forward before the pass that failed has a whole pass", "[broken_pass]") {
   const bool small = GENERATE(true, false);
   with_groups(2, [&](const Group& group) {
-    const NamedTensors parameters = three_leaves();
+    const NamedTensors parameters = three_vectors();
     const auto reducer = Reducer::create(parameters, group, options_of(small));
     const double mine = group->rank() + 1;
     for (int step = 0; step < 3; ++step) {
@@ -91,7 +82,7 @@ TEST_CASE("a forward before the pass that failed has a whole pass", "[broken_pas
 
 TEST_CASE("no pass goes on where buckets of the last one had been sent", "[broken_pass]") {
   with_groups(2, [&](const Group& group) {
-    const NamedTensors parameters = three_leaves();
+    const NamedTensors parameters = three_vectors();
     const auto reducer = Reducer::create(parameters, group, options_of(true));
     const at::Tensor first = scaled_loss(parameters, 10);
     reducer->arm({first});
@@ -106,7 +97,7 @@ TEST_CASE("no pass goes on where buckets of the last one had been sent", "[broke
 TEST_CASE("a local pass after one that failed stays local", "[broken_pass]") {
   const bool small = GENERATE(true, false);
   with_groups(2, [&](const Group& group) {
-    const NamedTensors parameters = three_leaves();
+    const NamedTensors parameters = three_vectors();
     const auto reducer = Reducer::create(parameters, group, options_of(small));
     const double mine = group->rank() + 1;
     for (int step = 0; step < 3; ++step) {
@@ -125,7 +116,7 @@ TEST_CASE("a local pass after one that failed stays local", "[broken_pass]") {
 
 TEST_CASE("a pass that failed takes no part in those of other reducers", "[broken_pass]") {
   with_groups(2, [](const Group& group) {
-    const NamedTensors parameters = three_leaves();
+    const NamedTensors parameters = three_vectors();
     const auto one = Reducer::create(parameters, group, options_of(true));
     const auto other = Reducer::create(parameters, group, options_of(true));
     const double mine = group->rank() + 1;
@@ -148,7 +139,7 @@ TEST_CASE("a pass that failed takes no part in those of other reducers", "[broke
 TEST_CASE("a pass that is refused at its beginning is told to those that wait", "[broken_pass]") {
   std::atomic<bool> is_seen{false};
   with_groups(2, [&](const Group& group) {
-    const NamedTensors parameters = three_leaves();
+    const NamedTensors parameters = three_vectors();
     const auto reducer = Reducer::create(parameters, group, options_of(true));
     const at::Tensor first = scaled_loss(parameters, 1);
     reducer->arm({first});
@@ -172,7 +163,7 @@ TEST_CASE("a pass that is refused at its beginning is told to those that wait", 
 
 TEST_CASE("delayed gradients are averaged after a pass that failed", "[broken_pass]") {
   with_groups(2, [](const Group& group) {
-    const NamedTensors parameters = three_leaves();
+    const NamedTensors parameters = three_vectors();
     const at::Tensor trigger = at::full({8}, 1.0).set_requires_grad(true);
     const auto delayed = DelayedGradients::create({parameters, trigger}, group);
     const double mine = group->rank() + 1;

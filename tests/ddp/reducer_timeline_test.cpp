@@ -9,6 +9,7 @@
 #include "libddp/base/error.h"
 #include "libddp/ddp/compress_hook.h"
 #include "libddp/ddp/reducer.h"
+#include "tests/ddp/three_vectors.h"
 #include "tests/ddp/with_groups.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
@@ -16,24 +17,12 @@
 namespace libddp {
 namespace {
 
+using test::a_bucket_each;
 using test::contains;
 using test::expect;
 using test::message_of;
+using test::three_vectors;
 using test::with_groups;
-
-NamedTensors three_vectors() {
-  NamedTensors parameters;
-  for (int i = 0; i < 3; ++i) {
-    parameters.push_back({fmt::format("p{}", i), at::full({8}, i + 1.0).set_requires_grad(true)});
-  }
-  return parameters;
-}
-
-ReducerOptions a_bucket_each() {
-  ReducerOptions options;
-  options.limits = {.first_bytes = 32, .cap_bytes = 32, .last_bytes = 32};
-  return options;
-}
 
 at::Tensor sum_of(const NamedTensors& parameters) {
   at::Tensor sum = at::zeros({});
