@@ -38,7 +38,7 @@ std::vector<at::Tensor> FlatParameter::whole_parameters() {
   }
   // What the computation reads has lost digits.
   const at::Tensor all = gather(memory_->own_block());
-  for (std::size_t i = 0; i < size(); ++i) whole.push_back(own_part(all, i));
+  for (std::size_t i = 0; i < size(); ++i) whole.push_back(put_together(all, i));
   return whole;
 }
 
@@ -52,23 +52,27 @@ std::vector<at::Tensor> FlatParameter::whole_gradients() const {
   const at::Tensor all = gather(block);
   std::vector<at::Tensor> whole(size());
   for (std::size_t i = 0; i < size(); ++i) {
-    if (parameters_[i].tensor.grad().defined()) whole[i] = own_part(all, i);
+    if (parameters_[i].tensor.grad().defined()) whole[i] = put_together(all, i);
   }
   return whole;
 }
 
 at::Tensor FlatParameter::gather(const at::Tensor& block) const {
   if (!is_sharded()) return block;
-  at::Tensor whole = at::empty({layout_.numel()}, block.options());
-  options_.shard->all_gather_into(whole, block, {.label = label_});
-  return whole;
+  at::Tensor blocks = at::empty({layout_.blocks_numel()}, block.options());
+  options_.shard->all_gather_into(blocks, block, {.label = label_});
+  return blocks;
 }
 
-/// The tensor of one parameter out of the whole array.
-at::Tensor FlatParameter::own_part(const at::Tensor& whole, std::size_t index) const {
-  return whole.narrow(0, layout_.offset(index), layout_.numel_of(index))
-      .view(layout_.shape(index))
-      .clone();
+/// The tensor of one parameter out of the blocks of all ranks.
+at::Tensor FlatParameter::put_together(const at::Tensor& blocks, std::size_t index) const {
+  at::Tensor whole = at::empty(layout_.shape(index), blocks.options());
+  const at::Tensor elements = whole.view(-1);
+  for (int rank = 0; rank < layout_.world_size(); ++rank) {
+    const FlatLayout::Piece piece = layout_.piece(index, rank);
+    elements.narrow(0, piece.begin, piece.numel()).copy_(piece_in(blocks, index, rank));
+  }
+  return whole;
 }
 
 void FlatParameter::end_copies(bool keep) {

@@ -133,7 +133,7 @@ void FlatParameter::begin_array() {
     begin_block(/*is_overwritten=*/false);
     gradients_ = gradient_block_;
   } else {
-    gradients_ = pool_->take(layout_.numel(), reduce_dtype_);
+    gradients_ = pool_->take(layout_.blocks_numel(), reduce_dtype_);
   }
 }
 
@@ -157,35 +157,49 @@ void FlatParameter::end_array() {
 
 void FlatParameter::copy_in(const at::Tensor& grad, std::size_t index) {
   if (!is_filled(index) && grad.scalar_type() == reduce_dtype_ && is_plain(grad)) {
-    auto* const array = static_cast<std::byte*>(gradients_.mutable_data_ptr());
-    const auto offset = static_cast<std::size_t>(layout_.offset(index));
-    std::memcpy(array + offset * grad.element_size(), grad.const_data_ptr(), grad.nbytes());
+    copy_bytes_in(grad, index);
     return;
   }
   const c10::NoGradGuard no_grad;
-  const at::Tensor place = gradients_.narrow(0, layout_.offset(index), layout_.numel_of(index));
-  if (is_filled(index)) {
-    place.add_(grad.reshape(-1));
-  } else {
-    place.view(grad.sizes()).copy_(grad);
+  const at::Tensor elements = grad.reshape(-1);
+  for (int rank = 0; rank < layout_.world_size(); ++rank) {
+    const FlatLayout::Piece piece = layout_.piece(index, rank);
+    const at::Tensor from = elements.narrow(0, piece.begin, piece.numel());
+    const at::Tensor place = piece_in(gradients_, index, rank);
+    is_filled(index) ? place.add_(from) : place.copy_(from);
   }
 }
 
-/// Zeros where no gradient came, and between the parameters: they count in norms and sums.
+void FlatParameter::copy_bytes_in(const at::Tensor& grad, std::size_t index) {
+  const std::size_t element = grad.element_size();
+  const auto* const from = static_cast<const std::byte*>(grad.const_data_ptr());
+  auto* const array = static_cast<std::byte*>(gradients_.mutable_data_ptr());
+  for (int rank = 0; rank < layout_.world_size(); ++rank) {
+    const FlatLayout::Piece piece = layout_.piece(index, rank);
+    std::memcpy(array + static_cast<std::size_t>(layout_.piece_offset(index, rank)) * element,
+                from + static_cast<std::size_t>(piece.begin) * element,
+                static_cast<std::size_t>(piece.numel()) * element);
+  }
+}
+
+/// Zeros where no gradient came, and between the pieces: they count in norms and sums.
 void FlatParameter::fill_missing() {
   auto* const bytes = static_cast<std::byte*>(gradients_.data_ptr());
   const std::size_t element = gradients_.element_size();
   std::int64_t end = 0;
-  const auto clear = [&](std::int64_t from, std::int64_t to) {
-    const auto at = static_cast<std::size_t>(from) * element;
-    if (to > from) std::memset(bytes + at, 0, static_cast<std::size_t>(to) * element - at);
+  const auto clear_until = [&](std::int64_t to) {
+    if (to <= end) return;
+    std::memset(bytes + static_cast<std::size_t>(end) * element, 0,
+                static_cast<std::size_t>(to - end) * element);
   };
-  for (std::size_t i = 0; i < size(); ++i) {
-    clear(end, layout_.offset(i));
-    end = layout_.offset(i) + layout_.numel_of(i);
-    if (!is_filled(i)) clear(layout_.offset(i), end);
+  for (int rank = 0; rank < layout_.world_size(); ++rank) {
+    for (std::size_t i = 0; i < size(); ++i) {
+      if (!is_filled(i)) continue;
+      clear_until(layout_.piece_offset(i, rank));
+      end = layout_.piece_offset(i, rank) + layout_.piece(i, rank).numel();
+    }
   }
-  clear(end, layout_.numel());
+  clear_until(layout_.blocks_numel());
 }
 
 void FlatParameter::reduce() {
@@ -229,7 +243,7 @@ void FlatParameter::end_reduction() {
 }
 
 std::size_t FlatParameter::gradient_bytes() const {
-  return static_cast<std::size_t>(layout_.numel()) * c10::elementSize(reduce_dtype_);
+  return static_cast<std::size_t>(layout_.blocks_numel()) * c10::elementSize(reduce_dtype_);
 }
 
 bool FlatParameter::keeps_any() const {
@@ -300,7 +314,7 @@ at::Tensor FlatParameter::make_gradient_piece(std::size_t index) const {
   const at::Tensor& piece = members_[index].piece;
   at::Tensor made = gradient_block_.variable_data();
   made.unsafeGetTensorImpl()->set_sizes_and_strides(piece.sizes(), piece.strides(),
-                                                    layout_.piece_offset(index, rank()));
+                                                    layout_.piece_offset(index));
   return made;
 }
 

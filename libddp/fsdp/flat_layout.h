@@ -1,19 +1,22 @@
 #pragma once
 
-// Where parameters lie in one flat array that the ranks own in equal blocks.
+// Which rows of each parameter a rank owns, and where parameters and pieces lie in memory.
 //
-// Words: the array has `world_size` blocks of `block_numel` elements, block r is rank r's; a
-// *piece* is the part of a parameter that lies in one block; a *row* is an element of dim 0 with
-// all that is under it. Parameters stand in their order, each contiguous, so that a parameter is a
-// view of the array and a block is what a collective moves: nothing is copied between the two. A
-// parameter is cut between two rows wherever padding can bring that about, so that a piece is a
-// plain tensor with the parameter's number of dimensions. It cannot where one parameter fills whole
-// blocks and its rows don't divide them: such a piece is shown as [numel, 1, ...]. Pure: no
-// tensors, no processes. Thread rule: immutable after construction.
+// Words: a *row* is an element of dim 0 with all that is under it; a *piece* is the rows of one
+// parameter that one rank owns: those that torch.chunk(parameter, world_size) gives it, which are
+// what a DTensor with Shard(0) has there. So the first ranks have ceil(rows / world_size) each, and
+// the last ones of a short parameter have none. A scalar is rank 0's.
+//
+// There are two orders. The *whole array* has the parameters one behind the other, each contiguous:
+// it is what a computation reads. A *block* has the pieces of one rank one behind the other; the
+// *blocks* of all ranks, which are of one length, are what collectives move. A parameter's piece
+// lies at the same place of each block. On one rank the two orders are the same.
+// Pure: no tensors, no processes. Thread rule: immutable after construction.
 //
 //   FlatLayout layout({{10, 5}, {5}}, 2);
-//   layout.offset(1);        // where parameter 1 begins in the array
-//   layout.piece(0, 1);      // elements of parameter 0 in block 1, e.g. [25, 50)
+//   layout.offset(1);        // where parameter 1 begins in the whole array
+//   layout.piece(0, 1);      // elements of parameter 0 that rank 1 owns: [25, 50)
+//   layout.piece_offset(0);  // where they begin in its block
 
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +34,7 @@ class FlatLayout {
     std::int64_t numel() const { return end - begin; }
   };
 
-  /// Blocks and, where it costs nothing, parameters start at multiples of this.
+  /// Blocks, parameters and pieces start at multiples of this many elements.
   static constexpr std::int64_t kAlignment = 32;
 
   /// REQUIRES: world_size >= 1. Shapes may hold zeros; [] is a scalar.
@@ -39,30 +42,37 @@ class FlatLayout {
 
   std::size_t size() const { return shapes_.size(); }
   int world_size() const { return world_size_; }
-  std::int64_t block_numel() const { return block_numel_; }
   /// Of the whole array, padding included.
-  std::int64_t numel() const { return block_numel_ * world_size_; }
+  std::int64_t whole_numel() const { return whole_numel_; }
+  std::int64_t block_numel() const { return block_numel_; }
+  /// Of all blocks.
+  std::int64_t blocks_numel() const { return block_numel_ * world_size_; }
   const Shape& shape(std::size_t parameter) const { return shapes_[parameter]; }
   std::int64_t numel_of(std::size_t parameter) const { return numels_[parameter]; }
+  /// In the whole array.
   std::int64_t offset(std::size_t parameter) const { return offsets_[parameter]; }
 
   Piece piece(std::size_t parameter, int rank) const;
-  /// [rows, ...] where the piece is whole rows, else [numel, 1, ...]; [1] or [0] for a scalar.
+  /// [rows, ...]; [1] or [0] of a scalar.
   Shape piece_shape(std::size_t parameter, int rank) const;
-  bool is_whole_rows(std::size_t parameter, int rank) const;
-  /// Where the piece begins in block `rank`; 0 for an empty one.
-  std::int64_t piece_offset(std::size_t parameter, int rank) const;
+  /// In each block.
+  std::int64_t piece_offset(std::size_t parameter) const { return piece_offsets_[parameter]; }
+  /// The same, in the blocks of all ranks.
+  std::int64_t piece_offset(std::size_t parameter, int rank) const {
+    return block_numel_ * rank + piece_offsets_[parameter];
+  }
 
  private:
-  bool place_all();
-  std::int64_t place(std::size_t parameter, std::int64_t from) const;
-  std::int64_t row_numel(std::size_t parameter) const;
+  std::int64_t num_rows(std::size_t parameter) const;
+  std::int64_t first_row(std::size_t parameter, int rank) const;
 
   std::vector<Shape> shapes_;
   std::vector<std::int64_t> numels_;
   int world_size_;
-  std::int64_t block_numel_ = 0;
   std::vector<std::int64_t> offsets_;
+  std::int64_t whole_numel_ = 0;
+  std::vector<std::int64_t> piece_offsets_;
+  std::int64_t block_numel_ = 0;
 };
 
 }  // namespace libddp

@@ -1,29 +1,33 @@
 #pragma once
 
-// The memory behind the flat array of a unit: this rank's block, which the optimizer updates, and
+// The memory behind the parameters of a unit: this rank's pieces, which the optimizer updates, and
 // the whole array, which the computation reads.
 //
-// Mapped: all ranks are on one host, and the array exists once, in memory that all of them map. The
-// own block is a part of it; what the others wrote is there after a barrier. Nothing is gathered.
-// With a lower precision for the computation, the array in that precision is what exists once.
-// Gathered: the ranks are on several hosts, or the group is not ours. The array is gathered into a
-// buffer of the pool when it is needed and given back afterwards; tensors that show it, those that
-// autograd saved among them, follow the buffer.
+// Mapped: all ranks are on one host, and the whole array exists once, in memory that all of them
+// map. The own pieces are parts of it; what the others wrote is there after a barrier. Nothing is
+// gathered. With a lower precision for the computation, the array in that precision is what exists
+// once, and the own pieces are a block apart from it.
+// Gathered: the ranks are on several hosts, or the group is not ours. The blocks of all ranks are
+// gathered when they are needed, and put together to the whole array in a buffer of the pool, which
+// is given back afterwards; tensors that show it, those that autograd saved among them, follow the
+// buffer.
 // Thread rule: one thread at a time; unshard is a collective.
 //
-//   auto memory = FlatMemory::make({.group = group, .block_numel = 4096, .label = "unit h.0"},
-//   pool); at::Tensor weight = memory->view(0, {64, 32});     // of the whole array
-//   memory->publish();                                 // own block has changed
+//   auto memory = FlatMemory::make({.group = group, .layout = layout, .label = "unit h.0"}, pool);
+//   at::Tensor weight = memory->whole(0);
+//   memory->piece(0).mul_(2);
+//   memory->publish();                                 // pieces have changed
 //   memory->unshard();
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
+#include <cstddef>
 #include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "libddp/fsdp/buffer_pool.h"
+#include "libddp/fsdp/flat_layout.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {
@@ -33,22 +37,25 @@ class FlatMemory {
   struct Spec {
     /// Null: this rank has everything.
     Group group = nullptr;
-    std::int64_t block_numel = 0;
+    FlatLayout layout;
     at::ScalarType dtype = at::kFloat;
     at::ScalarType compute_dtype = at::kFloat;
     std::string label{};
   };
 
-  /// Collective over the group. The contents are zeros.
+  /// Collective over the group. The contents are undefined.
   static std::unique_ptr<FlatMemory> make(Spec spec, std::shared_ptr<BufferPool> pool);
   virtual ~FlatMemory() = default;
 
-  /// [block_numel] in `dtype`.
+  /// What this rank owns of a parameter, in `dtype`.
+  virtual at::Tensor piece(std::size_t parameter) const = 0;
+  /// The parameter in `compute_dtype`; its bytes are there while it is unsharded.
+  virtual at::Tensor whole(std::size_t parameter) const = 0;
+  /// All pieces of this rank, [block_numel] in `dtype`; undefined where they are parts of the whole
+  /// array.
   const at::Tensor& own_block() const { return own_block_; }
-  /// A part of the whole array in `compute_dtype`; its bytes are there while it is unsharded.
-  virtual at::Tensor view(std::int64_t offset, at::IntArrayRef sizes) const = 0;
 
-  /// After changes of the own block: makes it what the others read.
+  /// After changes of the pieces: makes them what the others read.
   virtual void publish() = 0;
   /// Whether the others see what was published only after a barrier.
   virtual bool needs_meeting() const = 0;
@@ -63,8 +70,12 @@ class FlatMemory {
   int rank() const { return spec_.group ? spec_.group->rank() : 0; }
   int world_size() const { return spec_.group ? spec_.group->size() : 1; }
   bool computes_low() const { return spec_.compute_dtype != spec_.dtype; }
+  void make_own_block(at::Tensor block) { own_block_ = std::move(block); }
+  at::Tensor piece_of_block(const at::Tensor& block, std::size_t parameter) const;
 
   const Spec spec_;
+
+ private:
   at::Tensor own_block_;
 };
 

@@ -47,12 +47,11 @@ FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
                       : is_sharded()              ? compute_dtype_
                                                   : reduce_dtype_),
       members_(size()) {
-  memory_ = FlatMemory::make(
-      {options_.shard, layout_.block_numel(), dtype_, compute_dtype_, label_}, pool_);
+  memory_ = FlatMemory::make({options_.shard, layout_, dtype_, compute_dtype_, label_}, pool_);
   const c10::NoGradGuard no_grad;
   for (std::size_t i = 0; i < size(); ++i) {
-    members_[i].full = memory_->view(layout_.offset(i), parameters_[i].tensor.sizes());
-    members_[i].piece = piece_of(memory_->own_block(), i);
+    members_[i].full = memory_->whole(i);
+    members_[i].piece = memory_->piece(i);
     take_piece(i);
   }
   // Autograd's nodes remember the shape and dtype that a parameter has when they are made.
@@ -76,9 +75,12 @@ TrainedSet FlatParameter::trained() const {
 }
 
 at::Tensor FlatParameter::piece_of(const at::Tensor& block, std::size_t index) const {
-  const FlatLayout::Shape shape = layout_.piece_shape(index, rank());
-  return block.narrow(0, layout_.piece_offset(index, rank()), layout_.piece(index, rank()).numel())
-      .view(shape);
+  return block.narrow(0, layout_.piece_offset(index), layout_.piece(index, rank()).numel())
+      .view(layout_.piece_shape(index, rank()));
+}
+
+at::Tensor FlatParameter::piece_in(const at::Tensor& blocks, std::size_t index, int rank) const {
+  return blocks.narrow(0, layout_.piece_offset(index, rank), layout_.piece(index, rank).numel());
 }
 
 void FlatParameter::take_piece(std::size_t index) {

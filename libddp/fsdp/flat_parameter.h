@@ -1,10 +1,11 @@
 #pragma once
 
-// Parameters of a unit that have one dtype, as one flat array of which every rank owns a block.
+// Parameters of a unit that have one dtype, as one flat array of which every rank owns the rows
+// that flat_layout.h gives it.
 //
 // The parameter objects are those of the model, and stay so: `show_full` lets each show its whole
 // tensor, `show_pieces` the part that this rank owns, which is what optimizers see. Gradients come
-// from autograd whole; they are copied once into a flat array of the same layout, averaged over the
+// from autograd whole; they are copied once into an array of the ranks' blocks, averaged over the
 // ranks, and what this rank owns stands in `.grad` at the end of the pass. While a parameter shows
 // its whole tensor, `.grad` is put aside: a piece there would contradict the shape.
 //
@@ -172,16 +173,19 @@ class FlatParameter {
   std::vector<at::Tensor> whole_parameters();
   std::vector<at::Tensor> whole_gradients() const;
   at::Tensor gather(const at::Tensor& block) const;
-  at::Tensor own_part(const at::Tensor& whole, std::size_t index) const;
+  at::Tensor put_together(const at::Tensor& blocks, std::size_t index) const;
   std::string wrong_copy() const;
   void end_gradient_copy(std::size_t index, bool keep);
+  /// Of this rank, in its block; of any rank, in all blocks.
   at::Tensor piece_of(const at::Tensor& block, std::size_t index) const;
+  at::Tensor piece_in(const at::Tensor& blocks, std::size_t index, int rank) const;
   void put_gradients_aside();
   void give_gradients_back();
   void forget_gradients();
   at::Tensor make_gradient_piece(std::size_t index) const;
   void check(const at::Tensor& grad, std::size_t index) const;
   void copy_in(const at::Tensor& grad, std::size_t index);
+  void copy_bytes_in(const at::Tensor& grad, std::size_t index);
   void fill_missing();
   void begin_array();
   /// `is_overwritten`: all of it, so that it need not be zeros.

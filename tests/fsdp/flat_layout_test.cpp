@@ -1,10 +1,15 @@
-// The flat layout: pure numbers.
+// The flat layout: pure numbers, against torch.chunk.
 
 #include "libddp/fsdp/flat_layout.h"
 
+#include <ATen/ops/arange.h>
+
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "tests/support/catch.h"
@@ -14,86 +19,82 @@ namespace {
 
 using Shape = FlatLayout::Shape;
 
+/// What the parameter's rank-th chunk is, or the empty one that chunk() leaves out.
+void check_is_chunk(const FlatLayout& layout, std::size_t i, int rank) {
+  Shape shape = layout.shape(i).empty() ? Shape{1} : layout.shape(i);
+  const at::Tensor whole = at::arange(layout.numel_of(i)).view(shape);
+  const auto chunks = whole.chunk(layout.world_size());
+  const FlatLayout::Piece piece = layout.piece(i, rank);
+  const Shape own = layout.piece_shape(i, rank);
+  if (static_cast<std::size_t>(rank) >= chunks.size()) {
+    shape[0] = 0;
+    CHECK(own == shape);
+    CHECK(piece.numel() == 0);
+    return;
+  }
+  const at::Tensor& chunk = chunks[static_cast<std::size_t>(rank)];
+  CHECK(chunk.sizes() == at::IntArrayRef(own));
+  REQUIRE(chunk.numel() == piece.numel());
+  if (piece.numel() > 0) CHECK(chunk.data_ptr<std::int64_t>()[0] == piece.begin);
+}
+
 /// What holds for every layout, whatever the shapes.
 void check_layout(const FlatLayout& layout) {
   std::int64_t end = 0;
+  std::int64_t block_end = 0;
   for (std::size_t i = 0; i < layout.size(); ++i) {
     CHECK(layout.offset(i) >= end);
+    CHECK(layout.offset(i) % FlatLayout::kAlignment == 0);
     end = layout.offset(i) + layout.numel_of(i);
-    std::int64_t covered = 0;
+    CHECK(layout.piece_offset(i) >= block_end);
+    CHECK(layout.piece_offset(i) % FlatLayout::kAlignment == 0);
     for (int rank = 0; rank < layout.world_size(); ++rank) {
-      const FlatLayout::Piece piece = layout.piece(i, rank);
-      if (piece.numel() == 0) continue;
-      CHECK(piece.begin == covered);
-      covered = piece.end;
-      CHECK(layout.piece_offset(i, rank) >= 0);
-      CHECK(layout.piece_offset(i, rank) + piece.numel() <= layout.block_numel());
-      const Shape shape = layout.piece_shape(i, rank);
-      CHECK(std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()) ==
-            piece.numel());
-      CHECK(shape.size() == std::max<std::size_t>(1, layout.shape(i).size()));
+      check_is_chunk(layout, i, rank);
+      block_end = std::max(block_end, layout.piece_offset(i) + layout.piece(i, rank).numel());
+      CHECK(layout.piece_offset(i, rank) == layout.piece_offset(i) + rank * layout.block_numel());
     }
-    CHECK(covered == layout.numel_of(i));
   }
-  CHECK(end <= layout.numel());
+  CHECK(end <= layout.whole_numel());
+  CHECK(block_end <= layout.block_numel());
   CHECK(layout.block_numel() % FlatLayout::kAlignment == 0);
+  CHECK(layout.blocks_numel() == layout.block_numel() * layout.world_size());
 }
 
 }  // namespace
 
-TEST_CASE("one rank owns everything", "[flat_layout]") {
+TEST_CASE("one rank owns everything, in one order", "[flat_layout]") {
   const FlatLayout layout({{10, 5}, {5}, {}}, 1);
   check_layout(layout);
   CHECK(layout.piece_shape(0, 0) == Shape{10, 5});
   CHECK(layout.piece_shape(2, 0) == Shape{1});
+  CHECK(layout.block_numel() == layout.whole_numel());
+  for (std::size_t i = 0; i < layout.size(); ++i) CHECK(layout.piece_offset(i) == layout.offset(i));
 }
 
-TEST_CASE("a parameter is cut between rows", "[flat_layout]") {
-  for (const int world_size : {2, 3, 4, 7}) {
-    // A transformer block of width 192.
-    const FlatLayout layout({{192},
-                             {192},
-                             {576, 192},
-                             {576},
-                             {192, 192},
-                             {192},
-                             {192},
-                             {192},
-                             {768, 192},
-                             {768},
-                             {192, 768},
-                             {192}},
-                            world_size);
-    check_layout(layout);
-    for (std::size_t i = 0; i < layout.size(); ++i) {
-      for (int rank = 0; rank < world_size; ++rank) CHECK(layout.is_whole_rows(i, rank));
-    }
-    std::int64_t used = 0;
-    for (std::size_t i = 0; i < layout.size(); ++i) used += layout.numel_of(i);
-    CHECK(layout.numel() - used < world_size * (768 + 2 * FlatLayout::kAlignment) + 12 * 32);
-  }
-}
-
-TEST_CASE("a parameter of many blocks is cut between rows where its rows are short",
-          "[flat_layout]") {
-  const FlatLayout layout({{1000, 24}, {7}}, 5);
+TEST_CASE("a rank owns a chunk of each parameter's rows", "[flat_layout]") {
+  const FlatLayout layout({{192}, {576, 192}, {768, 192}, {7, 3}}, 4);
   check_layout(layout);
-  for (int rank = 0; rank < 5; ++rank) CHECK(layout.is_whole_rows(0, rank));
+  CHECK(layout.piece_shape(1, 3) == Shape{144, 192});
+  CHECK(layout.piece(1, 3).begin == 3 * 144 * 192);
+  CHECK(layout.piece_shape(3, 3) == Shape{1, 3});
 }
 
-TEST_CASE("rows longer than a block are shown flat, with as many dimensions", "[flat_layout]") {
-  const FlatLayout layout({{1, 1000, 1}}, 4);
+TEST_CASE("fewer rows than ranks", "[flat_layout]") {
+  const FlatLayout layout({{1, 1000, 1}, {4}, {}}, 3);
   check_layout(layout);
-  CHECK_FALSE(layout.is_whole_rows(0, 1));
-  CHECK(layout.piece_shape(0, 1) == Shape{layout.piece(0, 1).numel(), 1, 1});
+  CHECK(layout.piece_shape(0, 0) == Shape{1, 1000, 1});
+  CHECK(layout.piece_shape(0, 1) == Shape{0, 1000, 1});
+  CHECK(layout.piece_shape(1, 1) == Shape{2});
+  CHECK(layout.piece_shape(1, 2) == Shape{0});
+  CHECK(layout.piece_shape(2, 0) == Shape{1});
+  CHECK(layout.piece_shape(2, 2) == Shape{0});
 }
 
-TEST_CASE("empty parameters and fewer elements than ranks", "[flat_layout]") {
-  const FlatLayout layout({{0, 4}, {3}, {0}}, 5);
+TEST_CASE("empty parameters, and none", "[flat_layout]") {
+  const FlatLayout layout({{0, 4}, {3, 0}, {0}}, 5);
   check_layout(layout);
   CHECK(layout.piece_shape(0, 0) == Shape{0, 4});
-  CHECK(layout.piece_shape(0, 3) == Shape{0, 4});
-  CHECK(layout.piece_shape(1, 4) == Shape{0});
+  CHECK(layout.piece_shape(1, 2) == Shape{1, 0});
   check_layout(FlatLayout({}, 3));
 }
 

@@ -1,7 +1,6 @@
 """Where libddp puts parameters and gradients: how many bytes, and which piece a rank owns. Pure.
 
-The arithmetic of libddp/fsdp/flat_layout.h and libddp/ddp/gradient_buckets.h, without the few rows
-of padding that let a cut fall between rows.
+The arithmetic of libddp/fsdp/flat_layout.h and libddp/ddp/gradient_buckets.h.
 """
 
 from __future__ import annotations
@@ -26,28 +25,43 @@ def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def block_numel(parameters: Sequence[Parameter], ranks: int) -> int:
-    """Elements that each rank owns of one flat array."""
-    fair = round_up(-(-sum(p.numel for p in parameters) // ranks), BLOCK_ALIGNMENT)
-    unit = BLOCK_ALIGNMENT
-    for parameter in parameters:
-        if parameter.numel > fair:
-            both = math.lcm(unit, max(1, math.prod(parameter.shape[1:])))
-            unit = both if both <= fair // 8 else unit
-    return max(unit, round_up(fair, unit))
+def _num_rows(parameter: Parameter, ranks: int, rank: int) -> int:
+    """Of dim 0, as torch.chunk divides it."""
+    rows = parameter.shape[0] if parameter.shape else 1
+    most = -(-rows // ranks)
+    return min(most, max(0, rows - most * rank))
 
 
-def pieces(parameters: Sequence[Parameter], ranks: int, rank: int) -> list[Shape]:
+def _row_numel(parameter: Parameter) -> int:
+    return math.prod(parameter.shape[1:])
+
+
+def block_numel(parameters: Iterable[Parameter], ranks: int) -> int:
+    """Elements of a rank's block of one flat array."""
+    own = (_num_rows(p, ranks, 0) * _row_numel(p) for p in parameters)
+    return max(BLOCK_ALIGNMENT, sum(round_up(numel, BLOCK_ALIGNMENT) for numel in own))
+
+
+def whole_numel(parameters: Iterable[Parameter]) -> int:
+    """Elements of one flat array."""
+    return block_numel(parameters, ranks=1)
+
+
+def pieces(parameters: Iterable[Parameter], ranks: int, rank: int) -> list[Shape]:
     """What `rank` owns of each parameter that it owns anything of."""
-    block = block_numel(parameters, ranks)
+    owned = [(p, _num_rows(p, ranks, rank)) for p in parameters]
+    return [(rows, *p.shape[1:]) for p, rows in owned if rows * _row_numel(p) > 0]
+
+
+def even_parts(parameters: Sequence[Parameter], ranks: int, rank: int) -> list[Shape]:
+    """What `rank` owns where the elements of all parameters together are divided evenly."""
+    block = round_up(-(-sum(p.numel for p in parameters) // ranks), BLOCK_ALIGNMENT)
     found, start = [], 0
     for parameter in parameters:
         end = start + parameter.numel
         numel = min(end, block * (rank + 1)) - max(start, block * rank)
-        row = max(1, math.prod(parameter.shape[1:]))
         if numel > 0:
-            whole_rows = parameter.shape and numel % row == 0
-            found.append((numel // row, *parameter.shape[1:]) if whole_rows else (numel,))
+            found.append((numel,))
         start = end
     return found
 
@@ -89,8 +103,8 @@ class Pool:
 class Schedule:
     """Follows one pass, and takes and gives the buffers that it needs from a pool.
 
-    `gradient_sizes` and `gathered_sizes`: per unit, of its flat arrays; nothing is gathered where a
-    unit has none.
+    `gradient_sizes`, `gathered_sizes`: per unit, of its flat arrays; nothing is gathered where a
+    unit has none. `block_sizes`: of what travels then, until the array has been put together.
     """
 
     def __init__(
@@ -98,11 +112,13 @@ class Schedule:
         unit_of: Sequence[int],
         gradient_sizes: dict[int, list[Size]],
         gathered_sizes: dict[int, list[Size]],
+        block_sizes: dict[int, list[Size]],
         keep_unsharded: bool,
     ) -> None:
         self.pool = Pool()
         self._unit_of = unit_of
         self._gradients, self._gathered = gradient_sizes, gathered_sizes
+        self._blocks = block_sizes
         self._keep = keep_unsharded
         self._unsharded: set[int] = set()
         self._order: list[int] = []
@@ -130,8 +146,10 @@ class Schedule:
     def _unshard(self, unit: int) -> None:
         if unit not in self._unsharded:
             self._unsharded.add(unit)
-            for size in self._gathered.get(unit, []):
+            for size in self._gathered.get(unit, []) + self._blocks.get(unit, []):
                 self.pool.take(size)
+            for size in self._blocks.get(unit, []):
+                self.pool.give(size)
 
     def _reshard(self, unit: int) -> None:
         if unit in self._unsharded:

@@ -113,7 +113,7 @@ class _Replicated(_Plan):
         if setting == DDP:
             self.owned = [[(p.shape, p.itemsize) for p in trained]]
             return
-        self.owned = [_pieces_by_dtype(trained, job.ranks, r) for r in _some_ranks(job.ranks)]
+        self.owned = [_parts_by_dtype(trained, job.ranks, r) for r in _some_ranks(job.ranks)]
         if job.hosts == 1:
             self._share(trained)
 
@@ -153,7 +153,7 @@ class _Sharded(_Plan):
         if self._gathers:
             self.parameters += block * itemsize + (block * compute if compute != itemsize else 0)
         else:
-            whole = block * self._group * compute
+            whole = layout.whole_numel(flat) * compute
             self.shared += whole if self._group > 1 else 0
             self.parameters += whole if self._group == 1 else 0
             self.parameters += block * itemsize if compute != itemsize else 0
@@ -205,6 +205,7 @@ class _Sharded(_Plan):
     def communication(self, one: Pass) -> int:
         gradients: dict[int, list] = {}
         gathered: dict[int, list] = {}
+        blocks: dict[int, list] = {}
         averages = 0
         for flat in self._flats:
             unit, block = flat[0].unit, layout.block_numel(flat, self._group)
@@ -213,13 +214,14 @@ class _Sharded(_Plan):
                 gradients.setdefault(unit, []).append((block * self._group, reduce))
                 averages += block * reduce if reduce != flat[0].itemsize else 0
             if self._gathers:
-                size = (block * self._group, self._compute_itemsize(flat))
-                gathered.setdefault(unit, []).append(size)
+                compute = self._compute_itemsize(flat)
+                gathered.setdefault(unit, []).append((layout.whole_numel(flat), compute))
+                blocks.setdefault(unit, []).append((block * self._group, compute))
         if self._group == 1:  # gradients are averaged where they stay
             return averages
         unit_of = [p.unit for p in self.facts.parameters]
         keeps = self.setting == SHARD_GRAD_OP
-        schedule = layout.Schedule(unit_of, gradients, gathered, keeps)
+        schedule = layout.Schedule(unit_of, gradients, gathered, blocks, keeps)
         return schedule.run(one.events, self._num_trained()) + averages
 
 
@@ -227,10 +229,14 @@ def _pieces(parameters: list[Parameter], ranks: int, rank: int) -> list:
     return [(shape, parameters[0].itemsize) for shape in layout.pieces(parameters, ranks, rank)]
 
 
-def _pieces_by_dtype(parameters: list[Parameter], ranks: int, rank: int) -> list:
+def _parts_by_dtype(parameters: list[Parameter], ranks: int, rank: int) -> list:
     sizes = dict.fromkeys(p.itemsize for p in parameters)
     alike = [[p for p in parameters if p.itemsize == size] for size in sizes]
-    return [piece for group in alike for piece in _pieces(group, ranks, rank)]
+    return [
+        (shape, group[0].itemsize)
+        for group in alike
+        for shape in layout.even_parts(group, ranks, rank)
+    ]
 
 
 def _some_ranks(ranks: int) -> list[int]:

@@ -1,6 +1,7 @@
 """The arithmetic of flat arrays, buckets and buffers that units share."""
 
 import pytest
+import torch
 from libddp.plan import layout
 from libddp.plan.facts import Event, Parameter
 
@@ -9,17 +10,27 @@ def parameter(*shape, unit=0, trained=True, itemsize=4):
     return Parameter("p", shape, itemsize, trained, unit)
 
 
-def test_blocks_are_equal_and_aligned():
-    assert layout.block_numel([parameter(10, 5), parameter(5)], 2) == 32
+def test_a_block_has_a_chunk_of_each_parameter():
+    assert layout.block_numel([parameter(10, 5), parameter(5)], 2) == 32 + 32
     assert layout.block_numel([parameter(7)], 1) == 32
-    # Rows of 48 that fill several blocks: blocks are whole rows too.
-    assert layout.block_numel([parameter(1000, 48)], 3) % 48 == 0
+    assert layout.block_numel([parameter(1000, 48)], 3) == layout.round_up(334 * 48, 32)
+    assert layout.block_numel([parameter(1, 640)], 4) == 640
+    assert layout.whole_numel([parameter(10, 5), parameter(5)]) == 64 + 32
 
 
-def test_pieces_cover_every_parameter_once():
+def test_pieces_are_those_of_chunk():
+    parameters = [parameter(1000, 48), parameter(100), parameter(4, 64), parameter()]
+    for ranks in (1, 2, 3, 5):
+        for rank in range(ranks):
+            chunks = [torch.empty(p.shape or 1, device="meta").chunk(ranks) for p in parameters]
+            own = [tuple(c[rank].shape) for c in chunks if rank < len(c)]
+            assert layout.pieces(parameters, ranks, rank) == own
+
+
+def test_even_parts_cover_every_parameter_once():
     parameters = [parameter(1000, 48), parameter(100), parameter(48, 64), parameter()]
     for ranks in (1, 2, 3, 5):
-        owned = [layout.pieces(parameters, ranks, rank) for rank in range(ranks)]
+        owned = [layout.even_parts(parameters, ranks, rank) for rank in range(ranks)]
         numel = sum(layout.Parameter("", shape).numel for shapes in owned for shape in shapes)
         assert numel == sum(p.numel for p in parameters)
 
@@ -59,14 +70,14 @@ def events_of(*units):
 
 def test_at_most_two_units_have_a_buffer_for_gradients():
     sizes = {unit: [(100, 4)] for unit in range(6)}
-    schedule = layout.Schedule(range(6), sizes, {}, keep_unsharded=False)
+    schedule = layout.Schedule(range(6), sizes, {}, {}, keep_unsharded=False)
     assert schedule.run(events_of(5, 4, 3, 2, 1, 0), [1] * 6) == 2 * 400
 
 
 def test_a_unit_whose_first_gradient_is_early_keeps_its_buffer():
     # The root (0) has a gradient at the beginning and one at the end, parameters 0 and 4.
     unit_of = [0, 1, 2, 3, 0]
-    schedule = layout.Schedule(unit_of, {u: [(10 + u, 1)] for u in range(4)}, {}, False)
+    schedule = layout.Schedule(unit_of, {u: [(10 + u, 1)] for u in range(4)}, {}, {}, False)
     events = [Event("gradient", parameter) for parameter in (4, 3, 2, 1, 0)]
     assert schedule.run(events, [2, 1, 1, 1]) == 10 + 11 + 12 + 13
 
@@ -79,5 +90,5 @@ def test_gathered_units_are_given_back(keeps, buffers):
     for unit in range(1, 5):
         forward += [Event("forward", unit), Event("forward_end", unit)]
     events = [*forward, Event("forward_end", 0), *(Event("gradient", u) for u in (4, 3, 2, 1, 0))]
-    schedule = layout.Schedule(range(5), {}, sizes, keeps)
+    schedule = layout.Schedule(range(5), {}, sizes, {}, keeps)
     assert schedule.run(events, [1] * 5) == buffers * 400
