@@ -1,5 +1,7 @@
 // libddp._C.Unit and ShardedModel: what libddp.distributed.fsdp calls.
 
+#include <ATen/ops/from_blob.h>
+
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -28,16 +30,45 @@ std::shared_ptr<Unit> make_unit(std::string name, const PythonTensors& parameter
                                              param_dtype, reduce_dtype, keep_low_gradients});
 }
 
+/// libddp.distributed.fsdp._dtensors.Faces, which has the model: neither keeps the other alive.
+class PythonFaces final : public ParameterFaces {
+ public:
+  explicit PythonFaces(const py::object& faces) : faces_(faces) {}
+  ~PythonFaces() override {
+    const py::gil_scoped_acquire acquire;
+    faces_ = py::weakref();
+  }
+
+  void take_over() override { call("take_over"); }
+  void show_gradients() override { call("show_gradients"); }
+  void show_gradients(Unit& unit) override { call("show_gradients_of", &unit); }
+  bool has_late_hooks(Unit& unit) override { return call("has_late_hooks", &unit); }
+  bool run_late_hooks(Unit& unit) override { return call("run_late_hooks", &unit); }
+
+ private:
+  template <typename... Args>
+  bool call(const char* name, Args... args) const {
+    const py::gil_scoped_acquire acquire;
+    const py::object faces = faces_();
+    if (faces.is_none()) return false;
+    return faces.attr(name)(py::cast(args, py::return_value_policy::reference)...)
+        .is(py::bool_(true));
+  }
+
+  py::weakref faces_;
+};
+
 using Units = std::vector<std::shared_ptr<Unit>>;
 
 void show_copies(ShardedModel& model, const Units& units, bool with_gradients, bool here) {
   model.show_copies(units, {with_gradients, here});
 }
 
-std::shared_ptr<ShardedModel> make_model(Units units, bool forward_prefetch,
-                                         bool backward_prefetch) {
-  return ShardedModel::create(std::move(units),
-                              {forward_prefetch, backward_prefetch, &rethrow_as_python_error});
+std::shared_ptr<ShardedModel> make_model(Units units, bool forward_prefetch, bool backward_prefetch,
+                                         const py::object& faces) {
+  ShardedModelOptions options{forward_prefetch, backward_prefetch, &rethrow_as_python_error};
+  if (!faces.is_none()) options.faces = std::make_shared<PythonFaces>(faces);
+  return ShardedModel::create(std::move(units), std::move(options));
 }
 
 void finish_forward(ShardedModel& model, Unit& unit, py::handle output) {
@@ -69,25 +100,50 @@ std::vector<at::Tensor> gradient_blocks(const Unit& unit) {
   return blocks;
 }
 
+/// Names of the parameters that the last pass has given averages, until their late hooks have run.
+std::vector<std::string> averaged_of(const Unit& unit) {
+  std::vector<std::string> names;
+  for (const auto& flat : unit.flats()) {
+    for (std::size_t i = 0; i < flat->size(); ++i) {
+      if (flat->is_installed(i)) names.push_back(flat->parameters()[i].name);
+    }
+  }
+  return names;
+}
+
+/// The same memory as a tensor of its own, that begins there: a DTensor has the storage offset of
+/// its local tensor, and files get all of a tensor's storage.
+at::Tensor alias_of(const at::Tensor& tensor) {
+  return at::from_blob(
+      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {},
+      tensor.options().requires_grad(false));
+}
+
 }  // namespace
 
 void bind_fsdp(py::module_& module) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  module.def("alias_of", &alias_of, py::arg("tensor"));
   py::class_<Unit, std::shared_ptr<Unit>>(module, "Unit")
       .def(py::init(&make_unit), py::kw_only(), py::arg("name"), py::arg("parameters"),
            py::arg("shard"), py::arg("replicate"), py::arg("keep_unsharded"),
            py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("keep_low_gradients"))
       .def_property_readonly("name", &Unit::name)
       .def("layout", &layout_of, py::arg("rank"))
-      .def("gradient_blocks", &gradient_blocks);
+      .def("gradient_blocks", &gradient_blocks)
+      .def("averaged", &averaged_of)
+      .def("divide_gradients_by", &Unit::divide_gradients_by, py::arg("divisor"));
   py::class_<ShardedModel, std::shared_ptr<ShardedModel>>(module, "ShardedModel")
       .def(py::init(&make_model), py::arg("units"), py::kw_only(), py::arg("forward_prefetch"),
-           py::arg("backward_prefetch"))
+           py::arg("backward_prefetch"), py::arg("faces") = py::none())
       .def("before_forward", &ShardedModel::before_forward, py::arg("unit"), unlocked)
       .def("after_forward", &finish_forward, py::arg("unit"), py::arg("output"))
       .def("forward_failed", &ShardedModel::forward_failed, py::arg("unit"), unlocked)
       .def_property("syncs", &ShardedModel::syncs, &ShardedModel::set_sync)
       .def("publish", &ShardedModel::publish, unlocked)
+      .def("average_waiting", &ShardedModel::average_waiting, unlocked)
+      .def("unshard", &ShardedModel::unshard, py::arg("unit"), unlocked)
+      .def("reshard", &ShardedModel::reshard, py::arg("unit"), unlocked)
       .def("show_copies", &show_copies, py::arg("units"), py::kw_only(), py::arg("with_gradients"),
            py::arg("here"), unlocked)
       .def("end_copies", py::overload_cast<const Units&, bool>(&ShardedModel::end_copies),

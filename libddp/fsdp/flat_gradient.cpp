@@ -209,12 +209,20 @@ void FlatParameter::reduce() {
   const CallOptions async{.async = true, .label = label};
   if (is_sharded()) {
     pass_->work =
-        options_.shard->reduce_scatter_into(pass_->average, gradients_, {ReduceOp::Avg}, async);
+        options_.shard->reduce_scatter_into(pass_->average, gradients_, first_reduction(), async);
   } else if (options_.replicate) {
-    pass_->work = options_.replicate->all_reduce(pass_->average, {ReduceOp::Avg}, async);
+    pass_->work = options_.replicate->all_reduce(pass_->average, first_reduction(), async);
   } else {
     pass_->stage = Stage::Averaged;
   }
+}
+
+ReduceOptions FlatParameter::first_reduction() const {
+  return divisor_ ? ReduceOptions{ReduceOp::Sum, 1.0 / *divisor_} : ReduceOptions{ReduceOp::Avg};
+}
+
+ReduceOptions FlatParameter::second_reduction() const {
+  return {divisor_ ? ReduceOp::Sum : ReduceOp::Avg};
 }
 
 TrainedSet FlatParameter::averaged() const {
@@ -228,6 +236,7 @@ void FlatParameter::begin_reduction() {
   fill_missing();
   pass_->stage = Stage::Reducing;
   if (!is_sharded()) {
+    if (divisor_ && !options_.replicate) gradients_.div_(*divisor_);
     pass_->average = gradients_;
     return;
   }
@@ -257,7 +266,7 @@ void FlatParameter::collect() {
   work->wait();
   if (is_sharded() && options_.replicate) {
     const std::string label = averaged().label(label_);
-    options_.replicate->all_reduce(pass_->average, {ReduceOp::Avg}, {.label = label});
+    options_.replicate->all_reduce(pass_->average, second_reduction(), {.label = label});
   }
   end_reduction();
 }

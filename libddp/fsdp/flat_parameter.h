@@ -115,6 +115,12 @@ class FlatParameter {
   void end_reduction();
   bool is_averaged() const { return pass_ && pass_->stage == Stage::Averaged; }
   const ShardOptions& options() const { return options_; }
+  /// Averages over all ranks, or sums over all ranks divided by what the script wants.
+  void divide_gradients_by(std::optional<double> divisor) { divisor_ = divisor; }
+  std::optional<double> divisor() const { return divisor_; }
+  /// How the first group, and the group of replicas after it, reduces.
+  ReduceOptions first_reduction() const;
+  ReduceOptions second_reduction() const;
   /// Of `whole_gradient`.
   std::size_t gradient_bytes() const;
   at::ScalarType reduce_dtype() const { return reduce_dtype_; }
@@ -127,6 +133,10 @@ class FlatParameter {
   /// After a pass that failed: `.grad` is what it was before; what the pass had done is lost.
   void abandon();
 
+  /// Whether the last `install` gave a parameter an average whose hooks have not run yet.
+  bool is_installed(std::size_t index) const {
+    return members_[index].gradient == Gradient::Installed;
+  }
   /// Whether users have put hooks on one of the parameters that run when `.grad` is written.
   bool has_late_hooks() const;
   /// Runs those of the parameters that the last `install` gave an average; whether there were any.
@@ -214,6 +224,7 @@ class FlatParameter {
   std::vector<Member> members_;
   Shows shows_ = Shows::Pieces;
   bool gradients_are_aside_ = false;
+  std::optional<double> divisor_;
   std::optional<Pass> pass_;
   /// Whole gradients, in the pool's memory; where nothing is sharded, gradient_block_ itself if
   /// nothing stands there. They last until the pass that averages them.

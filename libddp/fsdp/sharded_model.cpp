@@ -122,6 +122,7 @@ void ShardedModel::forward_failed(Unit& unit) {
 void ShardedModel::begin_step() {
   recover();
   output_leaves_.clear();
+  if (options_.faces) options_.faces->take_over();
   for (const UnitPtr& unit : units_) unit->release_gradients();
   publish();
 }
@@ -133,8 +134,20 @@ void ShardedModel::recover() {
   for (const UnitPtr& unit : units_) {
     unit->forward.running = 0;
     if (unit->is_in_pass()) unit->abandon();
-    unit->show_pieces(/*reshard=*/true);
+    if (!unit->is_held()) unit->show_pieces(/*reshard=*/true);
   }
+}
+
+void ShardedModel::unshard(Unit& unit) {
+  if (depth_ > 0 || pass_) return;  // units are unsharded where they are used
+  if (unit.is_held()) return;
+  begin_step();
+  unit.hold();
+}
+
+void ShardedModel::reshard(Unit& unit) {
+  if (depth_ > 0 || pass_ || !unit.is_held()) return;
+  unit.show_pieces(/*reshard=*/true);
 }
 
 void ShardedModel::publish() {
@@ -166,7 +179,7 @@ void ShardedModel::before_backward(Unit& unit, bool accumulates) {
   if (accumulates) {
     pass_->accumulates = true;
     unit.begin_pass();
-    if (unit.has_late_hooks()) pass_->has_late_hooks = true;
+    if (has_late_hooks(unit)) pass_->has_late_hooks = true;
   }
   unit.show_full();
   leave_units_after(unit);
@@ -179,6 +192,7 @@ void ShardedModel::begin_pass() {
   const bool is_left = std::any_of(units_.begin(), units_.end(),
                                    [](const UnitPtr& unit) { return unit->is_in_pass(); });
   if (is_left && depth_ == 0) recover();
+  if (options_.faces) options_.faces->take_over();
   for (const UnitPtr& unit : units_) unit->release_gradients();
   const auto pass = std::make_shared<Pass>(weak_from_this(), syncs_);
   pass_ = pass.get();
@@ -246,10 +260,21 @@ void ShardedModel::collect_oldest(std::size_t most) {
 void ShardedModel::install_for_hooks() {
   if (!pass_->has_late_hooks) return;
   for (const UnitPtr& unit : units_) {
-    if (!unit->is_averaged() || unit->shows_full() || !unit->has_late_hooks()) continue;
+    if (!unit->is_averaged() || unit->shows_full() || !has_late_hooks(*unit)) continue;
     unit->install();
-    unit->run_late_hooks();
+    if (options_.faces) options_.faces->show_gradients(*unit);
+    run_late_hooks(*unit);
   }
+}
+
+bool ShardedModel::has_late_hooks(Unit& unit) const {
+  return unit.has_late_hooks() || (options_.faces && options_.faces->has_late_hooks(unit));
+}
+
+void ShardedModel::run_late_hooks(Unit& unit) {
+  const bool has_run = options_.faces && options_.faces->run_late_hooks(unit);
+  unit.run_late_hooks();
+  if (has_run) unit.release_gradients();
 }
 
 void ShardedModel::end_pass() {
@@ -265,7 +290,17 @@ void ShardedModel::end_pass() {
     unit->end_pass();
   }
   pass_ = nullptr;
-  for (const UnitPtr& unit : units_) unit->run_late_hooks();
+  if (options_.faces) options_.faces->show_gradients();
+  for (const UnitPtr& unit : units_) run_late_hooks(*unit);
+}
+
+void ShardedModel::average_waiting() {
+  if (depth_ > 0 || pass_ || !syncs_) return;
+  if (options_.faces) options_.faces->take_over();
+  Pass pass(weak_from_this(), /*averages=*/true);
+  pass.accumulates = true;
+  pass_ = &pass;
+  end_pass();
 }
 
 // Units of which some parameter got no gradient, and those that passes without synchronisation have

@@ -56,12 +56,32 @@
 
 namespace libddp {
 
+/// What stands for the parameters of a model where scripts see them, if it is not the parameters
+/// themselves: a language binding's sharded tensors. Their `.grad` and `requires_grad` are what
+/// counts; the units' own follow. Each function may throw.
+class ParameterFaces {
+ public:
+  virtual ~ParameterFaces() = default;
+  /// A step or a pass begins: takes what scripts have changed over to the units' parameters.
+  virtual void take_over() = 0;
+  /// A pass has put gradients into the units' parameters: shows them.
+  virtual void show_gradients() = 0;
+  /// The same in the middle of a pass, of one unit.
+  virtual void show_gradients(Unit& unit) = 0;
+  /// Hooks that users want to be run when a unit's averages are there: see NOTE [Late hooks].
+  virtual bool has_late_hooks(Unit& unit) = 0;
+  /// Of those parameters that have got averages; whether there were any hooks.
+  virtual bool run_late_hooks(Unit& unit) = 0;
+};
+
 struct ShardedModelOptions {
   /// Gather the next unit while one computes (where anything is gathered).
   bool forward_prefetch = true;
   bool backward_prefetch = true;
   /// Throws the given error; lets a language binding throw a type of its own out of backward().
   std::function<void(std::exception_ptr)> rethrow = nullptr;
+  /// Null: scripts see the parameters.
+  std::shared_ptr<ParameterFaces> faces = nullptr;
 };
 
 class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
@@ -82,8 +102,17 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void set_sync(bool sync) { syncs_ = sync; }
   bool syncs() const { return syncs_; }
 
+  /// Averages what passes without synchronisation have left, if passes are to average; a
+  /// collective. Without effect inside of a forward or backward pass.
+  void average_waiting();
+
   /// Makes the values that this rank owns visible to all. Collective. A forward does it by itself.
   void publish();
+  /// Lets the parameters of a unit show whole tensors until its next forward ends, or `reshard`;
+  /// what is written into them is undefined. A collective; without effect inside of a forward or
+  /// backward pass.
+  void unshard(Unit& unit);
+  void reshard(Unit& unit);
   /// Lets the parameters of some units show copies of the whole tensors; collective, outside of any
   /// forward.
   void show_copies(const std::vector<UnitPtr>& units, const FlatParameter::CopyOptions& options);
@@ -126,6 +155,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   bool reduce_rest();
   void collect_oldest(std::size_t most);
   void install_for_hooks();
+  bool has_late_hooks(Unit& unit) const;
+  void run_late_hooks(Unit& unit);
   void prefetch(const Unit& unit, int step);
   void record(Unit& unit);
   template <typename Function>

@@ -20,7 +20,7 @@ const Group& group_of(const FlatParameter& flat) {
 
 bool are_alike(const FlatParameter& a, const FlatParameter& b) {
   return a.options().shard == b.options().shard && a.options().replicate == b.options().replicate &&
-         a.reduce_dtype() == b.reduce_dtype();
+         a.reduce_dtype() == b.reduce_dtype() && a.divisor() == b.divisor();
 }
 
 /// function(place in the array, place in what travels, bytes) for each block.
@@ -100,11 +100,12 @@ void SmallReductions::launch(Batch& batch, bool async) {
   const CallOptions options{.async = async, .label = label};
   if (blocks == 1) {
     batch.averages = batch.sent;
-    batch.work = group->all_reduce(batch.sent, {ReduceOp::Avg}, options);
+    batch.work = group->all_reduce(batch.sent, first.first_reduction(), options);
     return;
   }
   batch.averages = batch.pool->take(batch.block_numel, first.reduce_dtype());
-  batch.work = group->reduce_scatter_into(batch.averages, batch.sent, {ReduceOp::Avg}, options);
+  batch.work =
+      group->reduce_scatter_into(batch.averages, batch.sent, first.first_reduction(), options);
 }
 
 void SmallReductions::pack(Batch& batch) {
@@ -125,7 +126,8 @@ void SmallReductions::collect() {
     batch.work->wait();
     const FlatParameter& first = *batch.flats.front();
     if (blocks_of(first) > 1 && first.options().replicate) {
-      first.options().replicate->all_reduce(batch.averages, {ReduceOp::Avg}, {.label = kLabel});
+      first.options().replicate->all_reduce(batch.averages, first.second_reduction(),
+                                            {.label = kLabel});
     }
     unpack(batch);
   }

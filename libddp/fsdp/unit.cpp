@@ -106,7 +106,17 @@ void Unit::show_full() {
   for (const auto& flat : flats_) flat->show_full();
 }
 
+void Unit::hold() {
+  show_full();
+  is_held_ = true;
+}
+
+void Unit::divide_gradients_by(std::optional<double> divisor) {
+  for (const auto& flat : flats_) flat->divide_gradients_by(divisor);
+}
+
 void Unit::show_pieces(bool reshard) {
+  is_held_ = false;
   for (const auto& flat : flats_) {
     flat->show_pieces();
     if (reshard) flat->memory().reshard();

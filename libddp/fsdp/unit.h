@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,12 @@ class Unit {
   /// `reshard`: gathered bytes are given back too.
   void show_pieces(bool reshard);
   bool shows_full() const;
+  /// show_full by the wish of a script, which lasts until show_pieces.
+  void hold();
+  bool is_held() const { return is_held_; }
+
+  /// Gradients become their sum over all ranks divided by this; nullopt = by the number of ranks.
+  void divide_gradients_by(std::optional<double> divisor);
 
   void release_gradients();
   /// The part of a pass that concerns this unit.
@@ -106,6 +113,7 @@ class Unit {
   std::function<void(Unit&)> on_gradient_;
   std::vector<std::unique_ptr<FlatParameter>> flats_;
   Phase phase_ = Phase::Idle;
+  bool is_held_ = false;
 };
 
 }  // namespace libddp

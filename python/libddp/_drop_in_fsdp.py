@@ -58,7 +58,7 @@ def replace_composable(owner: ModuleType, put: Callable) -> None:
     """FSDP2's names in a module that shows them."""
     if not is_offered():
         return
-    from libddp.distributed.fsdp import _fully_shard as ours
+    from libddp.distributed import fsdp as ours
 
     for name in _FSDP2_NAMES:
         if hasattr(owner, name):

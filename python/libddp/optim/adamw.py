@@ -9,6 +9,7 @@ import torch
 
 from libddp._load import load
 from libddp.errors import ArgumentError, StateError
+from libddp.optim import _dtensors
 from libddp.optim._shards import Shards
 
 _C = load()
@@ -137,12 +138,13 @@ class AdamW(torch.optim.AdamW):
         new = [p for p in parameters if not self.state[p]]
         if not new:
             return
-        _C.check_adamw_parameters(new)
+        _C.check_adamw_parameters(_dtensors.locals_of(new))
         if self._shards is not None:
             self._shards.add_state(new, self.state)
             return
-        for parameter, entries in zip(new, _C.make_adamw_state(new, amsgrad), strict=True):
-            self.state[parameter].update(entries)
+        local = _dtensors.locals_of(new)
+        for parameter, entries in zip(new, _C.make_adamw_state(local, amsgrad), strict=True):
+            self.state[parameter].update(_dtensors.like(parameter, entries))
 
     def _update(self, parameters: list[torch.Tensor], group: dict) -> None:
         states = [self.state[p] for p in parameters]
@@ -162,12 +164,13 @@ class AdamW(torch.optim.AdamW):
         if self._shards is not None:
             self._shards.update(parameters, steps, **options)
             return
+        local = _dtensors.locals_of
         _C.fused_adamw(
-            parameters,
-            [p.grad for p in parameters],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
+            local(parameters),
+            local([p.grad for p in parameters]),
+            local([state["exp_avg"] for state in states]),
+            local([state["exp_avg_sq"] for state in states]),
+            local([state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else []),
             steps,
             **options,
         )

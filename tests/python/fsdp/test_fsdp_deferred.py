@@ -1,4 +1,4 @@
-"""fully_shard of modules on the meta device, which get their values later, as torch's FSDP2."""
+"""Modules on the meta device, which get their values later, with parameters as plain tensors."""
 
 import ctypes
 from pathlib import Path
@@ -30,7 +30,7 @@ def reset_parameters(model, seed):
 
 def initialised(seed=17):
     """As a script of torch's FSDP2 does it."""
-    model = models.shard(on_meta())
+    model = models.shard_plain(on_meta())
     assert all(p.is_meta for p in model.parameters())
     model.to_empty(device="cpu")
     return reset_parameters(model, seed)
@@ -47,7 +47,7 @@ def check_values_are_those_of_an_ordinary_model():
     assert_equal([values(model)], [plain.state_dict()])
     numel = sum(p.numel() for p in model.parameters())
     assert numel < 0.6 * sum(p.numel() for p in plain.parameters())
-    assert models.train(model, 3) == models.train(models.shard(plain), 3)
+    assert models.train(model, 3) == models.train(models.shard_plain(plain), 3)
 
 
 def check_every_rank_has_its_rows_of_its_own_values():
@@ -65,7 +65,7 @@ def check_training_equals_torchs():
             nn.init.constant_(parameter, 0.03 * parameter.shape[0])
 
     theirs = models.theirs(on_meta())
-    ours = models.shard(on_meta())
+    ours = models.shard_plain(on_meta())
     for model in (ours, theirs):
         model.to_empty(device="cpu")
         model.apply(fill)
@@ -76,7 +76,7 @@ def check_training_equals_torchs():
 
 
 def check_an_optimizer_from_before_there_were_values():
-    model = models.shard(on_meta())
+    model = models.shard_plain(on_meta())
     model.norm.weight.is_special = True
     optimizer = models.adamw(model.parameters())
     reset_parameters(model.to_empty(device="cpu"), 17)
@@ -88,7 +88,7 @@ def check_an_optimizer_from_before_there_were_values():
 def check_only_blocks_are_sharded():
     model = on_meta()
     for block in model.blocks:
-        models.libddp_fsdp().fully_shard(block)
+        models.libddp_fsdp().fully_shard(block, use_dtensor=False)
     model.to_empty(device="cpu")
     model.head.weight = model.embedding.weight  # the rest is an ordinary module
     reset_parameters(model, 17)
@@ -101,7 +101,7 @@ def check_states_instead_of_an_initialisation():
     wanted, is_first = source.state_dict(), dist.get_rank() == 0
     whole_state = StateDictOptions(full_state_dict=True)
     from_first = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    sharded = models.shard(source).state_dict()
+    sharded = models.shard_plain(source).state_dict()
     for load in (
         lambda m: set_model_state_dict(m, wanted, options=whole_state),
         lambda m: set_model_state_dict(m, wanted if is_first else {}, options=from_first),
@@ -109,7 +109,7 @@ def check_states_instead_of_an_initialisation():
         lambda m: m.load_state_dict(wanted, assign=True),
         lambda m: m.load_state_dict(sharded, assign=True),
     ):
-        model = models.shard(on_meta())
+        model = models.shard_plain(on_meta())
         load(model)
         assert_equal([values(model)], [wanted])
         models.train(model, 1)
@@ -119,7 +119,7 @@ def check_distributed_tensors_made_for_the_entries():
     from torch.distributed.tensor import distribute_tensor
 
     wanted = models.build(seed=5).state_dict()
-    model = models.shard(on_meta())
+    model = models.shard_plain(on_meta())
     state = {}
     for name, entry in model.state_dict().items():
         assert entry.is_meta
@@ -134,16 +134,16 @@ def check_checkpoints():
     import torch.distributed.checkpoint as dcp
 
     fsdp, folder = models.libddp_fsdp(), checks.shared_folder()
-    source = models.shard(models.build(seed=5))
+    source = models.shard_plain(models.build(seed=5))
     optimizer = models.adamw(source.parameters())
     models.train(source, 1, lambda _: optimizer)
     fsdp.save_snapshot(folder / "snapshot", source, optimizer)
     dcp.save({"model": source.state_dict()}, checkpoint_id=folder / "dcp")
-    model = models.shard(on_meta())
+    model = models.shard_plain(on_meta())
     other = models.adamw(model.parameters())
     fsdp.load_snapshot(folder / "snapshot", model, other)
     assert_equal(whole(model, other), whole(source, optimizer))
-    again = models.shard(on_meta()).to_empty(device="cpu")
+    again = models.shard_plain(on_meta()).to_empty(device="cpu")
     state = again.state_dict()
     dcp.load({"model": state}, checkpoint_id=folder / "dcp")
     assert_equal([values(again)], [values(source)])
@@ -166,8 +166,9 @@ def sharded_layers():
     """12 units of 4 MiB on the meta device, or 48 MiB in all."""
     with torch.device("meta"):
         layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(12)))
-    models.libddp_fsdp().fully_shard(list(layers))
-    return models.libddp_fsdp().fully_shard(layers)
+    for layer in layers:
+        models.libddp_fsdp().fully_shard(layer, use_dtensor=False)
+    return models.libddp_fsdp().fully_shard(layers, use_dtensor=False)
 
 
 def check_loading_takes_the_memory_of_a_unit():
@@ -175,7 +176,7 @@ def check_loading_takes_the_memory_of_a_unit():
     source = sharded_layers().to_empty(device="cpu")
     whole_model = peak_mib(lambda: reset_parameters(source, 17))
     state = source.state_dict()
-    small = models.shard()
+    small = models.shard_plain()
     set_model_state_dict(small, small.state_dict())  # imports, and whatever is made once
     model = sharded_layers()
     loaded = peak_mib(lambda: set_model_state_dict(model, state))
@@ -196,17 +197,17 @@ class Counting(nn.Module):
 
 def check_buffers():
     fsdp = models.libddp_fsdp()
-    model = fsdp.fully_shard(on_meta(Counting))
+    model = fsdp.fully_shard(on_meta(Counting), use_dtensor=False)
     model.load_state_dict(Counting().state_dict())
     assert model.kept.tolist() == [3.0, 3.0]
     assert model.made.is_meta  # as with torch, for scripts to make anew
-    model = fsdp.fully_shard(on_meta(Counting)).to_empty(device="cpu")
+    model = fsdp.fully_shard(on_meta(Counting), use_dtensor=False).to_empty(device="cpu")
     assert not model.kept.is_meta
     assert not model.made.is_meta
 
 
 def check_mistakes():
-    model = models.shard(on_meta())
+    model = models.shard_plain(on_meta())
     with pytest.raises(ValueError, match=r"is on device meta.*Hint: .*to_empty"):
         model(models.tokens(0))
     model.to_empty(device="cpu", recurse=False)
@@ -217,19 +218,21 @@ def check_mistakes():
     state = models.build().state_dict()
     del state["norm.bias"]
     with pytest.raises(ValueError, match=r"has no 'norm.bias'; the model was on the meta device"):
-        models.shard(on_meta()).load_state_dict(state, strict=False)
+        models.shard_plain(on_meta()).load_state_dict(state, strict=False)
     with pytest.raises(ValueError, match=r"has no 'norm.bias'; the model was on the meta device"):
-        set_model_state_dict(models.shard(on_meta()), state, options=StateDictOptions(strict=False))
+        set_model_state_dict(
+            models.shard_plain(on_meta()), state, options=StateDictOptions(strict=False)
+        )
     with pytest.raises(RuntimeError, match=r"Missing key.*norm\.bias"):
-        models.shard(on_meta()).load_state_dict(state)
+        models.shard_plain(on_meta()).load_state_dict(state)
     with pytest.raises(ValueError, match="would replace sharded parameters"):
-        models.shard().load_state_dict(models.build().state_dict(), assign=True)
+        models.shard_plain().load_state_dict(models.build().state_dict(), assign=True)
 
 
 def check_one_rank_has_values():
     model = models.build() if dist.get_rank() == 0 else on_meta()
     with pytest.raises(ValueError, match=r"rank 1.*is on device meta|is on device meta"):
-        models.shard(model)
+        models.shard_plain(model)
     models.train(initialised(), 1)
 
 

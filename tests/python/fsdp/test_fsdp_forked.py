@@ -25,6 +25,7 @@ class Overwrites(Dataset):
 
 
 def workers_keep_to_themselves(tensors):
+    tensors = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
     tensors = [t.detach() for t in tensors]
     before = [t.clone() for t in tensors]
     expected = sum(t.double().sum() for t in before)

@@ -49,7 +49,7 @@ def by_total(model, order):
 
 
 def check_norms_are_those_of_one_process():
-    ways = ((models.shard_hybrid, by_function), (models.shard_hybrid, by_total))
+    ways = ((models.shard_plain_hybrid, by_function), (models.shard_plain_hybrid, by_total))
     for make, clip in (*ways, (models.wrap_hybrid, by_method), (models.wrap_hybrid, by_function)):
         for change in (left, replaced):
             whole, model = change(of_all_batches()), change(one_pass(make()))
@@ -64,7 +64,7 @@ def check_norms_are_those_of_one_process():
 
 def check_one_replica_replaces_its_gradients():
     for order in ORDERS:
-        model = one_pass(models.shard_hybrid())
+        model = one_pass(models.shard_plain_hybrid())
         if dist.get_rank() < 2:
             for parameter in model.parameters():
                 parameter.grad = parameter.grad.clone()

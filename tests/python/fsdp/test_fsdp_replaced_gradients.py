@@ -63,8 +63,8 @@ WAYS = [
     (models.wrap, by_method),
     (models.wrap, by_function),
     (models.wrap, by_two_functions),
-    (models.shard, by_function),
-    (models.shard, by_two_functions),
+    (models.shard_plain, by_function),
+    (models.shard_plain, by_two_functions),
 ]
 
 
@@ -76,21 +76,10 @@ def check_norms_are_torchs():
                 model = changed(one_pass(make()), change)
                 norm = same_everywhere(clip(model, norm_type))
                 torch.testing.assert_close(norm, wanted, msg=lambda text, n=name: f"{n}: {text}")
-                if make is models.shard:
-                    for parameter, other in zip(model.parameters(), gradients, strict=True):
-                        whole = whole_gradient(parameter)
+                if make is models.shard_plain:
+                    found = models.whole_gradients(model).values()
+                    for whole, other in zip(found, gradients, strict=True):
                         torch.testing.assert_close(whole, other)
-
-
-def whole_gradient(parameter):
-    """A replaced gradient has no full_tensor() before the next backward pass."""
-    kept = parameter.detach().clone()
-    with torch.no_grad():
-        parameter.copy_(parameter.grad)
-    whole = parameter.full_tensor()
-    with torch.no_grad():
-        parameter.copy_(kept)
-    return whole
 
 
 def check_one_rank_replaces():
@@ -104,7 +93,7 @@ def check_one_rank_replaces():
 
 def check_gradients_that_one_rank_lacks():
     for norm_type in (2.0, math.inf, -math.inf, -1.0):
-        for make, clip in ((models.wrap, by_method), (models.shard, by_function)):
+        for make, clip in ((models.wrap, by_method), (models.shard_plain, by_function)):
             model = one_pass(make())
             if dist.get_rank() == 0:
                 model.zero_grad()
@@ -112,7 +101,7 @@ def check_gradients_that_one_rank_lacks():
             wanted = torch.linalg.vector_norm(torch.cat(own), norm_type) if own else torch.zeros(())
             dist.broadcast(wanted, src=1)
             torch.testing.assert_close(same_everywhere(clip(model, norm_type)), wanted)
-    model = models.shard()
+    model = models.shard_plain()
     assert by_function(model, 2.0) == 0
 
 
@@ -127,7 +116,7 @@ def check_an_infinity_of_one_rank():
                 norm = clip(model, norm_type)
                 assert not norm.isfinite()
                 assert norm.isnan() == math.isnan(value)
-            model = one_pass(models.shard())
+            model = one_pass(models.shard_plain())
             if dist.get_rank() == 0:
                 model.head.weight.grad[0, 0] = value
             with pytest.raises(RuntimeError, match="is non-finite, so it cannot be clipped"):
@@ -139,9 +128,9 @@ def check_an_infinity_of_one_rank():
 def check_with_ordinary_parameters():
     plain = torch.nn.Parameter(torch.ones(3))
     for change in CHANGES.values():
-        model = changed(one_pass(models.shard()), CHANGES["left"])
+        model = changed(one_pass(models.shard_plain()), CHANGES["left"])
         alone = by_function(model, 2.0)
-        model = one_pass(models.shard())
+        model = one_pass(models.shard_plain())
         factor = 10 if change is CHANGES["product"] else 1
         changed(model, change)
         plain.grad = torch.tensor([1.0, 2.0, 3.0])
@@ -151,7 +140,7 @@ def check_with_ordinary_parameters():
 
 
 def check_norms_of_parameters():
-    model, plain = models.shard(), models.build()
+    model, plain = models.shard_plain(), models.build()
     wanted = torch.nn.utils.get_total_norm(list(plain.parameters()))
     found = torch.nn.utils.get_total_norm(list(model.parameters()))
     torch.testing.assert_close(same_everywhere(found), wanted)
@@ -172,11 +161,11 @@ def check_the_norm_of_order_zero_counts_tensors():
         model.blocks[0].up.weight.grad.zero_()
         for parameter in (model.blocks[1].up.bias, model.norm.weight):
             if dist.get_rank() == 0:
-                parameter.grad.to_local().zero_()
+                getattr(parameter.grad, "_local_tensor", parameter.grad).zero_()
         return list(model.parameters())
 
     wanted = torch.nn.utils.clip_grad_norm_(cleared(one_pass(models.theirs())), 1e6, 0)
-    ours = cleared(one_pass(models.shard()))
+    ours = cleared(one_pass(models.shard_plain()))
     found = torch.nn.utils.clip_grad_norm_(ours, 1e6, 0)
     assert same_everywhere(found) == wanted.full_tensor() == len(ours) - 1
     plain = torch.nn.Parameter(torch.ones(3))
@@ -191,7 +180,7 @@ def check_functions_that_were_imported_before():
     """The tests import torch before libddp shards anything."""
     wanted, _ = torchs(2.0, lambda p: None)
     torch.testing.assert_close(
-        EARLY(changed(one_pass(models.shard()), CHANGES["clone"]).parameters(), 1.0), wanted
+        EARLY(changed(one_pass(models.shard_plain()), CHANGES["clone"]).parameters(), 1.0), wanted
     )
 
 
@@ -218,7 +207,7 @@ def pass_after(make, change, factor):
 
 
 def check_new_gradients_are_added_to_a_scripts_own():
-    for make in (models.shard, models.wrap, unsharded):
+    for make in (models.shard_plain, models.wrap, unsharded):
         for change in (replace, replace_data):
             for factor in (0, 1, 10):
                 weight, held, wanted = pass_after(make, change, factor)
@@ -232,7 +221,7 @@ def unsharded():
 
 def check_other_data_then_none():
     """Only this gradient is cleared: the others' memory stays."""
-    for make in (models.shard, models.wrap, unsharded):
+    for make in (models.shard_plain, models.wrap, unsharded):
         wanted = one_pass(make()).head.weight.grad.clone()
         for clears_all in (False, True):
             model = one_pass(make())
@@ -264,7 +253,7 @@ def is_square(linear):
 
 
 def check_an_expanded_gradient():
-    model = one_pass(models.shard())
+    model = one_pass(models.shard_plain())
     wanted = model.head.weight.grad.clone()
     model.head.weight.grad = torch.ones(()).expand(wanted.shape)
     one_pass(model)
@@ -273,12 +262,11 @@ def check_an_expanded_gradient():
 
 def check_a_kept_gradient_keeps_its_values():
     """In whatever order gradients are cleared."""
-    for make in (models.shard, models.wrap):
+    for make in (models.shard_plain, models.wrap):
         for clears_all in (False, True):
             model = one_pass(make())
             weight = model.head.weight
             kept, values = weight.grad, weight.grad.clone()
-            whole = kept.full_tensor()
             loss = model(models.tokens(1))[1]
             if clears_all:
                 model.zero_grad()
@@ -286,8 +274,7 @@ def check_a_kept_gradient_keeps_its_values():
             loss.backward()
             assert weight.grad is not kept
             assert torch.equal(kept, values)
-            assert torch.equal(kept.full_tensor(), whole)
-            assert not torch.equal(weight.grad.full_tensor(), whole)
+            assert not torch.equal(weight.grad, values) or not values.numel()
 
 
 EARLY = torch.nn.utils.clip_grad_norm_

@@ -1,4 +1,4 @@
-"""Sharded state of fully_shard, and torch's functions for state dicts on sharded models."""
+"""Sharded state of plain tensors, and torch's functions for state dicts on sharded models."""
 
 import copy
 import io
@@ -25,7 +25,7 @@ FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def check_pieces_are_what_this_rank_owns():
-    model = models.shard()
+    model = models.shard_plain()
     state = model.state_dict()
     assert list(state) == list(models.TinyGpt().state_dict())
     plain = models.build().state_dict()
@@ -42,7 +42,7 @@ def check_pieces_are_what_this_rank_owns():
 
 
 def check_copies_of_pieces_are_pieces():
-    state = models.shard().state_dict()
+    state = models.shard_plain().state_dict()
     value = state["blocks.0.up.weight"]
     for made in (value.clone(), value.detach().cpu(), copy.deepcopy(state)["blocks.0.up.weight"]):
         assert made.data_ptr() != value.data_ptr() or made.numel() == 0 or made is not value
@@ -51,7 +51,7 @@ def check_copies_of_pieces_are_pieces():
     torch.save(state, memory)
     memory.seek(0)
     loaded = torch.load(memory, weights_only=True)
-    again = models.shard(models.build(seed=5))
+    again = models.shard_plain(models.build(seed=5))
     with pytest.raises(RuntimeError, match=r"'norm\.bias' is elements .* out of a file"):
         loaded["norm.bias"].full_tensor()
     again.load_state_dict(loaded)
@@ -60,14 +60,14 @@ def check_copies_of_pieces_are_pieces():
 
 
 def check_pieces_of_another_division_are_loaded():
-    one_unit = models.libddp_fsdp().fully_shard(models.build(seed=5))
-    one_unit.load_state_dict(models.shard().state_dict())
+    one_unit = models.libddp_fsdp().fully_shard(models.build(seed=5), use_dtensor=False)
+    one_unit.load_state_dict(models.shard_plain().state_dict())
     found = get_model_state_dict(one_unit, options=WHOLE)
     assert_equal([found], [models.build().state_dict()])
 
 
 def check_whole_state_on_rank_0_and_back():
-    for build in (models.shard, models.wrap):
+    for build in (models.shard_plain, models.wrap):
         model, optimizer = make(build, steps=2)
         weights = get_model_state_dict(model, options=RANK_0)
         moments = get_optimizer_state_dict(model, optimizer, options=RANK_0)
@@ -82,7 +82,7 @@ def check_whole_state_on_rank_0_and_back():
 
 
 def check_whole_state_on_every_rank():
-    model, optimizer = make(models.shard, steps=2)
+    model, optimizer = make(models.shard_plain, steps=2)
     weights, moments = whole(model, optimizer)
     again, other = make(models.wrap, seed=5)
     set_model_state_dict(again, weights, options=WHOLE)
@@ -91,7 +91,7 @@ def check_whole_state_on_every_rank():
 
 
 def check_flat_optimizer_state():
-    for build in (models.shard, models.wrap):
+    for build in (models.shard_plain, models.wrap):
         model, optimizer = make(build, steps=2)
         state = get_optimizer_state_dict(model, optimizer, options=FLAT)
         assert "state.blocks.0.up.weight.exp_avg" in state
@@ -103,7 +103,7 @@ def check_flat_optimizer_state():
 
 def check_groups_in_another_order():
     def grouped(order):
-        model = models.shard()
+        model = models.shard_plain()
         parameters = list(model.parameters())
         kinds = [
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
@@ -125,7 +125,7 @@ def check_groups_in_another_order():
 def check_frozen_parameters_may_be_left_out():
     model = models.build()
     model.embedding.requires_grad_(False)
-    model = models.shard(model)
+    model = models.shard_plain(model)
     options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True)
     state = get_model_state_dict(model, options=options)
     assert set(models.TinyGpt().state_dict()) - set(state) == {"embedding.weight", "head.weight"}
@@ -138,7 +138,7 @@ def check_models_that_are_not_sharded_go_the_old_way():
 
 
 def check_a_mistake_of_one_rank_reaches_all():
-    for build in (models.shard, models.wrap):
+    for build in (models.shard_plain, models.wrap):
         model = build()
         state = models.build(seed=5).state_dict()
         if dist.get_rank() == 1:
@@ -157,18 +157,18 @@ def check_a_mistake_of_one_rank_reaches_all():
 
 
 def check_assigning_is_refused_for_whole_tensors_only():
-    model = models.shard()
+    model = models.shard_plain()
     with pytest.raises(ValueError, match="would replace sharded parameters"):
         model.load_state_dict(models.TinyGpt().state_dict(), assign=True)
     before = list(model.parameters())
-    model.load_state_dict(models.shard(models.build(seed=5)).state_dict(), assign=True)
+    model.load_state_dict(models.shard_plain(models.build(seed=5)).state_dict(), assign=True)
     assert all(one is other for one, other in zip(model.parameters(), before, strict=True))
 
 
 def check_dtensors_are_loaded():
     from torch.distributed.tensor import distribute_tensor
 
-    model, plain = models.shard(), models.build(seed=5).state_dict()
+    model, plain = models.shard_plain(), models.build(seed=5).state_dict()
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     state = {
         key: distribute_tensor(plain[key], mesh, value.placements)
@@ -245,9 +245,9 @@ def check_torchs_older_loading_of_optimizers():
 
 def check_asynchronous_saving():
     folder = checks.shared_folder()
-    model = models.shard()
+    model = models.shard_plain()
     dcp.async_save({"model": model.state_dict()}, checkpoint_id=folder).result()
-    again = models.shard(models.build(seed=5))
+    again = models.shard_plain(models.build(seed=5))
     state = again.state_dict()
     dcp.load({"model": state}, checkpoint_id=folder)
     assert_equal([get_model_state_dict(again, options=WHOLE)], [models.build().state_dict()])

@@ -407,14 +407,25 @@ def check_methods_of_torch():
     model.set_post_optim_event(None)
     fsdp.share_comm_ctx([model])
     model.set_gradient_divide_factor(2.0)
-    for method in (model.set_gradient_divide_factor, model.set_reduce_scatter_divide_factor):
-        with pytest.raises(ValueError, match=r"by the 2 ranks, not by 8.*the loss by 0\.25"):
-            method(8.0)
+    model.set_manual_backward_finalization(True)
+    model.set_keep_unsharded_storage(True)
+    model.set_separate_reduce_scatter_group(True)
+    model.set_reduce_scatter_max_input_buffers(2)
+    model.set_reduce_scatter_unused_params(True)
+    model.set_symm_mem_for_comm()
+    model.reset_iter_state()
     assert models.train(model, 2) == models.train(models.shard(), 2)
+    for refused in ("set_custom_all_gather", "set_custom_reduce_scatter", "set_all_reduce_hook"):
+        with pytest.raises(ValueError, match=f"{refused} is not supported"):
+            getattr(model, refused)(print)
+    assert _public(torchs.FSDPModule) <= set(dir(model))
     with pytest.raises(ValueError, match="register_comm_hook is not supported"):
         models.wrap().register_comm_hook(None, print)
-    names = {name for name in dir(torchs.FullyShardedDataParallel) if not name.startswith("_")}
-    assert names <= set(dir(fsdp.FullyShardedDataParallel))
+    assert _public(torchs.FullyShardedDataParallel) <= set(dir(fsdp.FullyShardedDataParallel))
+
+
+def _public(cls):
+    return {name for name in dir(cls) if not name.startswith("_")}
 
 
 def check_mistakes():
@@ -466,6 +477,14 @@ def check_a_parameter_that_two_units_share():
         models.libddp_fsdp().fully_shard(model)
     with pytest.raises(ValueError, match=r"'Linear'.*'weight' belongs to a sharded unit already"):
         models.libddp_fsdp().fully_shard(model.head)
+    model = models.build()
+    fsdp = models.libddp_fsdp()
+    fsdp.fully_shard([model.embedding, model.head])  # as one unit
+    for block in model.blocks:
+        fsdp.fully_shard(block)
+    model = fsdp.fully_shard(model)
+    assert model.head.weight is model.embedding.weight
+    assert models.train(model, 3) == models.train(models.shard(), 3)
 
 
 def check_parameters_changed_after_wrapping():

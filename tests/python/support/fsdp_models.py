@@ -81,6 +81,11 @@ def shard(model=None, **arguments):
     return libddp_fsdp().fully_shard(model, **arguments)
 
 
+def shard_plain(model=None, **arguments):
+    """shard() with parameters that are plain tensors."""
+    return shard(model, use_dtensor=False, **arguments)
+
+
 def theirs(model=None, parts=None, mesh=None):
     """`model`, or a TinyGpt, under torch's FSDP2 on Gloo, a unit per block or per one of `parts`.
 
@@ -106,9 +111,14 @@ def wrap_hybrid(model=None):
     return wrap(model, sharding_strategy=strategy, device_mesh=two_by_two())
 
 
-def shard_hybrid(model=None):
+def shard_hybrid(model=None, **arguments):
     """shard() over a mesh of two dimensions."""
-    return shard(model, mesh=two_by_two())
+    return shard(model, mesh=two_by_two(), **arguments)
+
+
+def shard_plain_hybrid(model=None):
+    """The same with parameters that are plain tensors."""
+    return shard_hybrid(model, use_dtensor=False)
 
 
 def tokens(step, vocabulary=13):
@@ -134,3 +144,27 @@ def train(model, steps, make_optimizer=adamw, each_step=None, first=0):
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def whole_parameters(model):
+    """Of a sharded model, ours or torch's FSDP2, by name; a collective."""
+    return _whole(model, lambda parameter: parameter.detach())
+
+
+def whole_gradients(model):
+    """Of the parameters that have some, by name; a collective."""
+    return _whole(model, lambda parameter: parameter.grad)
+
+
+def _whole(model, what):
+    from libddp.distributed.fsdp._pieces import pieces_of
+
+    pieces, found = pieces_of(model), {}
+    for name, parameter in model.named_parameters():
+        tensor = what(parameter)
+        if hasattr(tensor, "full_tensor"):
+            found[name] = tensor.full_tensor().clone()
+        elif tensor is not None:
+            piece = pieces.get(id(parameter))
+            found[name] = tensor.clone() if piece is None else piece.gather(tensor)
+    return found

@@ -28,13 +28,13 @@ from torch.distributed.fsdp import (
 )
 
 from libddp.distributed.fsdp._consolidate import consolidate, save_safetensors
-from libddp.distributed.fsdp._fully_shard import (
+from libddp.distributed.fsdp._fsdp_module import (
     FSDPModule,
     UnshardHandle,
-    fully_shard,
     register_fsdp_forward_method,
     share_comm_ctx,
 )
+from libddp.distributed.fsdp._fully_shard import fully_shard
 from libddp.distributed.fsdp._snapshot import load_snapshot, save_snapshot
 from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from libddp.distributed.fsdp._shards import Shard, own_parameters, shard_of, shards_in
+from libddp.distributed.fsdp._shards import Shard, own_parameters_of, shard_of, shards_in
 from libddp.distributed.fsdp._state_dict import canonical
 from libddp.errors import ArgumentError
 
@@ -26,7 +26,7 @@ from libddp.errors import ArgumentError
 def is_on_meta(shard: Shard) -> bool:
     """Whether a unit waits for memory."""
     return shard.made is None and any(
-        p.is_meta for _, p in own_parameters(shard.module, shard.ignored)
+        p.is_meta for _, p in own_parameters_of(shard.modules, shard.ignored)
     )
 
 
@@ -44,9 +44,14 @@ def apply(module: torch.nn.Module, function: Callable, recurse: bool) -> None:
     for each name of a shared parameter.
     """
     shard = shard_of(module)
-    if shard is None or shard.made is not None:
+    # DTensors stay the same objects by themselves.
+    if shard is None or shard.made is not None or shard.sharding.use_dtensor:
         return
-    for name, parameter in own_parameters(module, shard.ignored):
+    _leave_meta(shard, function, recurse)
+
+
+def _leave_meta(shard: Shard, function: Callable, recurse: bool = True) -> None:
+    for name, parameter in own_parameters_of(shard.modules, shard.ignored):
         if parameter.is_meta and (recurse or "." not in name):
             with torch.no_grad():
                 _replace_inside(parameter, function(parameter))
@@ -70,7 +75,7 @@ def give_memory(model: torch.nn.Module) -> list[list[str]]:
     waiting = _names_on_meta(model)
     for shard in shards_in(model):
         if shard.made is None:
-            apply(shard.module, _empty, recurse=True)
+            _leave_meta(shard, _empty)
             _ = shard.unit
     for part in model.modules():
         for parameter in part._parameters.values():

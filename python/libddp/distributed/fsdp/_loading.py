@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from libddp.distributed.fsdp import _dtensors
 from libddp.distributed.fsdp._pieces import Piece, pieces_of, whole_of
 from libddp.distributed.fsdp._sharded_state import ShardedPiece
 from libddp.distributed.fsdp._state_dict import canonical
@@ -45,9 +46,21 @@ def local_state(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
     return local
 
 
+def as_dtensors(model: torch.nn.Module, local: dict[str, Any]) -> dict[str, Any]:
+    """The same with DTensors for parameters that are some."""
+    named = torch.nn.Module.named_parameters(model, remove_duplicate=False)
+    for name, parameter in named:
+        key = canonical(name)
+        if _dtensors.is_dtensor(parameter) and isinstance(local.get(key), torch.Tensor):
+            local[key] = _dtensors.like(parameter, local[key])
+    return local
+
+
 def _own(key: str, value: Any, piece: Piece | None, model: torch.nn.Module) -> Any:
     if isinstance(value, ShardedPiece) and piece and piece.is_placed_like(value.piece):
         return value.local()
+    if piece and _dtensors.is_piece(value, piece):
+        return value.to_local()
     value = whole_of(value)
     if piece is None or not isinstance(value, torch.Tensor):
         return value

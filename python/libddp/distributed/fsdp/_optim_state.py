@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from libddp.distributed.fsdp import _dtensors
 from libddp.distributed.fsdp._pieces import Piece, pieces_of, whole_of
 from libddp.distributed.fsdp._sharded_state import ShardedPiece
 from libddp.distributed.fsdp._state_dict import canonical
@@ -28,7 +29,7 @@ def _by_name(model, optimizer, state_dict, convert) -> dict[str, Any]:
     names = _names(model, parameters)
     pieces = pieces_of(model)
     state = {
-        names[index]: convert(entries, pieces.get(id(parameters[index])))
+        names[index]: convert(_local(entries), pieces.get(id(parameters[index])))
         for index, entries in sorted(state_dict["state"].items())
     }
     groups = [
@@ -51,10 +52,11 @@ def state_to_load(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> di
             f"{f' and {len(unknown) - 1} more' if len(unknown) > 1 else ''}, which the optimizer "
             "has not. Hint: build model and optimizer as when the state was saved."
         )
-    state = {
-        indices[name]: _cut(name, entries, pieces.get(id(parameters[indices[name]])))
-        for name, entries in full["state"].items()
-    }
+    state = {}
+    for name, entries in full["state"].items():
+        parameter = parameters[indices[name]]
+        piece = pieces.get(id(parameter))
+        state[indices[name]] = _like(parameter, _cut(name, entries, piece), piece)
     return {"state": state, "param_groups": _groups_to_load(optimizer, names, full)}
 
 
@@ -130,6 +132,20 @@ def _names(model: torch.nn.Module, parameters: list[torch.Tensor]) -> list[str]:
     return [known[id(p)] for p in parameters]
 
 
+def _local(entries: dict[str, Any]) -> dict[str, Any]:
+    return {key: _dtensors.local_of(value) for key, value in entries.items()}
+
+
+def _like(parameter: torch.Tensor, entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
+    """With DTensors for what is cut as `parameter`, if that is one."""
+    if not _dtensors.is_dtensor(parameter):
+        return entries
+    return {
+        key: _dtensors.like(parameter, value) if _is_cut(value, piece) else value
+        for key, value in entries.items()
+    }
+
+
 def _whole(entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
     return {
         key: piece.gather(value) if _is_cut(value, piece) else _copy(value)
@@ -149,6 +165,9 @@ def _marked(entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
 def _cut(name: str, entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
     cut = {}
     for key, value in entries.items():
+        if piece is not None and _dtensors.is_piece(value, piece):
+            cut[key] = value.to_local()
+            continue
         is_piece = isinstance(value, ShardedPiece) and piece is not None
         if is_piece and piece.is_placed_like(value.piece):
             cut[key] = value.local()

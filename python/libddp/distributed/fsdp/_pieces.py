@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from libddp.distributed.fsdp import _deferred
-from libddp.distributed.fsdp._shards import Shard, Sharding, own_parameters, shards_in
+from libddp.distributed.fsdp._shards import Shard, Sharding, own_parameters_of, shards_in
 from libddp.distributed.fsdp._state_dict import canonical
 from libddp.errors import StateError
 
@@ -103,10 +103,10 @@ def pieces_of(model: torch.nn.Module) -> dict[int, Piece]:
     """
     _deferred.settle(model)
     found: dict[int, Piece] = {}
-    names = {id(module): name for name, module in model.named_modules()}
+    names = {id(parameter): canonical(name) for name, parameter in model.named_parameters()}
     for shard in shards_in(model):
         for key, piece in pieces_of_shard(shard).items():
-            found[key] = replace(piece, name=canonical(piece.name, names[id(shard.module)]))
+            found[key] = replace(piece, name=names.get(key, piece.name))
     return found
 
 
@@ -143,5 +143,5 @@ def _without_values(shard: Shard) -> dict[int, Piece]:
         id(p): Piece(
             name, p.shape, [(0, p.numel())] * size, p.shape, group, sharding=shard.sharding
         )
-        for name, p in own_parameters(shard.module, shard.ignored)
+        for name, p in own_parameters_of(shard.modules, shard.ignored)
     }

@@ -19,7 +19,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import Shard
 
+from libddp.distributed.fsdp._dtensors import local_of, placements_of
 from libddp.distributed.fsdp._pieces import ELSEWHERE, Piece, pieces_of
 from libddp.distributed.fsdp._state_dict import canonical
 
@@ -130,9 +132,7 @@ class ShardedPiece(torch.Tensor):
     @property
     def placements(self) -> tuple:
         """(Shard(0),) or (Replicate(), Shard(0)), as DTensors that fully_shard made."""
-        from torch.distributed.tensor import Shard
-
-        return self.piece.sharding.placements() if self.piece.sharding else (Shard(0),)
+        return placements_of(self.piece.sharding) if self.piece.sharding else (Shard(0),)
 
     def __deepcopy__(self, memo) -> ShardedPiece:
         return ShardedPiece.of(self.local().clone(), self.piece)
@@ -180,7 +180,7 @@ def mark_pieces(state: dict[str, Any], module: torch.nn.Module, prefix: str) -> 
         piece = pieces.get(id(parameter))
         key = prefix + canonical(name)
         if piece is not None and piece.group is not None and key in state:
-            state[key] = ShardedPiece.of(state[key], replace(piece, name=key))
+            state[key] = ShardedPiece.of(local_of(state[key]), replace(piece, name=key))
 
 
 def piece_from_file(tensor, name, shape, own_shape, ranges, rank, is_cut, is_writer):

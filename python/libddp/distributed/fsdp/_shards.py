@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
-from typing import Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp import _advice
 from libddp.errors import ArgumentError, StateError
 from libddp.nn.parallel import _backward_errors
+
+if TYPE_CHECKING:
+    from libddp.distributed.fsdp._dtensors import Faces, ShardedParam
 
 _C = load()
 #: Attribute of a wrapped module.
@@ -47,31 +50,32 @@ class Sharding:
     backward_prefetch: bool = True
     #: The same ranks as a DeviceMesh; None where it is not known.
     mesh: Any = None
-
-    def placements(self) -> tuple:
-        """Of parameters, in the words of torch's DTensors."""
-        from torch.distributed.tensor import Replicate, Shard
-
-        kinds = [Replicate()] * (self.replicate is not None) + [Shard(0)] * (self.shard is not None)
-        return tuple(kinds)
+    #: Scripts see DTensors; else the parameters themselves, which show what this rank owns.
+    use_dtensor: bool = False
 
 
 @dataclass(eq=False)
 class Shard:
-    """One wrapped module."""
+    """One wrapped module, or several that are one unit."""
 
-    module: torch.nn.Module
+    modules: list[torch.nn.Module]
     #: Of the unit.
     name: str
     sharding: Sharding
-    #: (name in the module, parameter) of the unit.
+    #: (name in the module, parameter that scripts see) of the unit.
     parameters: list[tuple[str, torch.nn.Parameter]]
     #: Parameters of the module that are left alone.
     ignored: list[torch.nn.Parameter] = field(default_factory=list)
     #: The C++ unit; None while the parameters have no values yet, see _deferred.py.
     made: Any = None
-    #: id of a parameter -> its piece; empty until somebody asks.
-    pieces: dict[int, Any] = field(default_factory=dict)
+    #: Where scripts see DTensors: both forms of each parameter, in the same order.
+    params: list[ShardedParam] = field(default_factory=list)
+    #: A script wants whole parameters outside of the forward.
+    is_held: bool = False
+    #: The unit was made anew: the model that has the old one must be made anew too.
+    is_stale: bool = False
+    #: What gradients are divided by, if not by the number of ranks.
+    divisor: float | None = None
     #: Called when the module becomes part of a model that is used.
     on_join: Callable[[], None] | None = None
     #: How many calls of the module are running.
@@ -83,13 +87,9 @@ class Shard:
     awaits_backward: bool = False
     #: (registry of a module, name in it, name in the unit, parameter) wherever one is registered.
     places: list[tuple] = field(default_factory=list)
-    #: Of the root: the shards of the whole model.
+    #: Of the root: the shards of the whole model, and what the C++ model calls.
     all_shards: list[Shard] = field(default_factory=list)
-
-    @cached_property
-    def placements(self) -> tuple:
-        """Of its parameters, in the words of torch's DTensors."""
-        return self.sharding.placements()
+    faces: Faces | None = None
 
     @property
     def unit(self):
@@ -100,9 +100,11 @@ class Shard:
 
     def make(self) -> None:
         """Shards the parameters; a collective."""
+        self._find_params()
+        unsharded = [(param.name, param.unsharded) for param in self.params]
         self.made = _make_unit(
             name=self.name,
-            parameters=self.parameters,
+            parameters=unsharded if self.sharding.use_dtensor else self.parameters,
             shard=self.sharding.shard,
             replicate=self.sharding.replicate,
             keep_unsharded=self.sharding.keep_unsharded,
@@ -110,14 +112,57 @@ class Shard:
             reduce_dtype=self.sharding.reduce_dtype,
             keep_low_gradients=self.sharding.keep_low_gradients,
         )
-        self.places = _places(self.module, self.parameters)
-        self.mark()
+        self.made.divide_gradients_by(self.divisor)
+        if self.sharding.use_dtensor:
+            for param in self.params:
+                param.settle()
+            self._show_sharded()
+        else:
+            from libddp.distributed.fsdp import _sharded_place  # which knows shards
 
-    def mark(self) -> None:
-        """Gives the parameters attributes of DTensors."""
-        from libddp.distributed.fsdp import _like_dtensors  # which knows shards
+            self.places = _places(self.modules, self.parameters)
+            _sharded_place.register(self)
 
-        _like_dtensors.mark(self)
+    def show_on_meta(self) -> None:
+        """Scripts see DTensors that have no memory yet."""
+        self._find_params()
+        for param in self.params:
+            param.show_on_meta(self.sharding)
+        self._show_sharded()
+
+    def _show_sharded(self) -> None:
+        self.parameters = [(param.name, param.sharded) for param in self.params]
+        self.show(sharded=True)
+
+    def show(self, sharded: bool) -> None:
+        """What the module has for parameters: DTensors, or whole plain tensors."""
+        for param in self.params:
+            param.register(param.sharded if sharded else param.unsharded)
+
+    def _find_params(self) -> None:
+        """Both forms of the parameters, which may be DTensors of this unit already."""
+        if not self.sharding.use_dtensor:
+            return
+        from libddp.distributed.fsdp._dtensors import ShardedParam, is_dtensor
+
+        known = {id(param.seen): param for param in self.params}
+        places = _places(self.modules, self.parameters)
+        params = []
+        for name, parameter in self.parameters:
+            param = known.get(id(parameter))
+            if param is None:
+                is_sharded = bool(known) and is_dtensor(parameter)
+                make = ShardedParam.from_sharded if is_sharded else ShardedParam
+                param = make(name, parameter, self.sharding)
+            param.make_unsharded()
+            param.places = [(r, key) for r, key, _, p in places if p is parameter]
+            params.append(param)
+        self.params = params
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The first of them."""
+        return self.modules[0]
 
     @property
     def is_running(self) -> bool:
@@ -129,49 +174,80 @@ class Shard:
         announcing(self._find_and_make)()
 
     def _find_and_make(self) -> None:
-        self.parameters = own_parameters(self.module, self.ignored)
+        self.parameters = own_parameters_of(self.modules, self.ignored)
         self.make()
 
     def run(self, forward, args, kwargs):
         """`forward(*args, **kwargs)` with whole parameters."""
         model = self.model or join(self)
-        unit, sharding = self.unit, self.sharding
+        sharding = self.sharding
         if sharding.cast_inputs or (self.is_root and sharding.cast_root_inputs):
             args, kwargs = _cast((args, kwargs), sharding.param_dtype)
         try:
             if self.is_root:
                 self._check_parameters()
+                model = self.model
+            unit = self.unit
             model.before_forward(unit)
         except BaseException as error:
             if self.is_root:
                 self._announce(f"in forward: {describe(error)}")
             raise
+        if self.params and self.running == 0:
+            self.show(sharded=False)
         self.running += 1
         try:
             output = forward(*args, **kwargs)
         except BaseException as error:
+            self._end_run()
             model.forward_failed(unit)
             if self.is_root:
                 self._announce(f"in forward: {describe(error)}")
             raise
-        finally:
-            self.running -= 1
+        self._end_run()
         if sharding.output_dtype is not None:
             output = _cast(output, sharding.output_dtype)
         model.after_forward(unit, output)
         self.awaits_backward = self.is_root and torch.is_grad_enabled()
         return output
 
+    def _end_run(self) -> None:
+        self.running -= 1
+        if self.params and self.running == 0:
+            self.is_held = False
+            self.show(sharded=True)
+
+    def hold(self) -> None:
+        """Whole parameters from now on, until the module's forward has ended; a collective."""
+        if not self.is_held and not self.is_running:
+            model_of(self).unshard(self.unit)
+            self.is_held = True
+            self.show(sharded=False)
+
+    def let_go(self) -> None:
+        """Ends hold()."""
+        if self.is_held:
+            self.is_held = False
+            self.show(sharded=True)
+            self.model.reshard(self.unit)
+
     def groups(self) -> tuple:
         """C++ groups of the ranks that shard and replicate; either may be None."""
         return self.sharding.shard, self.sharding.replicate
 
+    def adopt(self) -> None:
+        """Takes over parameters that a script has converted, or put others in the place of."""
+        if all(param.is_settled() for param in self.params):
+            return
+        if all(param.adopt(self.name) for param in self.params):
+            return
+        self.made = None  # of another dtype: the unit is made anew
+        self._find_and_make()
+        self.is_stale = True
+
     def backward_ended(self) -> None:
         """Called for the root, after any backward pass of this process."""
         self.awaits_backward = False
-        from libddp.distributed.fsdp import _like_dtensors  # which knows shards
-
-        _like_dtensors.mark_gradients(self)
 
     def backward_failed(self, what: str) -> None:
         """What the other ranks learn of an exception in a backward pass."""
@@ -186,6 +262,8 @@ class Shard:
     def _check_parameters(self) -> None:
         """A parameter that was replaced would train unseen, on each rank by itself."""
         for shard in self.all_shards:
+            if shard.params and not shard.is_held:
+                shard.adopt()
             for registry, key, name, parameter in shard.places:
                 if registry.get(key) is not parameter:
                     raise StateError(
@@ -193,6 +271,8 @@ class Shard:
                         "by another object after wrapping. Hint: write values in place (copy_), "
                         "or replace parameters before wrapping."
                     )
+        if any(shard.is_stale for shard in self.all_shards):
+            join(self)
 
 
 def shard_of(module: torch.nn.Module) -> Shard | None:
@@ -201,11 +281,9 @@ def shard_of(module: torch.nn.Module) -> Shard | None:
 
 
 def shards_in(module: torch.nn.Module) -> Iterator[Shard]:
-    """Of `module` and everything under it, in the order of modules()."""
-    for child in module.modules():
-        shard = shard_of(child)
-        if shard is not None:
-            yield shard
+    """Of `module` and everything under it, in the order of modules(), each once."""
+    found = (shard_of(child) for child in module.modules())
+    yield from dict.fromkeys(shard for shard in found if shard is not None)
 
 
 def own_parameters(
@@ -220,9 +298,13 @@ def own_parameters(
     owners: dict[int, torch.nn.Module] = {}
     inside: set[int] = set()
     for child in shards_in(module):
-        if child.module is not module:
-            owners.update((id(p), child.module) for p in child.module.parameters())
-            inside.update(id(part) for part in child.module.modules())
+        if module in child.modules:
+            continue
+        # A module outside may have the parameter that is a DTensor inside now.
+        owners.update((id(param.unsharded), child.module) for param in child.params)
+        for other in child.modules:
+            owners.update((id(p), other) for p in other.parameters())
+            inside.update(id(part) for part in other.modules())
     for name, part in module.named_modules():
         if id(part) in inside:
             continue
@@ -233,8 +315,19 @@ def own_parameters(
     return [(n, p) for n, p in module.named_parameters() if id(p) not in taken]
 
 
+def own_parameters_of(modules, ignored) -> list[tuple[str, torch.nn.Parameter]]:
+    """The same of several modules that are one unit; names tell them apart."""
+    if len(modules) == 1:
+        return own_parameters(modules[0], ignored)
+    found: dict[int, tuple[str, torch.nn.Parameter]] = {}
+    for index, module in enumerate(modules):
+        for name, parameter in own_parameters(module, ignored):
+            found.setdefault(id(parameter), (f"{index}.{name}", parameter))
+    return list(found.values())
+
+
 def _refuse_shared(module: torch.nn.Module, name: str, owner: torch.nn.Module) -> None:
-    where = next(n for n, part in module.named_modules() if part is owner)
+    where = next((n for n, part in module.named_modules() if part is owner), type(owner).__name__)
     raise ArgumentError(
         f"libddp fsdp: parameter {name!r} of {type(module).__name__} belongs to the wrapped module "
         f"{where!r} too, and would be whole only while that one runs. Hint: leave {where!r} "
@@ -260,25 +353,32 @@ def announcing(function):
 
 
 def attach(
-    module: torch.nn.Module, name: str, parameters, sharding: Sharding, ignored=None
+    module: torch.nn.Module | list[torch.nn.Module],
+    name: str,
+    parameters,
+    sharding: Sharding,
+    ignored=None,
 ) -> Shard:
-    """Shards `parameters` as the unit of `module`; a collective.
+    """Shards `parameters` as the unit of `module`, or of several; a collective.
 
     Args:
         ignored: parameters that are left alone; if given, a unit whose parameters are all on the
             meta device is made when they have values.
     """
-    if shard_of(module) is not None:
-        raise ArgumentError(
-            f"libddp fsdp: module {name or type(module).__name__!r} is wrapped already. "
-            "Hint: wrap each module once."
-        )
-    shard = Shard(module, name, sharding, parameters, list(ignored or ()))
+    modules = module if isinstance(module, list) else [module]
+    for each in modules:
+        if shard_of(each) is not None:
+            raise ArgumentError(
+                f"libddp fsdp: module {name or type(each).__name__!r} is wrapped already. "
+                "Hint: wrap each module once."
+            )
+    shard = Shard(modules, name, sharding, parameters, list(ignored or ()))
     if ignored is None or not _is_deferred(shard):
         shard.make()
     else:
-        shard.mark()
-    module.__dict__[_SHARD] = shard
+        shard.show_on_meta()
+    for each in modules:
+        each.__dict__[_SHARD] = shard
     return shard
 
 
@@ -301,11 +401,12 @@ def _make_unit(**arguments):
         raise
 
 
-def _places(module: torch.nn.Module, parameters) -> list[tuple]:
+def _places(modules: list[torch.nn.Module], parameters) -> list[tuple]:
     names = {id(parameter): name for name, parameter in parameters}
+    parts = {part: None for module in modules for part in module.modules()}
     return [
         (part._parameters, key, names[id(parameter)], parameter)
-        for part in module.modules()
+        for part in parts
         for key, parameter in part._parameters.items()
         if id(parameter) in names
     ]
@@ -313,15 +414,21 @@ def _places(module: torch.nn.Module, parameters) -> list[tuple]:
 
 def join(root: Shard):
     """Makes `root` the root of all units under it, those that had another root before too."""
-    shards = list(shards_in(root.module))
-    shards.remove(root)
-    shards.insert(0, root)
+    shards = [shard for module in root.modules for shard in shards_in(module)]
+    shards = list(dict.fromkeys([root, *shards]))
     for shard in shards:  # the old model lets go of its units first
-        shard.model, shard.is_root, shard.all_shards = None, False, []
+        shard.is_stale = False
+        shard.model, shard.is_root, shard.all_shards, shard.faces = None, False, [], None
+    units = [shard.unit for shard in shards]
+    if any(shard.params for shard in shards):
+        from libddp.distributed.fsdp._dtensors import Faces
+
+        root.faces = Faces(shards)
     model = _C.ShardedModel(
-        [shard.unit for shard in shards],
+        units,
         forward_prefetch=root.sharding.forward_prefetch,
         backward_prefetch=root.sharding.backward_prefetch,
+        faces=root.faces,
     )
     for shard in shards:
         shard.model = model

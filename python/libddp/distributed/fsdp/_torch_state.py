@@ -18,7 +18,7 @@ from torch.distributed.fsdp import StateDictType
 
 from libddp import _after_import
 from libddp.distributed.fsdp import _deferred, _loading, _optim_state
-from libddp.distributed.fsdp._sharded_state import ShardedPiece
+from libddp.distributed.fsdp._sharded_state import ShardedPiece, mark_pieces
 from libddp.distributed.fsdp._shards import shards_in
 from libddp.distributed.fsdp._state_dict import canonical
 
@@ -46,7 +46,7 @@ def _for_sharded(theirs: Callable, ours: Callable) -> Callable:
     @wraps(theirs)
     @torch.no_grad()
     def choose(model, *args, **kwargs):
-        if next(shards_in(model), None) is None:
+        if all(shard.sharding.use_dtensor for shard in shards_in(model)):
             return theirs(model, *args, **kwargs)
         model = getattr(model, "_orig_mod", model)
         _deferred.settle(model)
@@ -60,7 +60,9 @@ def pieces_in_state(model: torch.nn.Module) -> dict[str, Any]:
     from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
 
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
-        return model.state_dict()
+        state = model.state_dict()
+    mark_pieces(state, model, "")
+    return state
 
 
 def _get_model(model, info) -> dict[str, Any]:

@@ -1,0 +1,289 @@
+"""Sharded parameters, gradients and optimizer states as torch's DTensors, as FSDP2 has them.
+
+Between steps a module has, for each of its parameters, a DTensor (`sharded`) whose local tensor is
+what this rank owns, in the unit's memory; while its forward runs, the plain parameter (`unsharded`)
+that the C++ unit knows, which shows the whole tensor. What scripts do to the DTensor counts:
+`.grad` and `requires_grad` are taken over when a step or a pass begins, and averages are shown in
+its `.grad`, as DTensors, when the pass ends. So the unit works on plain tensors throughout.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Shard as ShardDim
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from libddp._load import load
+from libddp.errors import ArgumentError, StateError
+
+if TYPE_CHECKING:
+    from libddp.distributed.fsdp._pieces import Piece
+    from libddp.distributed.fsdp._shards import Shard, Sharding
+
+
+_C = load()
+
+
+class ShardedParam:
+    """One parameter of a unit, in its two forms."""
+
+    __slots__ = (
+        "local",
+        "name",
+        "places",
+        "sharded",
+        "shown",
+        "shown_local",
+        "spec",
+        "unsharded",
+    )
+
+    def __init__(self, name: str, parameter: torch.nn.Parameter, sharding: Sharding) -> None:
+        #: In the unit.
+        self.name = name
+        self.spec = _spec_of(name, parameter, sharding)
+        self.unsharded: torch.nn.Parameter | None = parameter
+        #: None until there is a unit, or it is known that there is none yet.
+        self.sharded: torch.nn.Parameter | None = None
+        #: The local tensor of `sharded` that has the unit's memory; None on the meta device.
+        self.local: torch.Tensor | None = None
+        #: The gradient that `sharded` was given by the last pass.
+        self.shown: DTensor | None = None
+        #: What `unsharded` has for it.
+        self.shown_local: torch.Tensor | None = None
+        #: (registry of a module, name in it) wherever it is registered.
+        self.places: list[tuple[dict, str]] = []
+
+    @staticmethod
+    def from_sharded(name: str, sharded: torch.nn.Parameter, sharding: Sharding) -> ShardedParam:
+        """Of a DTensor that somebody has put in the place of a parameter of this unit."""
+        made = ShardedParam(name, sharded, sharding)
+        made.sharded, made.unsharded = sharded, None
+        return made
+
+    @property
+    def seen(self) -> torch.nn.Parameter:
+        """What scripts see outside of a forward."""
+        return self.unsharded if self.sharded is None else self.sharded
+
+    def show_on_meta(self, sharding: Sharding) -> None:
+        """There is no memory yet."""
+        self._wrap(_chunk(self.unsharded.detach(), sharding))
+
+    def _wrap(self, local: torch.Tensor) -> None:
+        dtensor = DTensor(local, self.spec, requires_grad=False)
+        self.sharded = torch.nn.Parameter(dtensor, requires_grad=self.unsharded.requires_grad)
+        vars(self.sharded).update(vars(self.unsharded))
+
+    def make_unsharded(self) -> None:
+        """The plain parameter, with the rows that `sharded` has; the others are undefined."""
+        if self.sharded is None or self.sharded.is_meta:
+            return
+        self.spec = self.sharded._spec
+        local = self.sharded._local_tensor
+        whole = torch.empty(self.spec.shape, dtype=local.dtype)
+        _chunk_of(whole, self.spec, local).copy_(local)
+        self.unsharded = torch.nn.Parameter(whole, self.sharded.requires_grad)
+
+    def settle(self) -> None:
+        """The unit has made its memory: `sharded` has what `unsharded` shows of it now."""
+        local = _C.alias_of(self.unsharded)
+        if self.sharded is None:
+            self._wrap(local)
+        else:
+            self.sharded._local_tensor = local
+        self.local = self.sharded._local_tensor
+
+    def is_settled(self) -> bool:
+        """Whether nobody has given it other memory or put another object in its place."""
+        if self.sharded._local_tensor is not self.local:
+            return False
+        return all(registry.get(key) is self.sharded for registry, key in self.places)
+
+    def adopt(self, unit: str) -> bool:
+        """Takes over what a script has put there; False where it is of another dtype."""
+        found = {id(p): p for p in (registry.get(key) for registry, key in self.places)}
+        found.pop(id(self.sharded), None)
+        new = next(iter(found.values()), self.sharded)
+        if len(found) > 1 or not isinstance(new, DTensor) or not self._is_alike(new._spec):
+            raise StateError(
+                f"libddp fsdp: unit {unit!r}: parameter {self.name!r} was replaced by another "
+                "object after wrapping. Hint: write values in place (copy_), or put a DTensor of "
+                "the same shape and placements there."
+            )
+        self.sharded = new
+        self.register(new)
+        local = new._local_tensor
+        if local.dtype != self.local.dtype:
+            return False
+        if local is not self.local:
+            self.local.copy_(local.detach())
+            new._local_tensor = self.local
+        return True
+
+    def _is_alike(self, spec: DTensorSpec) -> bool:
+        return spec.shape == self.spec.shape and spec.placements == self.spec.placements
+
+    def register(self, parameter: torch.nn.Parameter) -> None:
+        for registry, key in self.places:
+            registry[key] = parameter
+
+    def take_over(self) -> None:
+        sharded, unsharded = self.sharded, self.unsharded
+        if sharded.requires_grad != unsharded.requires_grad:
+            unsharded.requires_grad_(sharded.requires_grad)
+        grad, own = sharded.grad, unsharded.grad
+        if grad is None:
+            self.shown = self.shown_local = None
+            if own is not None:
+                unsharded.grad = None
+        elif grad is not self.shown:  # a script's own
+            self.shown = grad
+            self.shown_local = unsharded.grad = self.local_gradient(grad)
+        elif own is None:  # cleared by an optimizer that was built before the wrapping
+            self.shown = self.shown_local = sharded.grad = None
+
+    def show_gradient(self) -> None:
+        sharded, own = self.sharded, self.unsharded.grad
+        if own is None:
+            return
+        grad = sharded.grad
+        if grad is not None:
+            if grad is self.shown:
+                if own is self.shown_local:
+                    return
+            else:  # autograd has written it in this pass: a use outside of the module's forward
+                with torch.no_grad():
+                    own.add_(self.local_gradient(grad))
+        self.shown_local = own
+        self.shown = sharded.grad = DTensor(_C.alias_of(own), self.spec, requires_grad=False)
+
+    def local_gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        """What this rank has of a gradient that is a DTensor."""
+        if not isinstance(grad, DTensor):
+            raise ArgumentError(
+                f"libddp fsdp: the gradient of parameter {self.name!r} is a plain tensor of shape "
+                f"{list(grad.shape)}, the parameter a DTensor. Hint: assign a DTensor, as "
+                "p.grad * 2 is one, or change the gradient in place."
+            )
+        if grad.placements != self.spec.placements:
+            grad = grad.redistribute(self.spec.mesh, self.spec.placements)
+        return grad._local_tensor
+
+    def has_hooks(self) -> bool:
+        sharded = self.sharded
+        return bool(sharded._post_accumulate_grad_hooks) or hasattr(
+            sharded, "_in_backward_optimizers"
+        )
+
+    def run_hooks(self) -> None:
+        """What users want to be done with the averaged gradient."""
+        sharded = self.sharded
+        for hook in list((sharded._post_accumulate_grad_hooks or {}).values()):
+            hook(sharded)
+        # torch's _apply_optimizer_in_backward hangs them on the node that accumulates.
+        for optimizer in getattr(sharded, "_in_backward_optimizers", ()):
+            optimizer.step()
+            sharded.grad = None
+        self.take_over()
+
+
+class Faces:
+    """Of a whole model: what the C++ model calls."""
+
+    def __init__(self, shards: list[Shard]) -> None:
+        self._shards = shards
+        self._by_unit = {id(shard.unit): shard for shard in shards}
+
+    def take_over(self) -> None:
+        """A step or a pass begins."""
+        for shard in self._shards:
+            if not shard.is_held:
+                for param in shard.params:
+                    param.take_over()
+
+    def show_gradients(self) -> None:
+        """A pass has ended."""
+        for shard in self._shards:
+            for param in shard.params:
+                param.show_gradient()
+
+    def show_gradients_of(self, unit: Any) -> None:
+        """The averages of a unit are there, in the middle of a pass."""
+        for param in self._by_unit[id(unit)].params:
+            param.show_gradient()
+
+    def has_late_hooks(self, unit: Any) -> bool:
+        return any(param.has_hooks() for param in self._by_unit[id(unit)].params)
+
+    @torch.no_grad()
+    def run_late_hooks(self, unit: Any) -> bool:
+        params = [param for param in self._by_unit[id(unit)].params if param.has_hooks()]
+        if params:
+            averaged = set(unit.averaged())
+            for param in params:
+                if param.name in averaged:
+                    param.run_hooks()
+        return bool(params)
+
+
+def local_of(tensor: Any) -> Any:
+    """What this rank has of a DTensor, in the same memory; others as they are."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def is_dtensor(tensor: Any) -> bool:
+    return isinstance(tensor, DTensor)
+
+
+def is_piece(value: Any, piece: Piece) -> bool:
+    """Whether a DTensor has on this rank what `piece` says."""
+    if not isinstance(value, DTensor) or piece.sharding is None:
+        return False
+    is_placed = value.placements == placements_of(piece.sharding)
+    is_cut = value._local_tensor.shape == piece.own_shape and value.shape == piece.shape
+    return is_placed and is_cut and value.device_mesh == piece.sharding.mesh
+
+
+def like(parameter: DTensor, local: torch.Tensor) -> DTensor:
+    """A DTensor of `local`, placed as `parameter` is."""
+    spec = parameter._spec
+    if local.dtype != parameter.dtype:
+        meta = TensorMeta(spec.shape, spec.stride, local.dtype)
+        spec = DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta)
+    return DTensor(local, spec, requires_grad=False)
+
+
+def placements_of(sharding: Sharding, dim: int = 0) -> tuple:
+    """Of a parameter that is sharded on `dim`."""
+    replicate = (Replicate(),) if sharding.replicate is not None else ()
+    return (*replicate, ShardDim(dim)) if sharding.shard is not None else replicate
+
+
+def _spec_of(name: str, parameter: torch.nn.Parameter, sharding: Sharding) -> DTensorSpec:
+    if parameter.dim() == 0:
+        raise ArgumentError(
+            f"libddp fsdp: parameter {name!r} is a scalar, which cannot be cut into rows. Hint: "
+            "make it a tensor of one element, or leave it out (ignored_params)."
+        )
+    meta = TensorMeta(parameter.shape, parameter.stride(), parameter.dtype)
+    return DTensorSpec(sharding.mesh, placements_of(sharding), tensor_meta=meta)
+
+
+def _chunk(whole: torch.Tensor, sharding: Sharding) -> torch.Tensor:
+    """This rank's rows of `whole`, in its memory."""
+    group = sharding.shard
+    if group is None:
+        return whole
+    chunks = whole.chunk(group.size())
+    return chunks[group.rank()] if group.rank() < len(chunks) else whole[:0]
+
+
+def _chunk_of(whole: torch.Tensor, spec: DTensorSpec, local: torch.Tensor) -> torch.Tensor:
+    dim = len(spec.placements) - 1
+    rows = -(-whole.shape[0] // spec.mesh.size(dim))
+    begin = min(whole.shape[0], rows * spec.mesh.get_local_rank(dim))
+    return whole[begin : begin + local.shape[0]]

@@ -1,0 +1,239 @@
+"""What a module is too once fully_shard has been called with it: torch's FSDPModule."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import torch
+
+from libddp.distributed.fsdp import (
+    _agreement,
+    _deferred,
+    _loading,
+    _modules,
+    _sharded_state,
+    _shards,
+)
+from libddp.errors import ArgumentError, StateError
+
+
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Without effect: there are no streams to share."""
+
+
+class UnshardHandle:
+    """What unshard(async_op=True) returns."""
+
+    def wait(self) -> None:
+        """Without effect: parameters are whole already."""
+
+
+class GradientReductionHandle:
+    """What finalize_backward(async_op=True) returns."""
+
+    def wait(self) -> None:
+        """Without effect: gradients are averaged already."""
+
+
+def register_fsdp_forward_method(module: torch.nn.Module, method_name: str) -> None:
+    """Lets a method of a sharded module see whole parameters, as forward does.
+
+    Without effect where the module is not sharded.
+
+    Raises:
+        ArgumentError: (a ValueError) the module has no such method.
+    """
+    if not isinstance(module, FSDPModule):
+        return
+    method = getattr(module, method_name, None)
+    if method is None:
+        raise ArgumentError(
+            f"libddp fsdp: {type(module).__name__} has no method {method_name!r}. "
+            "Hint: pass the name of the method that computes with the module's parameters."
+        )
+
+    @wraps(method)
+    def with_whole_parameters(*args: Any, **kwargs: Any) -> Any:
+        return _shards.shard_of(module).run(method, args, kwargs)
+
+    setattr(module, method_name, with_whole_parameters)
+
+
+class FSDPModule:
+    """What a module is too once fully_shard has been called with it."""
+
+    def __new__(cls, *args: Any, **kwargs: Any):
+        """A slice of a sharded container is a plain container."""
+        original = cls.__mro__[2]
+        made = original.__new__(original)
+        made.__init__(*args, **kwargs)
+        return made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _shards.shard_of(self).run(super().__call__, args, kwargs)
+
+    def set_requires_gradient_sync(
+        self, requires_gradient_sync: bool, *, recurse: bool = True
+    ) -> None:
+        """Whether backward passes average gradients, of the whole model."""
+        _shards.model_of(_shards.shard_of(self)).syncs = requires_gradient_sync
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Without effect: every pass ends by itself."""
+
+    def set_modules_to_forward_prefetch(self, modules: list) -> None:
+        """Without effect: the next module is known from the first step."""
+
+    def set_modules_to_backward_prefetch(self, modules: list) -> None:
+        """Without effect: the next module is known from the first step."""
+
+    def reshard(self) -> None:
+        """Ends unshard()."""
+        _shards.shard_of(self).let_go()
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """The module's own parameters are whole plain tensors until its next forward ends.
+
+        For reading: what is written into them is lost, or other ranks see it. Parameters that are
+        not DTensors stay what they are.
+
+        Note:
+            A collective.
+        """
+        shard = _shards.shard_of(self)
+        if shard.sharding.use_dtensor:
+            shard.hold()
+        return UnshardHandle() if async_op else None
+
+    def set_manual_backward_finalization(self, enabled: bool) -> None:
+        """Without effect: every pass that averages ends by itself."""
+
+    def finalize_backward(self, *, async_op: bool = False) -> GradientReductionHandle | None:
+        """Averages what passes without gradient synchronisation have left; a collective."""
+        shard = _shards.shard_of(self)
+        if shard.model is not None:
+            shard.model.average_waiting()
+        return GradientReductionHandle() if async_op else None
+
+    def reset_iter_state(self) -> None:
+        """Without effect: a forward begins anew after an exception."""
+
+    def set_keep_unsharded_storage(self, keep: bool, *, recurse: bool = True) -> None:
+        """Without effect: there are no graphs of GPUs that would need it."""
+
+    def set_separate_reduce_scatter_group(self, enable: bool, *, recurse: bool = True) -> None:
+        """Without effect: gathers and reductions are queued so that neither waits for the other."""
+
+    def set_reduce_scatter_max_input_buffers(self, *args: Any, **kwargs: Any) -> None:
+        """Without effect: at most two units' whole gradients are there at a time."""
+
+    def set_reduce_scatter_unused_params(self, *args: Any, **kwargs: Any) -> None:
+        """Without effect: parameters of a used unit that got no gradient count as zeros."""
+
+    def set_symm_mem_for_comm(self, *args: Any, **kwargs: Any) -> None:
+        """Without effect: flat arrays lie in the group's memory anyway."""
+
+    def set_custom_all_gather(self, comm: Any) -> None:
+        """Not supported; ArgumentError."""
+        _refuse_custom("set_custom_all_gather")
+
+    def set_custom_reduce_scatter(self, comm: Any) -> None:
+        """Not supported; ArgumentError."""
+        _refuse_custom("set_custom_reduce_scatter")
+
+    def set_all_reduce_hook(self, hook: Any, *, stream: Any = None) -> None:
+        """Not supported; ArgumentError."""
+        _refuse_custom("set_all_reduce_hook")
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Without effect: as the module was sharded."""
+
+    def set_reshard_after_backward(
+        self, reshard_after_backward: bool, *, recurse: bool = True
+    ) -> None:
+        """Without effect: parameters are resharded after each use."""
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Without effect: parameters are unsharded where they are used."""
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Without effect: each pass that averages does it over all ranks, to the same sums."""
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Without effect: how an average is computed is the same for all strategies."""
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """Without effect: flat arrays lie in the group's memory anyway."""
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """Without effect: there are no streams."""
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Gradients become their sum over all ranks divided by `factor`, of this module's unit."""
+        if not factor > 0:
+            raise ArgumentError(
+                f"libddp fsdp: gradients cannot be divided by {factor}. Hint: a number above zero."
+            )
+        shard = _shards.shard_of(self)
+        shard.divisor = float(factor)
+        if shard.made is not None:
+            shard.made.divide_gradients_by(shard.divisor)
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """set_gradient_divide_factor, under torch's older name."""
+        self.set_gradient_divide_factor(factor)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What this rank owns: DTensors; ShardedPieces where parameters are plain tensors.
+
+        torch.distributed.checkpoint saves them, and loads in place from a checkpoint of any number
+        of ranks; whole tensors come from get_model_state_dict(full_state_dict=True).
+        """
+        if _shards.shard_of(self).sharding.use_dtensor:
+            return super().state_dict(*args, **kwargs)
+        _deferred.settle(self)
+        state = super().state_dict(*args, **kwargs)
+        _sharded_state.mark_pieces(state, self, kwargs.get("prefix", ""))
+        return state
+
+    def __deepcopy__(self, memo):
+        raise StateError(
+            f"libddp fsdp: {type(self).__name__} cannot be copied: its parameters are in memory "
+            "that the ranks share. Hint: build a second model, shard it alike and load the "
+            "state_dict() of this one."
+        )
+
+    def _apply(self, fn, recurse: bool = True):
+        """nn.Module's; what leaves the meta device stays the same parameter."""
+        _deferred.apply(self, fn, recurse)
+        return super()._apply(fn, recurse)
+
+    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+        """Takes whole tensors, ShardedPieces or DTensors; collective.
+
+        Parameters on the meta device get memory; `assign` is for these, and has no effect on them.
+
+        Raises:
+            RuntimeError: keys that are missing or too many, on every rank.
+            ArgumentError: a shape that is not the parameter's, on every rank.
+        """
+        waiting = _deferred.give_memory(self)
+        if not waiting and not _loading.has_pieces(state_dict):
+            _modules.refuse_assign(assign)
+
+        def load():
+            if not strict:
+                _deferred.check_loaded(waiting, state_dict)
+            local = _loading.local_state(self, state_dict)
+            local = _loading.as_dtensors(self, local)
+            return super(FSDPModule, self).load_state_dict(local, strict)
+
+        return _agreement.together(_shards.shard_of(self).groups(), "load a state dict", load)
+
+
+def _refuse_custom(name: str) -> None:
+    raise ArgumentError(
+        f"libddp fsdp: {name} is not supported: libddp's own collectives move what is sharded. "
+        "Hint: leave it out."
+    )

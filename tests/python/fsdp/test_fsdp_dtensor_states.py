@@ -1,0 +1,191 @@
+"""Meta devices, state dicts and checkpoints where parameters are DTensors, beside torch's FSDP2."""
+
+import checks
+import fsdp_models as models
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from fsdp_states import assert_equal, make, narrow, whole
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+WHOLE = StateDictOptions(full_state_dict=True)
+FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+
+
+def on_meta(make_model=models.TinyGpt):
+    with torch.device("meta"):
+        return make_model()
+
+
+def reset(module):
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+
+
+def initialised(wrap):
+    """As a script of torch's FSDP2 does it; each rank draws its rows."""
+    model = wrap(on_meta())
+    assert all(p.is_meta and isinstance(p, DTensor) for p in model.parameters())
+    model.to_empty(device="cpu")
+    torch.manual_seed(17)
+    return model.apply(reset)
+
+
+def values(model):
+    return {name: value.full_tensor() for name, value in model.state_dict().items()}
+
+
+def check_initial_values_are_torchs():
+    ours, theirs = initialised(models.shard), initialised(models.theirs)
+    assert ours.head.weight is ours.embedding.weight
+    assert_equal([values(ours)], [values(theirs)])
+    assert models.train(ours, 3) == models.train(theirs, 3)
+    assert_equal([values(ours)], [values(theirs)])
+
+
+def check_an_optimizer_from_before_there_were_values():
+    def losses(wrap):
+        model = wrap(on_meta())
+        optimizer = models.adamw(model.parameters())
+        torch.manual_seed(17)
+        model.to_empty(device="cpu").apply(reset)
+        return models.train(model, 3, lambda _: optimizer)
+
+    assert losses(models.shard) == losses(models.theirs)
+
+
+def check_states_instead_of_an_initialisation():
+    source = models.build(seed=5)
+    wanted = {name: value.clone() for name, value in source.state_dict().items()}
+    is_first = dist.get_rank() == 0
+    sharded = models.shard(source).state_dict()
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def distributed(model):
+        return {
+            name: nn.Parameter(distribute_tensor(wanted[name], mesh, entry.placements))
+            for name, entry in model.state_dict().items()
+        }
+
+    from_first = dict(wanted) if is_first else {}
+    for load in (
+        lambda m: set_model_state_dict(m, dict(wanted), options=WHOLE),
+        lambda m: set_model_state_dict(m, dict(from_first), options=FROM_RANK_0),
+        lambda m: set_model_state_dict(m, sharded),
+        lambda m: m.load_state_dict(wanted, assign=True),
+        lambda m: m.load_state_dict(sharded, assign=True),
+        lambda m: m.load_state_dict(distributed(m), strict=False, assign=True),
+    ):
+        model = models.shard(on_meta())
+        load(model)
+        assert_equal([values(model)], [wanted])
+        models.train(model, 1)
+
+
+def check_the_states_torchs_functions_give():
+    ours, optimizer = make(models.shard, steps=2)
+    theirs = models.theirs(models.build(narrow))
+    other = models.adamw(theirs.parameters())
+    models.train(theirs, 2, lambda _: other)
+    found, wanted = get_model_state_dict(ours), get_model_state_dict(theirs)
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        assert isinstance(found[name], DTensor)
+        assert torch.equal(found[name].to_local(), value.to_local())
+    found = get_optimizer_state_dict(ours, optimizer)["state"]
+    wanted = get_optimizer_state_dict(theirs, other)["state"]
+    assert list(found) == list(wanted)
+    for name, entries in wanted.items():
+        for key, value in entries.items():
+            assert isinstance(found[name][key], DTensor) == isinstance(value, DTensor)
+            mine, other_value = found[name][key], value
+            if isinstance(value, DTensor):
+                mine, other_value = mine.to_local(), value.to_local()
+            torch.testing.assert_close(mine, other_value)
+
+
+def check_states_on_rank_0_and_back():
+    def run(wrap):
+        model, optimizer = make(wrap, steps=2)
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = get_model_state_dict(model, options=options)
+        moments = get_optimizer_state_dict(model, optimizer, options=options)
+        assert bool(weights) == bool(moments) == (dist.get_rank() == 0)
+        again, other = make(wrap, seed=5)
+        set_model_state_dict(again, weights, options=FROM_RANK_0)
+        set_optimizer_state_dict(again, other, moments, options=FROM_RANK_0)
+        assert_equal([values(again)], [values(model)])
+        models.train(again, 2, lambda _: other, first=2)
+        return values(again)
+
+    assert_equal([run(models.shard)], [run(models.theirs)])
+
+
+def check_checkpoints():
+    folder = checks.shared_folder()
+    model, optimizer = make(models.shard, steps=2)
+    state = {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+    }
+    dcp.save(state, checkpoint_id=folder / "dcp")
+    dcp.async_save(state, checkpoint_id=folder / "async").result()
+    fsdp = models.libddp_fsdp()
+    fsdp.save_snapshot(folder / "snapshot", model, optimizer)
+
+    def from_dcp(name):
+        def load(model, optimizer):
+            state = {
+                "model": get_model_state_dict(model),
+                "optimizer": get_optimizer_state_dict(model, optimizer),
+            }
+            dcp.load(state, checkpoint_id=folder / name)
+            set_model_state_dict(model, state["model"])
+            set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+        return load
+
+    for load in (
+        from_dcp("dcp"),
+        from_dcp("async"),
+        lambda m, o: fsdp.load_snapshot(folder / "snapshot", m, o),
+    ):
+        for wrap in (models.shard, models.shard_plain, models.wrap):
+            again, other = make(wrap, seed=5)
+            load(again, other)
+            assert_equal(whole(again, other)[:1], whole(model, optimizer)[:1])
+            losses = models.train(again, 1, lambda _, used=other: used, first=2)
+            straight, used = make(models.shard, steps=2)
+            assert losses == models.train(straight, 1, lambda _, used=used: used, first=2)
+
+
+def check_mistakes():
+    model = models.shard(on_meta())
+    with pytest.raises(ValueError, match=r"is on device meta.*Hint: .*to_empty"):
+        model(models.tokens(0))
+    state = models.build().state_dict()
+    del state["norm.bias"]
+    with pytest.raises(ValueError, match=r"has no 'norm.bias'; the model was on the meta device"):
+        models.shard(on_meta()).load_state_dict(state, strict=False)
+    for change in (lambda s: s.pop("norm.bias"), lambda s: s.update(extra=torch.ones(3))):
+        state = models.build().state_dict()
+        if dist.get_rank() == 1:
+            change(state)
+        with pytest.raises(RuntimeError, match=r"norm\.bias|extra"):
+            models.shard().load_state_dict(state)
+    state = models.build().state_dict()
+    state["norm.bias"] = torch.ones(3)
+    with pytest.raises(RuntimeError, match=r"norm\.bias.*\[3\]"):
+        models.shard().load_state_dict(state)
+
+
+results, test_on_all_ranks = checks.suite(globals(), 2)
