@@ -9,6 +9,7 @@ its `.grad`, as DTensors, when the pass ends. So the unit works on plain tensors
 
 from __future__ import annotations
 
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 
 _C = load()
+#: References to an object of a local variable, as getrefcount sees them.
+_NO_OTHERS = 2
 
 
 class ShardedParam:
@@ -33,10 +36,12 @@ class ShardedParam:
     __slots__ = (
         "local",
         "name",
+        "nothing",
         "places",
         "sharded",
         "shown",
         "shown_local",
+        "spare",
         "spec",
         "unsharded",
     )
@@ -54,6 +59,9 @@ class ShardedParam:
         self.shown: DTensor | None = None
         #: What `unsharded` has for it.
         self.shown_local: torch.Tensor | None = None
+        #: One that nobody has any more, without memory: making DTensors is slow.
+        self.spare: DTensor | None = None
+        self.nothing = torch.empty(0)
         #: (registry of a module, name in it) wherever it is registered.
         self.places: list[tuple[dict, str]] = []
 
@@ -137,14 +145,23 @@ class ShardedParam:
             unsharded.requires_grad_(sharded.requires_grad)
         grad, own = sharded.grad, unsharded.grad
         if grad is None:
-            self.shown = self.shown_local = None
+            if self.shown is not None:
+                self._let_go()
             if own is not None:
                 unsharded.grad = None
         elif grad is not self.shown:  # a script's own
             self.shown = grad
             self.shown_local = unsharded.grad = self.local_gradient(grad)
         elif own is None:  # cleared by an optimizer that was built before the wrapping
-            self.shown = self.shown_local = sharded.grad = None
+            sharded.grad = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the last pass's gradient; what nobody has kept serves the next pass."""
+        shown, self.shown, self.shown_local = self.shown, None, None
+        if getrefcount(shown) == _NO_OTHERS and shown._use_count() == 1:
+            shown._local_tensor = self.nothing
+            self.spare = shown
 
     def show_gradient(self) -> None:
         sharded, own = self.sharded, self.unsharded.grad
@@ -158,8 +175,13 @@ class ShardedParam:
             else:  # autograd has written it in this pass: a use outside of the module's forward
                 with torch.no_grad():
                     own.add_(self.local_gradient(grad))
-        self.shown_local = own
-        self.shown = sharded.grad = DTensor(_C.alias_of(own), self.spec, requires_grad=False)
+        self.shown_local, local = own, _C.alias_of(own)
+        shown, self.spare = self.spare, None
+        if shown is None:
+            shown = DTensor(local, self.spec, requires_grad=False)
+        else:
+            shown._local_tensor = local
+        self.shown = sharded.grad = shown
 
     def local_gradient(self, grad: torch.Tensor) -> torch.Tensor:
         """What this rank has of a gradient that is a DTensor."""
