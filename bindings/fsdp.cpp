@@ -39,6 +39,7 @@ class PythonFaces final : public ParameterFaces {
     faces_ = py::weakref();
   }
 
+  void show(Unit& unit, bool whole) override { call("show", &unit, whole); }
   void take_over() override { call("take_over"); }
   void show_gradients() override { call("show_gradients"); }
   void show_gradients(Unit& unit) override { call("show_gradients_of", &unit); }

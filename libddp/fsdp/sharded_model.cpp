@@ -51,6 +51,8 @@ std::shared_ptr<ShardedModel> ShardedModel::create(std::vector<UnitPtr> units,
     unit->on_gradient([weak = std::weak_ptr(model)](Unit& of) {
       if (const auto self = weak.lock()) self->on_gradient(of);
     });
+    const auto faces = model->options_.faces;
+    if (faces) unit->on_show([faces](Unit& of, bool whole) { faces->show(of, whole); });
   }
   return model;
 }
@@ -59,7 +61,10 @@ ShardedModel::ShardedModel(std::vector<UnitPtr> units, ShardedModelOptions optio
     : units_(std::move(units)), options_(std::move(options)) {}
 
 ShardedModel::~ShardedModel() {
-  for (const UnitPtr& unit : units_) unit->on_gradient(nullptr);
+  for (const UnitPtr& unit : units_) {
+    unit->on_gradient(nullptr);
+    unit->on_show(nullptr);
+  }
 }
 
 template <typename Function>

@@ -62,6 +62,8 @@ namespace libddp {
 class ParameterFaces {
  public:
   virtual ~ParameterFaces() = default;
+  /// A unit's parameters show whole tensors from now on, or what this rank owns of them.
+  virtual void show(Unit& unit, bool whole) = 0;
   /// A step or a pass begins: takes what scripts have changed over to the units' parameters.
   virtual void take_over() = 0;
   /// A pass has put gradients into the units' parameters: shows them.

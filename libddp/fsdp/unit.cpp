@@ -104,6 +104,11 @@ void Unit::begin_unshard() {
 void Unit::show_full() {
   begin_unshard();
   for (const auto& flat : flats_) flat->show_full();
+  tell_who_shows(/*whole=*/true);
+}
+
+void Unit::tell_who_shows(bool whole) {
+  if (std::exchange(is_whole_, whole) != whole && on_show_) on_show_(*this, whole);
 }
 
 void Unit::hold() {
@@ -121,6 +126,7 @@ void Unit::show_pieces(bool reshard) {
     flat->show_pieces();
     if (reshard) flat->memory().reshard();
   }
+  tell_who_shows(/*whole=*/false);
 }
 
 bool Unit::shows_full() const {

@@ -45,6 +45,9 @@ class Unit {
   /// Called with the unit when autograd has written one of its gradients.
   void on_gradient(std::function<void(Unit&)> callback) { on_gradient_ = std::move(callback); }
 
+  /// Called when its parameters have begun to show whole tensors, and when they end to.
+  void on_show(std::function<void(Unit&, bool whole)> callback) { on_show_ = std::move(callback); }
+
   void publish();
   bool needs_meeting() const;
   void begin_unshard();
@@ -105,15 +108,18 @@ class Unit {
     Installed,  // averages are in `.grad`, the pass goes on
   };
 
+  void tell_who_shows(bool whole);
   void take_gradient(std::size_t flat, std::size_t index);
 
   const std::string name_;
   const ShardOptions options_;
   OwnedTensors owned_;
   std::function<void(Unit&)> on_gradient_;
+  std::function<void(Unit&, bool)> on_show_;
   std::vector<std::unique_ptr<FlatParameter>> flats_;
   Phase phase_ = Phase::Idle;
   bool is_held_ = false;
+  bool is_whole_ = false;
 };
 
 }  // namespace libddp

@@ -58,11 +58,12 @@ def replace_composable(owner: ModuleType, put: Callable) -> None:
     """FSDP2's names in a module that shows them."""
     if not is_offered():
         return
-    from libddp.distributed import fsdp as ours
+    from libddp.distributed.fsdp import _fsdp_module, _fully_shard
 
+    ours = {**vars(_fsdp_module), **vars(_fully_shard)}
     for name in _FSDP2_NAMES:
         if hasattr(owner, name):
-            put(owner, name, getattr(ours, name))
+            put(owner, name, ours[name])
 
 
 def keep_torchs(owner: ModuleType, _: Callable) -> None:

@@ -1,10 +1,10 @@
 """Sharded parameters, gradients and optimizer states as torch's DTensors, as FSDP2 has them.
 
 Between steps a module has, for each of its parameters, a DTensor (`sharded`) whose local tensor is
-what this rank owns, in the unit's memory; while its forward runs, the plain parameter (`unsharded`)
-that the C++ unit knows, which shows the whole tensor. What scripts do to the DTensor counts:
-`.grad` and `requires_grad` are taken over when a step or a pass begins, and averages are shown in
-its `.grad`, as DTensors, when the pass ends. So the unit works on plain tensors throughout.
+what this rank owns, in the unit's memory; while its forward or backward runs, the plain parameter
+(`unsharded`) that the C++ unit knows, which shows the whole tensor. What scripts do to the DTensor
+counts: `.grad` and `requires_grad` are taken over when a step or a pass begins, and averages are
+shown in its `.grad`, as DTensors, when the pass ends. The unit works on plain tensors throughout.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ class ShardedParam:
         if self.sharded is None or self.sharded.is_meta:
             return
         self.spec = self.sharded._spec
+        self.shown = self.shown_local = self.spare = None
         local = self.sharded._local_tensor
         whole = torch.empty(self.spec.shape, dtype=local.dtype)
         _chunk_of(whole, self.spec, local).copy_(local)
@@ -219,6 +220,10 @@ class Faces:
     def __init__(self, shards: list[Shard]) -> None:
         self._shards = shards
         self._by_unit = {id(shard.unit): shard for shard in shards}
+
+    def show(self, unit: Any, whole: bool) -> None:
+        """The unit's parameters are whole from now on, or no longer."""
+        self._by_unit[id(unit)].show(sharded=not whole)
 
     def take_over(self) -> None:
         """A step or a pass begins."""

@@ -21,12 +21,13 @@ from libddp._load import load
 from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp import _advice
 from libddp.errors import ArgumentError, StateError
-from libddp.nn.parallel import _backward_errors
+from libddp.nn.parallel import _backward_errors, _dynamo
 
 if TYPE_CHECKING:
     from libddp.distributed.fsdp._dtensors import Faces, ShardedParam
 
 _C = load()
+_dynamo.keep_out("libddp.distributed.fsdp")
 #: Attribute of a wrapped module.
 _SHARD = "_libddp_shard"
 
@@ -193,8 +194,6 @@ class Shard:
             if self.is_root:
                 self._announce(f"in forward: {describe(error)}")
             raise
-        if self.params and self.running == 0:
-            self.show(sharded=False)
         self.running += 1
         try:
             output = forward(*args, **kwargs)
@@ -213,22 +212,19 @@ class Shard:
 
     def _end_run(self) -> None:
         self.running -= 1
-        if self.params and self.running == 0:
+        if self.running == 0:
             self.is_held = False
-            self.show(sharded=True)
 
     def hold(self) -> None:
         """Whole parameters from now on, until the module's forward has ended; a collective."""
         if not self.is_held and not self.is_running:
             model_of(self).unshard(self.unit)
             self.is_held = True
-            self.show(sharded=False)
 
     def let_go(self) -> None:
         """Ends hold()."""
         if self.is_held:
             self.is_held = False
-            self.show(sharded=True)
             self.model.reshard(self.unit)
 
     def groups(self) -> tuple:
@@ -414,6 +410,7 @@ def _places(modules: list[torch.nn.Module], parameters) -> list[tuple]:
 
 def join(root: Shard):
     """Makes `root` the root of all units under it, those that had another root before too."""
+    _dynamo.keep_out("libddp.distributed.fsdp")
     shards = [shard for module in root.modules for shard in shards_in(module)]
     shards = list(dict.fromkeys([root, *shards]))
     for shard in shards:  # the old model lets go of its units first

@@ -11,9 +11,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchsClass
 
 from libddp import _after_import
 
-_SKIPPED = "libddp.nn.parallel"
-
-
+_kept_out: set[str] = set()
 #: Dynamo cuts no smaller pieces, and fails where it is told to.
 _SMALLEST_PIECE = 1 << 20
 
@@ -39,6 +37,17 @@ class ActiveModule:
         return TorchsClass._active_ddp_module
 
 
-def keep_out() -> None:
-    """Dynamo does not trace the frames of this package."""
-    _after_import.call("torch._dynamo.trace_rules", lambda rules: rules.add(_SKIPPED))
+def keep_out(package: str) -> None:
+    """Dynamo does not trace the frames of a package, but what they call.
+
+    To be called again when models are made: dynamo may be in the middle of its import now.
+    """
+    if package in _kept_out:
+        return
+
+    def add(rules) -> None:
+        if hasattr(rules, "add"):
+            rules.add(package)
+            _kept_out.add(package)
+
+    _after_import.call("torch._dynamo.trace_rules", add)

@@ -28,7 +28,7 @@ from libddp.nn.parallel._torch_face import TorchFace
 
 _C = load()
 _TorchsClass = _dynamo.TorchsClass
-_dynamo.keep_out()
+_dynamo.keep_out("libddp.nn.parallel")
 #: Attributes that a copy builds anew.
 _NOT_PICKLED = (
     "process_group",
