@@ -21,7 +21,7 @@ from libddp._autoload import drop_in_wanted
 from libddp._version import __version__
 
 if TYPE_CHECKING:
-    from libddp import distributed, errors, nn, utils
+    from libddp import distributed, errors, nn, optim, plan, utils
     from libddp._drop_in import install, uninstall
     from libddp.errors import (
         ArgumentError,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         TimeoutError,
     )
 
-_PACKAGES = ("distributed", "errors", "nn", "utils")
+_PACKAGES = ("distributed", "errors", "nn", "optim", "plan", "utils")
 _DROP_IN = ("install", "uninstall")
 
 __all__ = [
@@ -53,6 +53,8 @@ __all__ = [
     "errors",
     "install",
     "nn",
+    "optim",
+    "plan",
     "uninstall",
     "utils",
 ]

@@ -159,6 +159,11 @@ def _replace_group() -> None:
         _replace(owner, "init_process_group", _init.init_process_group)
         _replace(owner, "new_group", _init.new_group)
         _replace(owner, "monitored_barrier", _collectives.monitored_barrier)
+    # Meshes make the default group where there is none.
+    _call_after_import(
+        "torch.distributed.device_mesh",
+        lambda mesh: _replace(mesh, "init_process_group", _init.init_process_group),
+    )
     # Not in c10d: torch asks itself there for the backend to build a group with.
     _replace(dist, "get_backend", _init.get_backend)
 

@@ -18,6 +18,7 @@ TOP_LEVEL = {
     "tests",
     "docs",
     "README.md",
+    "LICENSE",
 }
 
 

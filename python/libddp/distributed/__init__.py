@@ -54,7 +54,6 @@ from torch.distributed import (
     scatter_object_list,
     send_object_list,
 )
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from libddp.distributed._collectives import (
     all_gather,
@@ -82,6 +81,10 @@ from libddp.distributed._init import (
     new_group,
     split_group,
 )
+from libddp.distributed._torch_modules import install as _find_torchs_modules
+from libddp.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+_find_torchs_modules()
 
 __all__ = [
     "Backend",

@@ -6,6 +6,7 @@
 What only describes (strategies, precisions, configurations) is torch's own. See docs/fsdp.md.
 """
 
+import torch.distributed.fsdp as _torch
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -30,6 +31,7 @@ from torch.distributed.fsdp import (
 from libddp.distributed.fsdp._consolidate import consolidate, save_safetensors
 from libddp.distributed.fsdp._fsdp_module import (
     FSDPModule,
+    GradientReductionHandle,
     UnshardHandle,
     register_fsdp_forward_method,
     share_comm_ctx,
@@ -46,6 +48,7 @@ __all__ = [
     "FullOptimStateDictConfig",
     "FullStateDictConfig",
     "FullyShardedDataParallel",
+    "GradientReductionHandle",
     "LocalOptimStateDictConfig",
     "LocalStateDictConfig",
     "MixedPrecision",
@@ -68,3 +71,8 @@ __all__ = [
     "save_snapshot",
     "share_comm_ctx",
 ]
+
+
+def __getattr__(name: str):
+    """What newer versions of torch have to describe meshes and placements with."""
+    return getattr(_torch, name)

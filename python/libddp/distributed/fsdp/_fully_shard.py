@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, ShardingStrategy
 from torch.distributed.utils import _get_root_modules
 
+from libddp.distributed._init import init_process_group
 from libddp.distributed.fsdp import _clip, _groups_of, _scaler, _shards, _torch_state
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
 from libddp.errors import ArgumentError
@@ -38,7 +40,8 @@ def fully_shard(
         module: parameters on the CPU; or all on the meta device, which get memory and values later,
             by `to_empty` and an initialisation, or by loading a state dict. The modules of a list
             become one unit.
-        mesh: one dimension (shard) or two (replicate, shard); None = the default group.
+        mesh: one dimension (shard) or two (replicate, shard); None = the default group,
+            which is made from the environment if there is none.
         reshard_after_forward: gathered parameters are freed between forward and backward; None =
             all but the root's. A number (torch: reshard to a smaller group) counts as True.
         mp_policy: MixedPrecisionPolicy.
@@ -61,6 +64,8 @@ def fully_shard(
         >>> fully_shard(model)                                         # doctest: +SKIP
     """
     modules = _modules_of(module, shard_placement_fn, dp_mesh_dims)
+    if mesh is None and not dist.is_initialized():
+        init_process_group()
     policy = mp_policy or MixedPrecisionPolicy()
     is_hybrid = mesh is not None and mesh.ndim == 2
     strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     StateDictType,
 )
+from torch.distributed.fsdp import OptimStateKeyType as OptimStateKeyType  # scripts ask for it here
 
 from libddp.distributed._groups import native
 from libddp.distributed.fsdp import (
