@@ -108,9 +108,10 @@ class ShardedParam:
 
     def is_settled(self) -> bool:
         """Whether nobody has given it other memory or put another object in its place."""
-        if self.sharded._local_tensor is not self.local:
+        sharded = self.sharded
+        if sharded._local_tensor is not self.local:
             return False
-        return all(registry.get(key) is self.sharded for registry, key in self.places)
+        return all(registry.get(key) is sharded for registry, key in self.places)
 
     def adopt(self, unit: str) -> bool:
         """Takes over what a script has put there; False where it is of another dtype."""
@@ -198,8 +199,8 @@ class ShardedParam:
 
     def has_hooks(self) -> bool:
         sharded = self.sharded
-        return bool(sharded._post_accumulate_grad_hooks) or hasattr(
-            sharded, "_in_backward_optimizers"
+        return bool(sharded._post_accumulate_grad_hooks) or (
+            "_in_backward_optimizers" in sharded.__dict__
         )
 
     def run_hooks(self) -> None:
