@@ -91,12 +91,27 @@ def full_shard(model):
     return FullyShardedDataParallel(model, auto_wrap_policy=policy)
 
 
+def by_layer(fully_shard, **arguments):
+    """A wrapper for a unit per layer."""
+
+    def wrap(model):
+        for layer in model.layers:
+            fully_shard(layer, **arguments)
+        return fully_shard(model, **arguments)
+
+    return wrap
+
+
 def candidates_of(width: int, steps: int) -> dict:
+    from libddp.distributed.fsdp import fully_shard
     from libddp.nn.parallel import DistributedDataParallel
+    from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
     from libddp.optim import AdamW
 
-    gloo = dist.new_group(backend="gloo")
+    mesh = dist.DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu")
+    plain = by_layer(fully_shard, use_dtensor=False)
+    gloo = mesh.get_group()
 
     def over_gloo(model):
         return nn.parallel.DistributedDataParallel(
@@ -105,6 +120,9 @@ def candidates_of(width: int, steps: int) -> dict:
 
     def fused(model):
         return torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+
+    def one_by_one(model):
+        return torch.optim.AdamW(model.parameters(), lr=3e-4)
 
     def ours(model):
         return AdamW(model.parameters(), lr=3e-4)
@@ -124,6 +142,14 @@ def candidates_of(width: int, steps: int) -> dict:
         "libddp DDP, libddp, shard_over": (DistributedDataParallel, zero_1),
         "libddp DDP, libddp, shard_gradients": (DistributedDataParallel, zero_2),
         "libddp FULL_SHARD, libddp": (full_shard, ours),
+        "libddp fully_shard, libddp": (by_layer(fully_shard), ours),
+        "libddp fully_shard, torch fused": (by_layer(fully_shard), fused),
+        "libddp fully_shard, torch": (by_layer(fully_shard), one_by_one),
+        "libddp fully_shard plain, libddp": (plain, ours),
+        "libddp fully_shard plain, torch fused": (plain, fused),
+        "libddp fully_shard plain, torch": (plain, one_by_one),
+        "torch FSDP2, torch fused": (by_layer(torch_fully_shard, mesh=mesh), fused),
+        "torch FSDP2, torch": (by_layer(torch_fully_shard, mesh=mesh), one_by_one),
     }
     return {
         name: block_of_steps(wrap(Stack(width)), make, steps)

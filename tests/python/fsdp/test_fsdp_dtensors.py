@@ -290,6 +290,56 @@ def check_waiting_gradients_are_averaged_at_the_end():
         torch.testing.assert_close(mine.grad.to_local(), other.grad.to_local())
 
 
+def longest(parameter):
+    """Of weights the longer dimension."""
+    from torch.distributed.tensor import Shard
+
+    return Shard(-1) if parameter.dim() == 2 and parameter.shape[1] > parameter.shape[0] else None
+
+
+def check_another_dimension_than_rows():
+    ours = models.shard(shard_placement_fn=longest)
+    theirs = models.theirs(shard_placement_fn=longest)
+    assert any(p.placements[0].dim == 1 for p in ours.parameters())
+    for step in range(2):
+        one_pass(ours, step)
+        one_pass(theirs, step)
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert mine.placements == other.placements
+            assert torch.equal(mine.full_tensor(), other.full_tensor())
+            assert torch.equal(mine.grad.full_tensor(), other.grad.full_tensor())
+    assert models.train(ours, 3) == models.train(theirs, 3)
+    whole = models.build(seed=5).state_dict()
+    ours.load_state_dict(whole)
+    for name, value in ours.state_dict().items():
+        assert torch.equal(value.full_tensor(), whole[name])
+    on_meta = models.shard(meta_model(), shard_placement_fn=longest)
+    on_meta.load_state_dict(whole)
+    assert models.train(on_meta, 2) == models.train(ours, 2)
+    with pytest.raises(ValueError, match=r"is cut on dim 1.*Hint: save the DTensors"):
+        models.libddp_fsdp().save_snapshot(checks.shared_folder() / "s", ours)
+
+
+def meta_model():
+    with torch.device("meta"):
+        return models.TinyGpt()
+
+
+def check_placements_that_cannot_be():
+    from torch.distributed.tensor import Replicate, Shard
+
+    fsdp = models.libddp_fsdp()
+    with pytest.raises(NotImplementedError, match=r"dim 1 of parameter 'weight'.*divided evenly"):
+        fsdp.fully_shard(torch.nn.Linear(3, 4), shard_placement_fn=lambda p: Shard(p.dim() - 1))
+    for wrong in (Replicate(), Shard(5)):
+        with pytest.raises(ValueError, match=r"shard_placement_fn gives .* for parameter"):
+            fsdp.fully_shard(torch.nn.Linear(4, 4), shard_placement_fn=lambda _, w=wrong: w)
+    with pytest.raises(ValueError, match="needs DTensors"):
+        fsdp.fully_shard(torch.nn.Linear(4, 4), shard_placement_fn=longest, use_dtensor=False)
+    with pytest.raises(ValueError, match="dp_mesh_dims is not supported"):
+        fsdp.fully_shard(torch.nn.Linear(4, 4), dp_mesh_dims=object())
+
+
 def check_units_that_are_used_later():
     class Second(torch.nn.Sequential):
         def forward(self, x, which):

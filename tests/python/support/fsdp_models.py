@@ -86,7 +86,7 @@ def shard_plain(model=None, **arguments):
     return shard(model, use_dtensor=False, **arguments)
 
 
-def theirs(model=None, parts=None, mesh=None):
+def theirs(model=None, parts=None, mesh=None, **arguments):
     """`model`, or a TinyGpt, under torch's FSDP2 on Gloo, a unit per block or per one of `parts`.
 
     One of the parts may be a list of modules, which are one unit.
@@ -96,8 +96,8 @@ def theirs(model=None, parts=None, mesh=None):
     mesh = mesh or dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
     model = build() if model is None else model
     for part in model.blocks if parts is None else parts:
-        fully_shard(part, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        fully_shard(part, mesh=mesh, **arguments)
+    return fully_shard(model, mesh=mesh, **arguments)
 
 
 def two_by_two():

@@ -13,11 +13,11 @@ from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor import Shard as ShardDim
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from libddp._load import load
+from libddp.distributed.fsdp import _placement
 from libddp.errors import ArgumentError, StateError
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class ShardedParam:
     """One parameter of a unit, in its two forms."""
 
     __slots__ = (
+        "dim",
+        "inner",
         "local",
         "name",
         "nothing",
@@ -43,14 +45,27 @@ class ShardedParam:
         "shown_local",
         "spare",
         "spec",
+        "unit_shape",
         "unsharded",
     )
 
-    def __init__(self, name: str, parameter: torch.nn.Parameter, sharding: Sharding) -> None:
+    def __init__(
+        self, name: str, parameter: torch.nn.Parameter, sharding: Sharding, dim: int = 0
+    ) -> None:
         #: In the unit.
         self.name = name
-        self.spec = _spec_of(name, parameter, sharding)
+        #: That is cut. The unit cuts dim 0, so its parameter has this one there.
+        self.dim = dim
+        #: Of a parameter that is a DTensor by itself (tensor parallelism): what it is whole.
+        self.inner: DTensorSpec | None = getattr(parameter, "_spec", None)
+        self.spec = _placement.spec_of(name, parameter, sharding, dim)
+        #: What the unit has.
         self.unsharded: torch.nn.Parameter | None = parameter
+        if dim or self.inner is not None:
+            own = self.to_unit(local_of(parameter.detach())).contiguous()
+            self.unsharded = torch.nn.Parameter(own, parameter.requires_grad)
+        #: Of that, whole.
+        self.unit_shape = self.unsharded.shape
         #: None until there is a unit, or it is known that there is none yet.
         self.sharded: torch.nn.Parameter | None = None
         #: The local tensor of `sharded` that has the unit's memory; None on the meta device.
@@ -66,11 +81,47 @@ class ShardedParam:
         self.places: list[tuple[dict, str]] = []
 
     @staticmethod
-    def from_sharded(name: str, sharded: torch.nn.Parameter, sharding: Sharding) -> ShardedParam:
+    def from_sharded(name: str, sharded: torch.nn.Parameter) -> ShardedParam:
         """Of a DTensor that somebody has put in the place of a parameter of this unit."""
-        made = ShardedParam(name, sharded, sharding)
-        made.sharded, made.unsharded = sharded, None
+        made = ShardedParam.__new__(ShardedParam)
+        made.name, made.dim, made.inner, made.spec = name, 0, None, sharded._spec
+        made.sharded, made.unsharded, made.local = sharded, None, None
+        made.unit_shape = sharded.shape
+        made.shown = made.shown_local = made.spare = None
+        made.nothing, made.places = torch.empty(0), []
         return made
+
+    def to_unit(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As the unit has it."""
+        return tensor.movedim(self.dim, 0) if self.dim else tensor
+
+    def from_unit(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The other way round."""
+        return tensor.movedim(0, self.dim) if self.dim else tensor
+
+    def inner_shape(self) -> torch.Size:
+        """Of the whole tensor that the unit cuts; of a DTensor, its local part's."""
+        shape = list(self.unit_shape)
+        shape.insert(self.dim, shape.pop(0))
+        return torch.Size(shape)
+
+    def whole(self) -> torch.Tensor:
+        """What the module has while it computes; where it is no parameter, with a graph."""
+        if self.dim == 0 and self.inner is None:
+            return self.unsharded
+        with torch.enable_grad():  # a recomputation is announced without
+            whole = self.from_unit(self.unsharded)
+            inner = self.inner
+            if inner is None:
+                return whole
+            return DTensor.from_local(
+                whole,
+                inner.mesh,
+                inner.placements,
+                run_check=False,
+                shape=inner.shape,
+                stride=inner.stride,
+            )
 
     @property
     def seen(self) -> torch.nn.Parameter:
@@ -79,27 +130,27 @@ class ShardedParam:
 
     def show_on_meta(self, sharding: Sharding) -> None:
         """There is no memory yet."""
-        self._wrap(_chunk(self.unsharded.detach(), sharding))
+        self._wrap(self.from_unit(sharding.own_rows(self.unsharded.detach())))
 
     def _wrap(self, local: torch.Tensor) -> None:
         dtensor = DTensor(local, self.spec, requires_grad=False)
         self.sharded = torch.nn.Parameter(dtensor, requires_grad=self.unsharded.requires_grad)
         vars(self.sharded).update(vars(self.unsharded))
 
-    def make_unsharded(self) -> None:
+    def make_unsharded(self, sharding: Sharding) -> None:
         """The plain parameter, with the rows that `sharded` has; the others are undefined."""
         if self.sharded is None or self.sharded.is_meta:
             return
         self.spec = self.sharded._spec
         self.shown = self.shown_local = self.spare = None
-        local = self.sharded._local_tensor
-        whole = torch.empty(self.spec.shape, dtype=local.dtype)
-        _chunk_of(whole, self.spec, local).copy_(local)
+        local = self.to_unit(self.sharded._local_tensor)
+        whole = torch.empty(self.unit_shape, dtype=local.dtype)
+        sharding.own_rows(whole).copy_(local)
         self.unsharded = torch.nn.Parameter(whole, self.sharded.requires_grad)
 
     def settle(self) -> None:
         """The unit has made its memory: `sharded` has what `unsharded` shows of it now."""
-        local = _C.alias_of(self.unsharded)
+        local = self.from_unit(_C.alias_of(self.unsharded))
         if self.sharded is None:
             self._wrap(local)
         else:
@@ -177,7 +228,7 @@ class ShardedParam:
             else:  # autograd has written it in this pass: a use outside of the module's forward
                 with torch.no_grad():
                     own.add_(self.local_gradient(grad))
-        self.shown_local, local = own, _C.alias_of(own)
+        self.shown_local, local = own, self.from_unit(_C.alias_of(own))
         shown, self.spare = self.spare, None
         if shown is None:
             shown = DTensor(local, self.spec, requires_grad=False)
@@ -195,7 +246,7 @@ class ShardedParam:
             )
         if grad.placements != self.spec.placements:
             grad = grad.redistribute(self.spec.mesh, self.spec.placements)
-        return grad._local_tensor
+        return self.to_unit(grad._local_tensor)
 
     def has_hooks(self) -> bool:
         sharded = self.sharded
@@ -269,11 +320,11 @@ def is_dtensor(tensor: Any) -> bool:
 
 def is_piece(value: Any, piece: Piece) -> bool:
     """Whether a DTensor has on this rank what `piece` says."""
-    if not isinstance(value, DTensor) or piece.sharding is None:
+    spec = piece.spec
+    if spec is None or not isinstance(value, DTensor):
         return False
-    is_placed = value.placements == placements_of(piece.sharding)
-    is_cut = value._local_tensor.shape == piece.own_shape and value.shape == piece.shape
-    return is_placed and is_cut and value.device_mesh == piece.sharding.mesh
+    is_placed = value.placements == spec.placements and value.device_mesh == spec.mesh
+    return is_placed and value.shape == spec.shape
 
 
 def like(parameter: DTensor, local: torch.Tensor) -> DTensor:
@@ -283,35 +334,3 @@ def like(parameter: DTensor, local: torch.Tensor) -> DTensor:
         meta = TensorMeta(spec.shape, spec.stride, local.dtype)
         spec = DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta)
     return DTensor(local, spec, requires_grad=False)
-
-
-def placements_of(sharding: Sharding, dim: int = 0) -> tuple:
-    """Of a parameter that is sharded on `dim`."""
-    replicate = (Replicate(),) if sharding.replicate is not None else ()
-    return (*replicate, ShardDim(dim)) if sharding.shard is not None else replicate
-
-
-def _spec_of(name: str, parameter: torch.nn.Parameter, sharding: Sharding) -> DTensorSpec:
-    if parameter.dim() == 0:
-        raise ArgumentError(
-            f"libddp fsdp: parameter {name!r} is a scalar, which cannot be cut into rows. Hint: "
-            "make it a tensor of one element, or leave it out (ignored_params)."
-        )
-    meta = TensorMeta(parameter.shape, parameter.stride(), parameter.dtype)
-    return DTensorSpec(sharding.mesh, placements_of(sharding), tensor_meta=meta)
-
-
-def _chunk(whole: torch.Tensor, sharding: Sharding) -> torch.Tensor:
-    """This rank's rows of `whole`, in its memory."""
-    group = sharding.shard
-    if group is None:
-        return whole
-    chunks = whole.chunk(group.size())
-    return chunks[group.rank()] if group.rank() < len(chunks) else whole[:0]
-
-
-def _chunk_of(whole: torch.Tensor, spec: DTensorSpec, local: torch.Tensor) -> torch.Tensor:
-    dim = len(spec.placements) - 1
-    rows = -(-whole.shape[0] // spec.mesh.size(dim))
-    begin = min(whole.shape[0], rows * spec.mesh.get_local_rank(dim))
-    return whole[begin : begin + local.shape[0]]

@@ -47,7 +47,9 @@ def fully_shard(
         mp_policy: MixedPrecisionPolicy.
         offload_policy: parameters are on the CPU anyway.
         ignored_params: are left alone.
-        shard_placement_fn, dp_mesh_dims: not supported; ArgumentError.
+        shard_placement_fn: gives torch.distributed.tensor.Shard(dim) for a parameter, or None for
+            dim 0; other dimensions than 0 must be divisible by the number of ranks.
+        dp_mesh_dims: not supported; ArgumentError.
         use_dtensor: False = parameters stay the same objects and plain tensors, which show the rows
             that this rank owns outside of a forward or backward; torch's optimizers are faster
             then. libddp's own; all modules of a model alike.
@@ -63,7 +65,12 @@ def fully_shard(
         >>> for block in model.blocks: fully_shard(block)              # doctest: +SKIP
         >>> fully_shard(model)                                         # doctest: +SKIP
     """
-    modules = _modules_of(module, shard_placement_fn, dp_mesh_dims)
+    modules = _modules_of(module, dp_mesh_dims)
+    if shard_placement_fn is not None and not use_dtensor:
+        raise ArgumentError(
+            "libddp fsdp: shard_placement_fn needs DTensors: plain tensors are cut into rows. "
+            "Hint: leave out use_dtensor=False, or shard_placement_fn."
+        )
     if mesh is None and not dist.is_initialized():
         init_process_group()
     policy = mp_policy or MixedPrecisionPolicy()
@@ -79,6 +86,7 @@ def fully_shard(
         output_dtype=policy.output_dtype,
         cast_inputs=policy.cast_forward_inputs and policy.param_dtype is not None,
         mesh=_groups_of.mesh_of(None, mesh, strategy),
+        choose_placement=shard_placement_fn,
         use_dtensor=use_dtensor,
     )
     ignored = list(ignored_params or ())
@@ -99,13 +107,13 @@ def _sharded_class(cls: type) -> type:
     return type(f"FSDP{cls.__name__}", (FSDPModule, cls), {})
 
 
-def _modules_of(module, shard_placement_fn, dp_mesh_dims) -> list[torch.nn.Module]:
+def _modules_of(module, dp_mesh_dims) -> list[torch.nn.Module]:
     if not isinstance(module, (list, tuple)):
-        _refuse(module, shard_placement_fn, dp_mesh_dims)
+        _refuse(module, dp_mesh_dims)
         return [module]
     _refuse_empty(module)
     for each in module:
-        _refuse(each, shard_placement_fn, dp_mesh_dims)
+        _refuse(each, dp_mesh_dims)
     return list(_get_root_modules(list(module)))
 
 
@@ -118,7 +126,7 @@ def _refuse_empty(modules) -> None:
         )
 
 
-def _refuse(module, shard_placement_fn, dp_mesh_dims) -> None:
+def _refuse(module, dp_mesh_dims) -> None:
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(
             "libddp fsdp: fully_shard takes a module or a list of modules, not a "
@@ -130,9 +138,8 @@ def _refuse(module, shard_placement_fn, dp_mesh_dims) -> None:
             f"libddp fsdp: fully_shard does not take a {type(module).__name__}, which has no "
             "forward that could gather its parameters. Hint: call it once for each element."
         )
-    for name, value in (("shard_placement_fn", shard_placement_fn), ("dp_mesh_dims", dp_mesh_dims)):
-        if value is not None:
-            raise ArgumentError(
-                f"libddp fsdp: {name} is not supported: parameters are cut between rows. "
-                "Hint: leave it out."
-            )
+    if dp_mesh_dims is not None:
+        raise ArgumentError(
+            "libddp fsdp: dp_mesh_dims is not supported. Hint: pass the dimensions to shard over "
+            "as mesh, a slice of the whole mesh: mesh['dp'], or mesh['replicate', 'shard']."
+        )

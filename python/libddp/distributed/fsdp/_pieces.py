@@ -44,6 +44,14 @@ class Piece:
     is_writer: bool = True
     #: Of the unit; None for a piece that came out of a file.
     sharding: Sharding | None = None
+    #: The dimension that is cut; `ranges` are of the tensor that has it in front.
+    dim: int = 0
+    #: Of a parameter that is a DTensor.
+    spec: Any = None
+
+    def is_rows(self) -> bool:
+        """Whether it is rows of the whole tensor, which is what snapshots can describe."""
+        return self.dim == 0 and (self.spec is None or self.spec.shape == self.shape)
 
     @property
     def begin(self) -> int:
@@ -62,18 +70,26 @@ class Piece:
                 f"libddp fsdp: {self.name!r} is elements [{self.begin}, {self.end}) out of a file; "
                 "its other parts are not here. Hint: load it into the model that it was saved from."
             )
+        moved = tensor.detach().movedim(self.dim, 0)
         whole = tensor.new_empty(math.prod(self.shape))
         outputs = [whole[begin:end] for begin, end in self.ranges]
-        self.group.all_gather(outputs, tensor.detach().reshape(-1).contiguous())
-        return whole.view(self.shape)
+        self.group.all_gather(outputs, moved.reshape(-1).contiguous())
+        if self.dim == 0:
+            return whole.view(self.shape)
+        rest = [size for dim, size in enumerate(self.shape) if dim != self.dim]
+        return whole.view(self.shape[self.dim], *rest).movedim(0, self.dim).contiguous()
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of a whole tensor, with memory of its own."""
+        if self.dim:
+            size = self.own_shape[self.dim]
+            return whole.narrow(self.dim, size * self.rank, size).clone()
         return whole.reshape(-1)[self.begin : self.end].clone().view(self.own_shape)
 
     def is_placed_like(self, other: Piece) -> bool:
         """Whether both divide a tensor in the same way; the answer is the same on every rank."""
-        return self.shape == other.shape and self.ranges == other.ranges
+        is_cut_alike = self.ranges == other.ranges and self.dim == other.dim
+        return self.shape == other.shape and is_cut_alike
 
     def __deepcopy__(self, memo) -> Piece:
         """The same: it only describes."""
@@ -133,6 +149,10 @@ def pieces_of_shard(shard: Shard) -> dict[int, Piece]:
             is_writer,
             sharding,
         )
+    for param in shard.params:
+        piece = found[id(param.sharded)]
+        piece.dim, piece.spec = param.dim, param.spec
+        piece.shape, piece.own_shape = param.inner_shape(), param.sharded._local_tensor.shape
     return found
 
 

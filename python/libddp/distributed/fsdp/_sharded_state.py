@@ -21,9 +21,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import Shard
 
-from libddp.distributed.fsdp._dtensors import local_of, placements_of
+from libddp.distributed.fsdp._dtensors import local_of
 from libddp.distributed.fsdp._pieces import ELSEWHERE, Piece, pieces_of
+from libddp.distributed.fsdp._placement import placements_of
 from libddp.distributed.fsdp._state_dict import canonical
+from libddp.errors import ArgumentError
 
 
 @dataclass
@@ -104,6 +106,12 @@ class ShardedPiece(torch.Tensor):
     @staticmethod
     def of(tensor: torch.Tensor, piece: Piece) -> ShardedPiece:
         """Shares the memory of `tensor`."""
+        if not piece.is_rows():
+            raise ArgumentError(
+                f"libddp fsdp: {piece.name!r} is cut on dim {piece.dim}, or by tensor parallelism "
+                "too, and snapshots hold rows of whole tensors. Hint: save the DTensors of "
+                "state_dict() with torch.distributed.checkpoint."
+            )
         made = torch.Tensor._make_subclass(ShardedPiece, tensor.detach())
         made.piece = piece
         return made

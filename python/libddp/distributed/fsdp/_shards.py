@@ -51,8 +51,17 @@ class Sharding:
     backward_prefetch: bool = True
     #: The same ranks as a DeviceMesh; None where it is not known.
     mesh: Any = None
+    #: torch's shard_placement_fn.
+    choose_placement: Callable | None = None
     #: Scripts see DTensors; else the parameters themselves, which show what this rank owns.
     use_dtensor: bool = False
+
+    def own_rows(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of `whole`, in its memory."""
+        if self.shard is None:
+            return whole
+        chunks = whole.chunk(self.shard.size())
+        return chunks[self.shard.rank()] if self.shard.rank() < len(chunks) else whole[:0]
 
 
 @dataclass(eq=False)
@@ -138,7 +147,7 @@ class Shard:
     def show(self, sharded: bool) -> None:
         """What the module has for parameters: DTensors, or whole plain tensors."""
         for param in self.params:
-            param.register(param.sharded if sharded else param.unsharded)
+            param.register(param.sharded if sharded else param.whole())
 
     def _find_params(self) -> None:
         """Both forms of the parameters, which may be DTensors of this unit already."""
@@ -153,12 +162,21 @@ class Shard:
             param = known.get(id(parameter))
             if param is None:
                 is_sharded = bool(known) and is_dtensor(parameter)
-                make = ShardedParam.from_sharded if is_sharded else ShardedParam
-                param = make(name, parameter, self.sharding)
-            param.make_unsharded()
+                if is_sharded:
+                    param = ShardedParam.from_sharded(name, parameter)
+                else:
+                    dim = self._dim_of(name, parameter)
+                    param = ShardedParam(name, parameter, self.sharding, dim)
+            param.make_unsharded(self.sharding)
             param.places = [(r, key) for r, key, _, p in places if p is parameter]
             params.append(param)
         self.params = params
+
+    def _dim_of(self, name: str, parameter: torch.nn.Parameter) -> int:
+        from libddp.distributed.fsdp._placement import dim_of
+
+        num_ranks = self.sharding.shard.size() if self.sharding.shard else 1
+        return dim_of(name, parameter, self.sharding.choose_placement, num_ranks)
 
     @property
     def module(self) -> torch.nn.Module:
