@@ -66,29 +66,10 @@ def fully_shard(
         >>> fully_shard(model)                                         # doctest: +SKIP
     """
     modules = _modules_of(module, dp_mesh_dims)
-    if shard_placement_fn is not None and not use_dtensor:
-        raise ArgumentError(
-            "libddp fsdp: shard_placement_fn needs DTensors: plain tensors are cut into rows. "
-            "Hint: leave out use_dtensor=False, or shard_placement_fn."
-        )
-    if mesh is None and not dist.is_initialized():
-        init_process_group()
-    policy = mp_policy or MixedPrecisionPolicy()
-    is_hybrid = mesh is not None and mesh.ndim == 2
-    strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD
-    shard, replicate = _groups_of.groups_of(None, mesh, strategy)
-    sharding = _shards.Sharding(
-        shard=shard,
-        replicate=replicate,
-        keep_unsharded=reshard_after_forward is False,
-        param_dtype=policy.param_dtype,
-        reduce_dtype=policy.reduce_dtype,
-        output_dtype=policy.output_dtype,
-        cast_inputs=policy.cast_forward_inputs and policy.param_dtype is not None,
-        mesh=_groups_of.mesh_of(None, mesh, strategy),
-        choose_placement=shard_placement_fn,
-        use_dtensor=use_dtensor,
+    sharding = _sharding_of(
+        mesh, mp_policy or MixedPrecisionPolicy(), shard_placement_fn, use_dtensor
     )
+    sharding.keep_unsharded = reshard_after_forward is False
     ignored = list(ignored_params or ())
     parameters = _shards.own_parameters_of(modules, ignored)
     name = ", ".join(type(each).__name__ for each in modules)
@@ -100,6 +81,30 @@ def fully_shard(
     for each in modules:
         each.__class__ = _sharded_class(type(each))
     return module
+
+
+def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> _shards.Sharding:
+    if shard_placement_fn is not None and not use_dtensor:
+        raise ArgumentError(
+            "libddp fsdp: shard_placement_fn needs DTensors: plain tensors are cut into rows. "
+            "Hint: leave out use_dtensor=False, or shard_placement_fn."
+        )
+    if mesh is None and not dist.is_initialized():
+        init_process_group()
+    is_hybrid = mesh is not None and mesh.ndim == 2
+    strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD
+    shard, replicate = _groups_of.groups_of(None, mesh, strategy)
+    return _shards.Sharding(
+        shard=shard,
+        replicate=replicate,
+        param_dtype=policy.param_dtype,
+        reduce_dtype=policy.reduce_dtype,
+        output_dtype=policy.output_dtype,
+        cast_inputs=policy.cast_forward_inputs and policy.param_dtype is not None,
+        mesh=_groups_of.mesh_of(None, mesh, strategy),
+        choose_placement=shard_placement_fn,
+        use_dtensor=use_dtensor,
+    )
 
 
 @cache
