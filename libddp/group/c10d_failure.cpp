@@ -93,7 +93,9 @@ std::exception_ptr error_of_c10d(const std::exception_ptr& error, const std::str
 
 bool is_unsupported(const std::exception& error) {
   const std::string text = lower(torch_error_text(error));
-  return has_any(text, {"does not support", "not supported", "not implement", "unsupported"});
+  // The last one: a process group written by somebody who left the operation out.
+  return has_any(text, {"does not support", "not supported", "not implement", "notimplemented",
+                        "unsupported", "no backend type associated"});
 }
 
 }  // namespace libddp

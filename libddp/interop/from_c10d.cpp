@@ -8,6 +8,7 @@
 #include "libddp/group/torch_store.h"
 #include "libddp/interop/c10d_backend.h"
 #include "libddp/interop/foreign_backend.h"
+#include "libddp/interop/group_backend.h"
 
 namespace libddp {
 namespace {
@@ -44,6 +45,10 @@ Group from_c10d(c10::intrusive_ptr<c10d::Backend> backend, FromC10dOptions optio
 
 Group from_c10d(const c10::intrusive_ptr<c10d::ProcessGroup>& group, FromC10dOptions options) {
   if (!group) refuse_source("the group is null", "pass a group that has been made");
+  if (is_own_group(*group)) {
+    return from_c10d(c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<GroupBackend>(group)),
+                     std::move(options));
+  }
   c10::intrusive_ptr<c10d::Backend> backend;
   try {
     backend = group->getBackend(c10::DeviceType::CPU);

@@ -6,6 +6,7 @@
 | "libddp", "gloo", "shm" | host backend |
 | "nccl" | as "auto", but an error where there is no CUDA |
 | "cpu:gloo,cuda:nccl" | both; the CUDA half is left out where there is no CUDA |
+| any name that somebody has registered with torch | that backend |
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from libddp import _autoload
 from libddp._load import load
@@ -58,7 +60,14 @@ def choose(backend: str | None) -> Choice:
     if name == "nccl":
         _require_cuda(name)
         return Choice(*_both("nccl"))
+    if _is_registered(name):
+        return Choice(name, name)
     raise _refusal(backend, "is not known")
+
+
+def _is_registered(name: str) -> bool:
+    """By torch.distributed.Backend.register_backend, as hardware vendors and fakes do."""
+    return name.upper() in dist.Backend._plugins
 
 
 def create(options, pg_options):
@@ -80,13 +89,15 @@ def _choose_per_device(name: str) -> Choice:
             raise _refusal(name, f"names device {device!r} twice")
         if device == "cpu" and backend in _HOST_NAMES:
             parts[device] = HOST
-        elif device == "cuda" and backend == "nccl":
+        elif (device == "cuda" and backend == "nccl") or _is_registered(backend):
             parts[device] = backend
         else:
             raise _refusal(name, f"has the part {pair.strip()!r}, which libddp does not offer")
-    if not torch.cuda.is_available():
-        if "cpu" not in parts:
+    if parts.get("cuda") == "nccl" and not torch.cuda.is_available():
+        del parts["cuda"]
+        if not parts:
             _require_cuda(name)
+    if parts == {"cpu": HOST}:
         return Choice(HOST, name)
     return Choice(",".join(f"{device}:{part}" for device, part in parts.items()), name)
 

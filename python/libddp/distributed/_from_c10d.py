@@ -20,9 +20,10 @@ def from_c10d(group=None) -> _C.ProcessGroup:
     libddp.distributed (objects, gather, scatter, isend) takes the torch group.
 
     Args:
-        group: a torch.distributed.ProcessGroup with a backend for CPU tensors, a backend object
-            (torch.distributed.ProcessGroupGloo), or None for the default group. One of libddp's own
-            is handed back as it is.
+        group: a torch.distributed.ProcessGroup with a backend for CPU tensors, an object of a
+            subclass of it (a group written in Python, which must outlive what is returned), a
+            backend object (torch.distributed.ProcessGroupGloo), or None for the default group. One
+            of libddp's own is handed back as it is.
 
     Returns:
         The C++ group: `rank()`, `size()`, `all_reduce(tensor)`, ...
@@ -56,6 +57,14 @@ def from_c10d(group=None) -> _C.ProcessGroup:
     if not isinstance(group, c10d.ProcessGroup):
         return _C.from_c10d(group)
     ranks = c10d.get_process_group_ranks(group) if group in c10d._world.pg_group_ranks else []
-    native = _C.from_c10d(group, name=f"c10d {group.group_name}", global_ranks=ranks)
+    native = _C.from_c10d(group, name=_name_of(group), global_ranks=ranks)
     _groups.remember(group, native)
     return native
+
+
+def _name_of(group: c10d.ProcessGroup) -> str:
+    """For errors. A group that a program makes by hand has none."""
+    try:
+        return f"c10d {group.group_name}"
+    except RuntimeError:
+        return f"c10d {group.name()}"

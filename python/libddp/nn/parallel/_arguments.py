@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import UninitializedParameter
 
-from libddp.distributed._groups import native, torch_side
+from libddp.distributed._from_c10d import from_c10d
+from libddp.distributed._groups import find, torch_side
 from libddp.errors import ArgumentError
 
 
@@ -39,13 +40,29 @@ def group_of(process_group: Any, device_mesh: Any):
     """torch's group that the gradients are averaged over.
 
     Raises:
-        ArgumentError: both are given; the mesh has several dimensions; the group is not libddp's.
+        ArgumentError: both are given; the mesh has several dimensions; this is no group.
         StateError: there is no default group.
     """
     if device_mesh is not None:
         process_group = _group_of_mesh(process_group, device_mesh)
-    native(process_group)
+    take_over(process_group)
     return dist.group.WORLD if process_group is None else torch_side(process_group)
+
+
+def take_over(process_group: Any) -> None:
+    """libddp's reducer over whatever group it is; says so once where it is another library's."""
+    if find(process_group) is not None:
+        return
+    group = from_c10d(process_group)
+    given = dist.group.WORLD if process_group is None else process_group
+    # A class of its own is there for its own sake.
+    if type(given) is dist.ProcessGroup and group.rank() == 0:
+        warnings.warn(
+            f"libddp: DistributedDataParallel averages gradients over the backend {given.name()!r} "
+            "of the process group. Hint: libddp.distributed.init_process_group() makes groups that "
+            "share memory between the ranks of a host.",
+            stacklevel=4,
+        )
 
 
 def _group_of_mesh(process_group: Any, mesh: Any):
