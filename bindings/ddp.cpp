@@ -69,6 +69,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("find_unused_parameters", &Options::find_unused_parameters)
       .def_readwrite("static_graph", &Options::static_graph)
       .def_readwrite("skip_unused_buckets", &Options::skip_unused_buckets)
+      .def_readwrite("gradient_as_bucket_view", &Options::gradient_as_bucket_view)
       .def_readwrite("sparse_parameters", &Options::sparse_parameters)
       .def_readwrite("broadcast_buffers", &Options::broadcast_buffers)
       .def_readwrite("init_sync", &Options::init_sync)

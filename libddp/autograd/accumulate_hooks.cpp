@@ -74,10 +74,9 @@ bool AccumulateHooks::has_made(const autograd::FunctionPostHook& hook) {
 void AccumulateHooks::renew() {
   for (std::size_t index = 0; index < state_->registrations.size(); ++index) {
     auto& [parameter, node, key] = state_->registrations[index];
-    AccumulatorPtr current = autograd::impl::grad_accumulator(parameter);
-    if (current == node) continue;
+    if (is_accumulator_of(node, parameter)) continue;
     node->del_post_hook(key);
-    node = std::move(current);
+    node = accumulator_of(parameter);
     key = node->add_post_hook(std::make_unique<Hook>(state_->on_gradient, index));
   }
 }

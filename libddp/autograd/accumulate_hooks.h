@@ -36,7 +36,8 @@ class AccumulateHooks {
   static bool has_made(const torch::autograd::FunctionPostHook& hook);
 
   /// Follows the parameters whose node autograd has replaced, as it does when a parameter's dtype
-  /// changes. While no backward pass runs.
+  /// changes, also there and back. Costs next to nothing where none has. While no backward pass
+  /// runs.
   void renew();
   /// Gives the parameters their nodes back that autograd has dropped, where graphs still refer to
   /// them. REQUIRES: the parameters have the dtypes that they had at construction.

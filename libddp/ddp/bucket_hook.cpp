@@ -50,16 +50,6 @@ struct Arrival {
   bool is_there = false;
 };
 
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {
-    return "unknown error";
-  }
-}
-
 }  // namespace
 
 BucketHook::BucketHook(std::shared_ptr<c10d::CommHookInterface> hook, Group group,
@@ -69,21 +59,26 @@ BucketHook::BucketHook(std::shared_ptr<c10d::CommHookInterface> hook, Group grou
       num_alone_(num_alone),
       on_result_(std::move(on_result)) {}
 
+// Not what it throws: that keeps its type.
 template <typename Function>
-void BucketHook::or_abort(const std::string& label, Function&& function) {
+void BucketHook::named(const std::string& label, Function&& function) {
   try {
     function();
   } catch (...) {
-    group_->abort(fmt::format("the communication hook failed for {}: {}", label,
-                              text_of(std::current_exception())));
+    failure_ = fmt::format("the communication hook failed for {}: ", label);
     throw;
   }
+}
+
+void BucketHook::forget() {
+  started_.reset();
+  failure_.clear();
 }
 
 void BucketHook::start(const GradientBuckets& buckets, std::size_t bucket,
                        const NamedTensors& parameters) {
   finish_started(buckets);
-  or_abort(buckets.label(bucket), [&] {
+  named(buckets.label(bucket), [&] {
     c10d::GradBucket given = grad_bucket(buckets, bucket, parameters, num_alone_);
     started_ = Started{bucket, hook_->runHook(given)};
   });
@@ -92,7 +87,7 @@ void BucketHook::start(const GradientBuckets& buckets, std::size_t bucket,
 void BucketHook::finish_started(const GradientBuckets& buckets) {
   const std::optional<Started> started = std::exchange(started_, std::nullopt);
   if (!started) return;
-  or_abort(buckets.label(started->bucket), [&] { take_result(buckets, *started); });
+  named(buckets.label(started->bucket), [&] { take_result(buckets, *started); });
 }
 
 at::Tensor BucketHook::run_alone(const at::Tensor& gradient, std::size_t position,
@@ -100,7 +95,7 @@ at::Tensor BucketHook::run_alone(const at::Tensor& gradient, std::size_t positio
   const std::size_t bucket = num_buckets + position;
   const std::string label = fmt::format("bucket {} ({})", bucket, parameter.name);
   at::Tensor result;
-  or_abort(label, [&] {
+  named(label, [&] {
     c10d::GradBucket given =
         grad_bucket(gradient, bucket, num_buckets + num_alone_, parameter.tensor);
     result = result_of(hook_->runHook(given), label);

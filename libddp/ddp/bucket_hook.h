@@ -9,8 +9,9 @@
 // (PowerSGD does), and those of two buckets must not mix differently on different ranks. The end
 // of the pass waits for the last one and then exchanges the flags in one message.
 //
-// A hook that fails on one rank leaves the others waiting inside their own, so the group is
-// aborted: each rank gets an error, and the group cannot be used any more.
+// A hook that fails is an exception of the backward pass like any other: where the others wait for
+// this rank, inside their own hooks or at the end, they hear of it (NOTE [Troubles]), and where all
+// ranks fail alike and catch it, the group is what it was.
 //
 // Thread rule: as Reducer.
 //
@@ -47,7 +48,10 @@ class BucketHook {
   /// what the hook or the future before throws.
   void start(const GradientBuckets& buckets, std::size_t bucket, const NamedTensors& parameters);
   /// Drops what a pass that failed half-way has left.
-  void forget() { started_.reset(); }
+  void forget();
+  /// What has failed since then, for errors: "the communication hook failed for bucket 3 (...): ";
+  /// or "".
+  const std::string& failure() const { return failure_; }
   /// Collective: waits for the hooks that were started, puts their results into the buckets, and
   /// makes the flags of all buckets those of all ranks. Throws what a future holds, TimeoutError
   /// where one does not come within the group's timeout, ArgumentError where the result has another
@@ -76,13 +80,14 @@ class BucketHook {
   [[noreturn]] void refuse_result(const at::Tensor& result, const at::Tensor& given,
                                   const std::string& label) const;
   template <typename Function>
-  void or_abort(const std::string& label, Function&& function);
+  void named(const std::string& label, Function&& function);
 
   const std::shared_ptr<c10d::CommHookInterface> hook_;
   const Group group_;
   const std::size_t num_alone_;
   const std::function<void(std::size_t)> on_result_;
   std::optional<Started> started_;
+  std::string failure_;
 };
 
 }  // namespace libddp

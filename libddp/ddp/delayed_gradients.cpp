@@ -65,6 +65,7 @@ DelayedGradients::DelayedGradients(DelayedParameters delayed, Group group, Rethr
                                                plan_by_dtype(sizes), true);
   for (std::size_t index = 0; index < delayed.parameters.size(); ++index) {
     slots_.emplace_back(delayed.parameters[index].name, delayed.parameters[index].tensor);
+    if (!delayed.gradient_as_bucket_view) slots_.back().keep_apart();
     slots_.back().move_to(buckets_->view(index));
   }
 }
@@ -81,7 +82,7 @@ void DelayedGradients::accept_gradients_of(at::ScalarType dtype) {
 void DelayedGradients::arm(bool synchronises) { synchronises_ = synchronises; }
 
 void DelayedGradients::on_gradient(std::size_t index) {
-  if (!slots_[index].is_common()) slots_[index].adopt();
+  if (!slots_[index].is_apart()) slots_[index].adopt();
 }
 
 void DelayedGradients::on_trigger() {

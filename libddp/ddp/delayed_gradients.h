@@ -33,6 +33,8 @@ struct DelayedParameters {
   NamedTensors parameters;
   /// A leaf that requires a gradient; may be one of them.
   at::Tensor trigger;
+  /// See ReducerOptions.
+  bool gradient_as_bucket_view = true;
 };
 
 class DelayedGradients : public std::enable_shared_from_this<DelayedGradients> {

@@ -28,11 +28,11 @@ void GradientSlot::move_to(at::Tensor view) {
   data_ = view_.data_ptr();
   bytes_ = view_.nbytes();
   at::Tensor& grad = parameter_.mutable_grad();
-  if (grad.defined() && !is_common()) replace(grad);
+  if (grad.defined() && !is_apart()) replace(grad);
 }
 
 void GradientSlot::leave_bucket() {
-  if (view_.defined() && is_common() && shows_bucket()) parameter_.mutable_grad() = view_.clone();
+  if (view_.defined() && is_apart() && shows_bucket()) parameter_.mutable_grad() = view_.clone();
   view_ = at::Tensor();
   data_ = nullptr;
 }
@@ -48,7 +48,7 @@ void GradientSlot::fill_without_gradient() {
 
 void GradientSlot::install() {
   at::Tensor& grad = parameter_.mutable_grad();
-  if (!is_common()) {
+  if (!is_apart() && !(grad.defined() && grad.requires_grad())) {
     grad = view_;
   } else if (!grad.defined() || shows_bucket()) {
     grad = view_.clone();
@@ -69,7 +69,14 @@ void GradientSlot::replace(at::Tensor& grad) {
   grad = view_;
 }
 
-void GradientSlot::copy(at::Tensor& grad) {
+void GradientSlot::take_dtype() {
+  at::Tensor& grad = parameter_.mutable_grad();
+  if (!grad.defined() || grad.scalar_type() == view_.scalar_type()) return;
+  if (grad.scalar_type() == also_accepted_) grad = grad.to(view_.scalar_type());
+}
+
+void GradientSlot::copy_to_bucket() {
+  at::Tensor& grad = parameter_.mutable_grad();
   if (!grad.defined()) {
     std::memset(data_, 0, bytes_);
     return;
@@ -78,9 +85,10 @@ void GradientSlot::copy(at::Tensor& grad) {
   if (shows_bucket()) {
     // Since the time when the parameter was not common.
     grad = view_.clone();
-  } else if (bytes_ > 0) {
-    copy_in(grad);
+    return;
   }
+  take_dtype();
+  if (bytes_ > 0) copy_in(grad);
 }
 
 void GradientSlot::check(const at::Tensor& grad) const {

@@ -8,9 +8,10 @@
 // which frees the other tensor at once. That moves fewer bytes than keeping `.grad` defined, which
 // costs a memset and a read-add-write; and memory for gradients stays 1x. Where `.grad` is the view
 // already, autograd has added in place and nothing is left to do.
-// Where others average the parameter's gradient too (parameter_users.h), `.grad` stays apart: the
-// bucket gets a copy, and `install` brings back what has become of it.
-// Thread rule: one thread at a time (autograd runs a parameter's hook once per pass).
+// Where others average the parameter's gradient too (parameter_users.h), or the script wants to
+// keep gradients (keep_apart), `.grad` stays apart: the bucket gets a copy, and `install` brings
+// back what has become of it. Thread rule: one thread at a time (autograd runs a parameter's hook
+// once per pass).
 //
 //   GradientSlot slot("head.weight", parameter, view_of_bucket);
 //   slot.adopt();   // in the hook: parameter.grad() is now the view, with the same values
@@ -33,21 +34,28 @@ class GradientSlot {
   /// From now on the gradient lives in `view`, which must show bucket memory in the parameter's
   /// shape. A gradient that is defined moves there with its values.
   void move_to(at::Tensor view);
+  /// From now on `.grad` is never the view.
+  void keep_apart() { keeps_apart_ = true; }
   /// Lets go of the bucket, unless `.grad` still needs the bytes.
   void leave_bucket();
 
   /// ENSURES: the bucket holds what autograd accumulated (zeros where it gave none), and `.grad` is
-  /// the view unless the parameter is common.
+  /// the view unless it stays apart.
   /// Throws ArgumentError naming the parameter where the gradient is not what the bucket takes.
   void adopt() {
     at::Tensor& grad = parameter_.mutable_grad();
-    if (user_.is_common()) return copy(grad);
+    if (is_apart()) return copy_to_bucket();
     if (grad.unsafeGetTensorImpl() != view_.unsafeGetTensorImpl()) replace(grad);
   }
+  /// ENSURES: the bucket holds what autograd accumulated, and `.grad` is another tensor.
+  void copy_to_bucket();
+  /// Converts a gradient of the dtype that is welcome too.
+  void take_dtype();
   /// For a parameter that got no gradient: the bucket holds `.grad`, or zeros where it is None.
   /// `.grad` stays None then.
   void fill_without_gradient();
-  /// `.grad` becomes the view with whatever the bucket holds, or gets a copy of that.
+  /// `.grad` becomes the view with whatever the bucket holds, or gets a copy of that where it stays
+  /// apart or has a graph.
   void install();
   /// Gradients of this dtype are welcome too; they are converted on the way into the bucket.
   void also_accept(at::ScalarType dtype) { also_accepted_ = dtype; }
@@ -60,6 +68,8 @@ class GradientSlot {
   }
   /// Whether others average this gradient too.
   bool is_common() const { return user_.is_common(); }
+  /// Whether `.grad` is a tensor of its own.
+  bool is_apart() const { return keeps_apart_ || is_common(); }
   ParameterUser& user() { return user_; }
   const ParameterUser& user() const { return user_; }
   const std::string& name() const { return name_; }
@@ -67,7 +77,6 @@ class GradientSlot {
 
  private:
   void replace(at::Tensor& grad);
-  void copy(at::Tensor& grad);
   void check(const at::Tensor& grad) const;
   void copy_in(const at::Tensor& grad);
 
@@ -77,6 +86,7 @@ class GradientSlot {
   ParameterUser user_;
   at::Tensor view_;
   void* data_ = nullptr;
+  bool keeps_apart_ = false;
   std::size_t bytes_ = 0;
   std::optional<at::ScalarType> also_accepted_;
 };

@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "libddp/autograd/after_backward.h"
 #include "libddp/base/error.h"
+#include "libddp/base/first_line.h"
 #include "libddp/base/log.h"
 #include "libddp/group/group_identity.h"
 
@@ -32,6 +34,8 @@ Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
     : parameters_(std::move(parameters)),
       sizes_(sizes_of(parameters_)),
       group_(std::move(group)),
+      // Another library's group may know more than this about who is there.
+      is_alone_(group_->size() == 1 && group_->backend_name().rfind("c10d:", 0) != 0),
       options_(std::move(options)),
       sparse_(parameters_, options_.sparse_parameters, group_),
       slow_ranks_(group_->size()),
@@ -40,7 +44,10 @@ Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
       gradient_states_(parameters_.size(), GradientState::Settled),
       hooks_(tensors_of(parameters_),
              [this](std::size_t index) { guarded([&] { on_gradient(index); }); }) {
-  for (const auto& [name, tensor] : parameters_) slots_.emplace_back(name, tensor, where());
+  for (const auto& [name, tensor] : parameters_) {
+    slots_.emplace_back(name, tensor, where());
+    if (!options_.gradient_as_bucket_view) slots_.back().keep_apart();
+  }
   build_buckets(plan_of(reverse_order(parameters_.size())));
   if (options_.static_graph) set_static_graph();
 }
@@ -63,29 +70,26 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs) {
 }
 
 void Reducer::on_output_reached(std::uint64_t& pass_of_forward) {
-  if (!pass_.is_running()) {
-    if (pass_of_forward != 0) {
-      throw StateError(where() +
-                       ": it runs a second time through the same forward of a "
-                       "DistributedDataParallel model; its gradients would not be averaged. Hint: "
-                       "add the losses and call backward() once, or run forward again.");
-    }
-    // Another forward's pass has ended since this one was armed, well or not.
-    if (pass_.stage == Stage::Broken) refuse_rest_of_last_pass(where());
-    if (pass_.stage != Stage::Armed) restart_pass(Stage::Armed);
-    spread_averages();
-    begin_pass(PassEnd::Certain);
-  }
+  if (!pass_.is_running()) begin_pass_at_output(pass_of_forward != 0);
   pass_of_forward = pass_number_;
 }
 
-void Reducer::on_gradient(std::size_t index) {
-  if (c10::GradMode::is_enabled()) {
-    throw StateError(fmt::format(
-        "{}: parameter '{}': backward(create_graph=True) is not supported, gradients of "
-        "gradients would not be averaged. Hint: use torch.autograd.grad on the inner module.",
-        where(), slots_[index].name()));
+void Reducer::begin_pass_at_output(bool is_again) {
+  static std::atomic<bool> has_told{false};
+  if (is_again) {
+    tell_once(has_told, "second_backward",
+              "every backward pass through a forward averages, torch's DDP only the first one");
   }
+  // A pass has ended since this forward, well or not: another forward's, or one through this one
+  // that kept the graph.
+  if (pass_.stage == Stage::Broken) refuse_rest_of_last_pass(where());
+  if (pass_.stage != Stage::Armed) restart_pass(Stage::Armed);
+  spread_averages();
+  begin_pass(PassEnd::Certain);
+}
+
+void Reducer::on_gradient(std::size_t index) {
+  if (c10::GradMode::is_enabled()) check_create_graph(index);
   if (pass_.stage == Stage::Armed && !is_of_other_pass(index)) begin_pass(PassEnd::MaybeNested);
   take(index);
   if (pass_.is_running()) count_gradient(index);
@@ -101,10 +105,30 @@ void Reducer::take(std::size_t index) {
   state = GradientState::Own;
   if (sparse_.contains(index)) return sparse_.check(index);
   GradientSlot& slot = slots_[index];
-  const bool is_common = slot.is_common();
-  if (is_common && !pass_.is_running()) return;
-  slot.adopt();
-  if (is_common) state = GradientState::Copied;
+  // With create_graph=True autograd has put a tensor there that has a graph of its own.
+  const bool stays_apart = slot.is_apart() || c10::GradMode::is_enabled();
+  if (stays_apart && !pass_.is_running()) return slot.take_dtype();
+  if (!stays_apart) return slot.adopt();
+  slot.copy_to_bucket();
+  state = GradientState::Copied;
+}
+
+// As in torch: `.grad` holds the averages and has this rank's graph.
+void Reducer::check_create_graph(std::size_t index) const {
+  if (scatters_averages()) {
+    throw StateError(fmt::format(
+        "{}: parameter '{}': backward(create_graph=True) does not go together with an optimizer "
+        "that shares out the averages. Hint: make it without shard_gradients.",
+        where(), slots_[index].name()));
+  }
+  static std::atomic<bool> has_told{false};
+  tell_once(has_told, "create_graph",
+            "gradients are averaged, the gradients of gradients stay each rank's own");
+}
+
+void Reducer::tell_once(std::atomic<bool>& has_told, const char* event, const char* what) const {
+  if (group_->rank() != 0 || has_told.exchange(true)) return;
+  log(LogLevel::Warn, event, {{"group", group_->name()}, {"what", what}});
 }
 
 void Reducer::count_gradient(std::size_t index) {
@@ -174,11 +198,15 @@ void Reducer::queue_finish(PassEnd end) {
 }
 
 // Also before the pass has reached the model's outputs: the others are in theirs by now.
-void Reducer::backward_failed(const std::string& what) noexcept {
-  if (pass_.stage == Stage::None || pass_.trouble == Trouble::Explained) return;
+bool Reducer::backward_failed(const std::string& what) noexcept {
+  const bool is_known = pass_.stage != Stage::None || std::exchange(is_refused_, false);
+  if (pass_.stage == Stage::None || pass_.trouble == Trouble::Explained) return is_known;
   pass_.trouble = Trouble::Explained;
-  group_->announce_trouble("in backward: " + what);
+  group_->announce_trouble("in backward: " + hook_failure() + what);
+  return is_known;
 }
+
+std::string Reducer::hook_failure() const { return hook_ ? hook_->failure() : std::string(); }
 
 void Reducer::break_pass(const std::string& what, Trouble told) noexcept {
   if (!pass_.is_running()) return;
@@ -203,7 +231,7 @@ void Reducer::launch(std::size_t bucket, bool async) {
   timeline_.launched(bucket);
   if (options_.skip_unused_buckets && can_skip(bucket)) return timeline_.done(bucket);
   if (hook_) return hook_->start(*buckets_, bucket, parameters_);
-  if (group_->size() == 1) return timeline_.done(bucket);
+  if (is_alone_) return timeline_.done(bucket);
   CallOptions call{.async = async, .timeout = {}, .label = buckets_->label(bucket)};
   pass_.buckets[bucket].work =
       scatters_averages()
@@ -232,7 +260,7 @@ void Reducer::fill(std::size_t bucket) {
 }
 
 void Reducer::fill_without_gradient(std::size_t index) {
-  const bool is_copy = slots_[index].is_common() && has_own(index);
+  const bool is_copy = slots_[index].is_apart() && has_own(index);
   slots_[index].fill_without_gradient();
   if (is_copy) gradient_states_[index] = GradientState::Copied;
 }
@@ -282,7 +310,8 @@ void Reducer::guarded(Function&& function) {
     if (options_.rethrow) options_.rethrow(std::current_exception());
     throw;
   } catch (...) {
-    break_pass("in backward: an exception of a hook (its own output has the text)", Trouble::Told);
+    break_pass("in backward: " + hook_failure() + first_line_of(std::current_exception()),
+               Trouble::Told);
     // A hook may throw anything of the language that it is written in.
     if (hook_ && options_.rethrow) options_.rethrow(std::current_exception());
     throw;

@@ -9,8 +9,8 @@
 //
 //   None --arm--> Armed --first gradient, or the pass reaches an output--> Running --end--> None
 //
-// Several forwards may share a pass, or have a pass each; a second pass through the same forward is
-// refused, because its gradients would not be averaged.
+// Several forwards may share a pass, or have a pass each, or several (retain_graph): each pass
+// averages what stands in `.grad` when it ends.
 // A gradient costs one copy into its bucket and one counter: no lock, no dispatch. In the first
 // pass that synchronises the true order of the gradients is learned; rank 0's order then decides
 // the buckets of all ranks, once, from the next forward on.
@@ -28,6 +28,7 @@
 //   reducer->arm({loss});
 //   loss.backward();   // the average over all ranks stands in every .grad
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -65,6 +66,9 @@ struct ReducerOptions {
   /// Buckets without a used parameter are not sent. The ranks must use the same parameters; where
   /// they don't, the group names the bucket.
   bool skip_unused_buckets = false;
+  /// Whether `.grad` is a piece of its bucket. If not, it is a tensor of its own, which a script
+  /// may keep over the steps, and the bucket has a copy.
+  bool gradient_as_bucket_view = true;
   /// Called when a pass that synchronised has ended, well or not.
   std::function<void()> after_pass = nullptr;
   /// Throws the given error; lets a language binding throw a type of its own out of backward().
@@ -101,20 +105,24 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Whether only the end of the pass tells that all gradients are there.
   bool finishes_after_backward() const;
   /// A backward pass raised `what`: where the others may wait for this model's gradients, they are
-  /// told. For a caller that sees what autograd does not show here.
-  void backward_failed(const std::string& what) noexcept;
+  /// told. For a caller that sees what autograd does not show here. Returns whether it was this
+  /// model's, as far as is known here.
+  bool backward_failed(const std::string& what) noexcept;
 
   /// Throws StateError where a pass has been sent and not been finished.
   void check_finished() const;
 
-  /// Follows parameters that have changed their dtype for a while; gradients of `dtype` are
-  /// welcome.
+  /// Follows parameters that have changed their dtype, for a while or for good: their hooks, and
+  /// the buckets, in which the order of gradients is then learned anew. On every rank alike,
+  /// between passes.
   void renew_hooks() { hooks_.renew(); }
+  void follow_dtypes();
+  /// Gradients of `dtype` are welcome too.
+  void accept_gradients_of(at::ScalarType dtype);
   /// No other reducer may have parameters in common with this one.
   void claim_parameters();
   /// Throws StateError naming a parameter that is common although some reducer has claimed it.
   void check_users() const;
-  void accept_gradients_of(at::ScalarType dtype);
 
   /// From now on `hook` takes each bucket instead of the average; see bucket_hook.h. Once, and
   /// before the first synchronising pass, on every rank alike.
@@ -161,7 +169,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     AveragedInPart,
     /// Gradients of this rank, some of them added since.
     Own,
-    /// Those too, and the bucket a copy of them: the average is brought back from there.
+    /// Those too, and the bucket has a copy of them: the average is brought back from there.
     Copied,
   };
   /// How sure it is that the pass that was asked to tell its end is not nested in the true one.
@@ -176,7 +184,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void on_gradient(std::size_t index);
   void count_gradient(std::size_t index);
   void on_output_reached(std::uint64_t& pass_of_forward);
+  void begin_pass_at_output(bool is_again);
   void take(std::size_t index);
+  void check_create_graph(std::size_t index) const;
+  /// What is not as in torch, or not as one may think: once in a process, on rank 0.
+  void tell_once(std::atomic<bool>& has_told, const char* event, const char* what) const;
   bool is_of_other_pass(std::size_t index) const;
   void begin_pass(PassEnd end);
   void queue_finish(PassEnd end);
@@ -229,13 +241,16 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// An exception ends the pass that runs, if one does. Other ranks may wait for what it has not
   /// sent: they are told.
   void break_pass(const std::string& what, Trouble told) noexcept;
+  std::string hook_failure() const;
   template <typename Function>
   void guarded(Function&& function);
   class PassGuard;
 
   const NamedTensors parameters_;
-  const std::vector<ParameterSize> sizes_;
+  std::vector<ParameterSize> sizes_;
   const Group group_;
+  /// Nothing is sent.
+  const bool is_alone_;
   ReducerOptions options_;
   SparseGradients sparse_;
   std::vector<GradientSlot> slots_;
@@ -250,6 +265,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Of a pass.
   ReducerPass pass_;
   std::mutex launch_mutex_;
+
+  /// The last one was refused at its end, by all ranks.
+  bool is_refused_ = false;
 
   // For all passes.
   bool is_manual_ = false;

@@ -61,6 +61,25 @@ void Reducer::accept_gradients_of(at::ScalarType dtype) {
   sparse_.also_accept(dtype);
 }
 
+void Reducer::follow_dtypes() {
+  if (has_owners_) {
+    throw ArgumentError(
+        "libddp: the parameters have another dtype than when an optimizer began to share its work "
+        "over their ranks. Hint: convert the model first, then wrap it and make the optimizer.");
+  }
+  check_last_pass();
+  static std::atomic<bool> has_told{false};
+  tell_once(has_told, "dtype_changed",
+            "parameters have another dtype than when they were wrapped; their gradients are "
+            "averaged all the same, torch's DDP stops doing so");
+  sizes_ = sizes_of(parameters_);
+  sparse_.follow_dtypes();
+  is_learning_ = true;
+  planned_ = std::nullopt;
+  build_buckets(plan_of(reverse_order(parameters_.size())));
+  restart_pass(pass_.stage);
+}
+
 void Reducer::build_buckets(BucketPlan plan) {
   buckets_ = nullptr;
   for (GradientSlot& slot : slots_) slot.leave_bucket();

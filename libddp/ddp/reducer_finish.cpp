@@ -145,6 +145,7 @@ void Reducer::refuse_unused() {
     unused.push_back(is_used(index) || pass_.is_empty ? 0 : 1);
   }
   settle();
+  is_refused_ = true;
   throw StateError(describe_unused(*group_, names, unused));
 }
 

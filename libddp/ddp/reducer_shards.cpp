@@ -40,6 +40,10 @@ void Reducer::shard(bool averages) {
     refuse("some gradients are sparse", "use an optimizer without shard_over");
   }
   if (pass_.is_unfinished()) refuse("a backward pass runs", "make the optimizer before it");
+  if (averages && !options_.gradient_as_bucket_view) {
+    refuse("its gradients are no views of their buckets, of which it would share out the averages",
+           "leave out gradient_as_bucket_view=False or shard_gradients");
+  }
   claim_parameters();
   check_users();
   has_owners_ = true;

@@ -93,6 +93,7 @@ Replica::Replica(NamedTensors parameters, const NamedTensors& buffers, Group gro
     low_ = std::make_shared<LowPrecisionParameters>(all, *precision.param_dtype);
   }
   if (!delayed.parameters.empty()) {
+    delayed.gradient_as_bucket_view = options.gradient_as_bucket_view;
     delayed_ = DelayedGradients::create(std::move(delayed), group_, rethrow);
   }
   make_reducer(options, rethrow);
@@ -113,6 +114,7 @@ void Replica::make_reducer(const DistributedDataParallelOptions& options, Rethro
   reducer.static_graph = options.static_graph;
   reducer.sparse_parameters = options.sparse_parameters;
   reducer.skip_unused_buckets = options.skip_unused_buckets;
+  reducer.gradient_as_bucket_view = options.gradient_as_bucket_view;
   reducer.rethrow = std::move(rethrow);
   if (low_) reducer.after_pass = [low = low_] { low->raise(); };
   NamedTensors trained;
@@ -151,9 +153,32 @@ void Replica::broadcast(const std::vector<at::Tensor>& tensors, int root) {
 
 void Replica::before_forward() {
   if (low_ || c10::GradMode::is_enabled()) reducer_->check_users();
-  if (c10::GradMode::is_enabled()) group_->withdraw_trouble();
+  if (c10::GradMode::is_enabled()) {
+    group_->withdraw_trouble();
+    follow_dtypes();
+  }
   reducer_->begin_forward();
   if (low_) lowered_here_ = low_->lower();
+}
+
+// Autograd has dropped the hooks of parameters that have another dtype now, or had one meanwhile.
+void Replica::follow_dtypes() {
+  if (low_ && low_->is_low()) return;
+  reducer_->renew_hooks();
+  if (delayed_) delayed_->renew_hooks();
+  bool is_other = false;
+  for (std::size_t index = 0; index < parameters_.size(); ++index) {
+    const at::ScalarType dtype = parameters_[index].tensor.scalar_type();
+    if (dtype == wrapped_[index].dtype) continue;
+    if (low_) {
+      refuse_change(index, fmt::format("dtype {}", c10::toString(wrapped_[index].dtype)),
+                    fmt::format("dtype {}", c10::toString(dtype)),
+                    "mixed_precision keeps memory of the first one; convert the model first");
+    }
+    wrapped_[index].dtype = dtype;
+    is_other |= wrapped_[index].requires_grad;
+  }
+  if (is_other) reducer_->follow_dtypes();
 }
 
 void Replica::forward_failed(const std::string& what, bool sync) {
@@ -176,14 +201,16 @@ bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
     raise_after_backward(outputs);
     return false;
   }
+  bool trains = false;
   try {
-    check_unchanged();
-    reducer_->arm(outputs);
+    trains = check_unchanged();
+    if (trains) reducer_->arm(outputs);
   } catch (...) {
     // Errors that all ranks have do no harm here, see NOTE [Troubles].
     group_->announce_trouble("in forward: " + first_line_of(std::current_exception()));
     throw;
   }
+  if (!trains) raise_after_backward(outputs);
   return true;
 }
 
@@ -191,6 +218,10 @@ bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
 // until the next pass that synchronises.
 void Replica::raise_after_backward(const std::vector<at::Tensor>& outputs) {
   if (!low_) return;
+  const auto has_graph = [](const at::Tensor& output) { return output.requires_grad(); };
+  if (!outputs.empty() && std::none_of(outputs.begin(), outputs.end(), has_graph)) {
+    return raise_low();
+  }
   output_leaves_ = nullptr;  // its hooks go: a leaf that is handed through again gets new ones
   output_leaves_ = call_before_backward(outputs, [low = low_] {
     call_after_backward([end = std::make_shared<RaiseAtEnd>(low)] { end->raise(); });
@@ -234,34 +265,44 @@ void Replica::check_sparse_names(const std::vector<std::string>& names) const {
   }
 }
 
-void Replica::check_unchanged() const {
-  const auto refuse = [&](const std::string& name, const std::string& was, const std::string& is,
-                          const char* hint) {
-    const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
-    throw ArgumentError(
-        fmt::format("{} forward: parameter '{}' had {} when it was wrapped and has {} now. Hint: "
-                    "{}, then wrap the model again.",
-                    me.where(), name, was, is, hint));
-  };
+void Replica::refuse_change(std::size_t index, const std::string& was, const std::string& is,
+                            const char* hint) const {
+  const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
+  throw ArgumentError(
+      fmt::format("{} forward: parameter '{}' had {} when it was wrapped and has {} now. Hint: {}, "
+                  "then wrap the model again.",
+                  me.where(), parameters_[index].name, was, is, hint));
+}
+
+bool Replica::check_unchanged() const {
+  bool trains = false;
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
-    const auto& [name, tensor] = parameters_[index];
+    const at::Tensor& tensor = parameters_[index].tensor;
     const auto& [requires_grad, sizes, dtype] = wrapped_[index];
-    if (tensor.requires_grad() != requires_grad) {
-      refuse(name, fmt::format("requires_grad={}", requires_grad),
-             fmt::format("requires_grad={}", !requires_grad),
-             "freeze or unfreeze parameters first");
+    if (!requires_grad) {
+      // Its gradients would stay this rank's own, and the ranks' models would drift apart.
+      if (tensor.requires_grad()) {
+        refuse_change(index, "requires_grad=false", "requires_grad=true",
+                      "what is trained when the model is wrapped may be frozen and unfrozen at any "
+                      "time; unfreeze this one first");
+      }
+      continue;
     }
+    // One that is frozen now counts as unused.
+    trains |= tensor.requires_grad();
     // Autograd has dropped the hook of such a parameter.
-    if (requires_grad && !low_ && tensor.scalar_type() != dtype) {
-      refuse(name, fmt::format("dtype {}", c10::toString(dtype)),
-             fmt::format("dtype {}", c10::toString(tensor.scalar_type())),
-             "convert the model first");
+    if (!low_ && tensor.scalar_type() != dtype) {
+      refuse_change(index, fmt::format("dtype {}", c10::toString(dtype)),
+                    fmt::format("dtype {}", c10::toString(tensor.scalar_type())),
+                    "convert the model outside of its forward, or first");
     }
-    if (requires_grad && tensor.sizes() != at::IntArrayRef(sizes)) {
-      refuse(name, fmt::format("shape [{}]", fmt::join(sizes, ", ")),
-             fmt::format("shape [{}]", fmt::join(tensor.sizes(), ", ")), "resize parameters first");
+    if (tensor.sizes() != at::IntArrayRef(sizes)) {
+      refuse_change(index, fmt::format("shape [{}]", fmt::join(sizes, ", ")),
+                    fmt::format("shape [{}]", fmt::join(tensor.sizes(), ", ")),
+                    "resize parameters first");
     }
   }
+  return trains;
 }
 
 }  // namespace libddp

@@ -43,17 +43,19 @@ class Replica {
   /// Collective: every rank gets the values of `root` (buffers before a forward, or the model).
   void broadcast(const std::vector<at::Tensor>& tensors, int root = 0);
 
-  /// Before each forward. With mixed precision, parameters show the low precision from here on.
+  /// Before each forward. Follows parameters that have changed their dtype since the last one. With
+  /// mixed precision, parameters show the low precision from here on.
   void before_forward();
   /// After a forward that threw. With mixed precision: takes `before_forward` back. If its backward
   /// would have synchronised (`sync`, and gradients are recorded), the other ranks wait for this
   /// one: they are told `what` (ProcessGroup::announce_trouble).
   void forward_failed(const std::string& what, bool sync);
   /// After a backward pass that threw, of this model or not: see Reducer::backward_failed.
-  void backward_failed(const std::string& what) { reducer_->backward_failed(what); }
+  bool backward_failed(const std::string& what) { return reducer_->backward_failed(what); }
   /// After a forward that returned `outputs`. Returns whether its backward synchronises: it does
-  /// if `sync` and gradients are recorded. Throws ArgumentError naming a parameter whose shape,
-  /// dtype or requires_grad is not what was wrapped.
+  /// if `sync` and gradients are recorded, and nothing is done in it where all parameters are
+  /// frozen for a while (the discriminator in a generator's step). Throws ArgumentError naming a
+  /// parameter whose shape or dtype is not what was wrapped, or that has been unfrozen since.
   bool after_forward(const std::vector<at::Tensor>& outputs, bool sync);
 
   /// Whether `after_forward` wants to know the outputs.
@@ -70,7 +72,11 @@ class Replica {
  private:
   static void check_parameters(const NamedTensors& parameters);
   void check_sparse_names(const std::vector<std::string>& names) const;
-  void check_unchanged() const;
+  /// Returns whether some parameter requires a gradient now.
+  bool check_unchanged() const;
+  [[noreturn]] void refuse_change(std::size_t index, const std::string& was, const std::string& is,
+                                  const char* hint) const;
+  void follow_dtypes();
   bool trains_anything() const;
   void make_reducer(const DistributedDataParallelOptions& options, Rethrow rethrow);
   void apply(const MixedPrecision& precision, const NamedTensors& buffers);

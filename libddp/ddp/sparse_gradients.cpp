@@ -40,6 +40,12 @@ SparseGradients::SparseGradients(const NamedTensors& parameters,
   }
 }
 
+void SparseGradients::follow_dtypes() {
+  for (std::size_t position = 0; position < parameters_.size(); ++position) {
+    dtypes_[position] = parameters_[position].tensor.scalar_type();
+  }
+}
+
 void SparseGradients::check(std::size_t index) const {
   const auto position = static_cast<std::size_t>(
       std::lower_bound(indices_.begin(), indices_.end(), index) - indices_.begin());

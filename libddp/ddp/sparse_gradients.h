@@ -52,6 +52,8 @@ class SparseGradients {
   void check(std::size_t index) const;
   /// Gradients of this dtype are welcome too.
   void also_accept(c10::ScalarType dtype) { also_accepted_ = dtype; }
+  /// From now on gradients have the dtypes that the parameters have now.
+  void follow_dtypes();
 
   /// Collective: every `.grad` that some rank used becomes the average over all ranks times
   /// `scale`. `shares`: one per index. Returns whether some rank's share is Missing.
@@ -81,7 +83,7 @@ class SparseGradients {
   const Group group_;
   std::vector<bool> is_sparse_;
   std::vector<std::size_t> indices_;
-  /// Those of `indices_`, and the dtypes that they had at first.
+  /// Those of `indices_`, and their dtypes; a parameter itself may have another one for a while.
   NamedTensors parameters_;
   std::vector<c10::ScalarType> dtypes_;
   std::optional<c10::ScalarType> also_accepted_;

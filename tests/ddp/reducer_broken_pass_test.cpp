@@ -136,31 +136,6 @@ TEST_CASE("a pass that failed takes no part in those of other reducers", "[broke
   });
 }
 
-TEST_CASE("a pass that is refused at its beginning is told to those that wait", "[broken_pass]") {
-  std::atomic<bool> is_seen{false};
-  with_groups(2, [&](const Group& group) {
-    const NamedTensors parameters = three_vectors();
-    const auto reducer = Reducer::create(parameters, group, options_of(true));
-    const at::Tensor first = scaled_loss(parameters, 1);
-    reducer->arm({first});
-    first.backward({}, /*retain_graph=*/true);
-    const at::Tensor second = scaled_loss(parameters, 1);
-    reducer->arm({second});
-    if (group->rank() == 1) {
-      const std::string text = message_of<PeerError>([&] { second.backward(); });
-      is_seen = true;
-      expect(contains(text, "through the same forward"), text);
-      return;
-    }
-    const std::string own = message_of<StateError>([&] { first.backward(); });
-    expect(contains(own, "through the same forward"), own);
-    reducer->backward_failed(own);
-    for (int turn = 0; turn < 1000 && !is_seen; ++turn) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-  });
-}
-
 TEST_CASE("delayed gradients are averaged after a pass that failed", "[broken_pass]") {
   with_groups(2, [](const Group& group) {
     const NamedTensors parameters = three_vectors();

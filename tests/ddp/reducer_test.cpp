@@ -238,27 +238,73 @@ TEST_CASE("two forwards may have a pass each, in any order", "[reducer]") {
   });
 }
 
-TEST_CASE("a second pass through the same forward is refused", "[reducer]") {
+TEST_CASE("several passes through one forward are averaged each", "[reducer]") {
   with_groups(2, [](const Group& group) {
     const NamedTensors parameters = vectors(2);
-    const auto reducer = Reducer::create(parameters, group, {});
-    const at::Tensor loss = loss_of(parameters, {0, 1}, 1);
-    reducer->arm({loss});
-    loss.backward({}, /*retain_graph=*/true);
-    const std::string text = message_of<StateError>([&] { loss.backward(); });
-    expect(contains(text, "a second time through the same forward"), text);
+    const auto reducer = Reducer::create(parameters, group, one_bucket_each());
+    for (int step = 0; step < 3; ++step) {
+      clear(parameters);
+      const at::Tensor loss = loss_of(parameters, {0, 1}, group->rank() + 1);
+      reducer->arm({loss});
+      loss.backward({}, /*retain_graph=*/true);
+      expect(has_gradient(parameters[1], 2 * 1.5), "first");
+      loss.backward();
+      expect(has_gradient(parameters[1], 2 * 3.0), "both");
+    }
   });
 }
 
-TEST_CASE("create_graph is refused by name", "[reducer]") {
-  with_groups(1, [](const Group& group) {
+TEST_CASE("create_graph: averages that have a graph", "[reducer]") {
+  with_groups(2, [](const Group& group) {
     const NamedTensors parameters = vectors(1);
     const auto reducer = Reducer::create(parameters, group, {});
-    const at::Tensor loss = (parameters[0].tensor * parameters[0].tensor).sum();
-    reducer->arm({loss});
-    const std::string text =
-        message_of<StateError>([&] { loss.backward({}, std::nullopt, /*create_graph=*/true); });
-    expect(contains(text, "'p0'") && contains(text, "create_graph"), text);
+    for (int step = 0; step < 3; ++step) {
+      clear(parameters);
+      const at::Tensor loss = (parameters[0].tensor * parameters[0].tensor).sum();
+      const at::Tensor mine = loss * (group->rank() + 1);
+      reducer->arm({mine});
+      mine.backward({}, std::nullopt, /*create_graph=*/true);
+      expect(has_gradient(parameters[0], 2 * 1.5), "average");
+      expect(parameters[0].tensor.grad().requires_grad(), "graph");
+    }
+  });
+}
+
+TEST_CASE("gradients that are no views are the script's to keep", "[reducer]") {
+  with_groups(2, [](const Group& group) {
+    const NamedTensors parameters = vectors(2);
+    ReducerOptions options = one_bucket_each();
+    options.gradient_as_bucket_view = false;
+    const auto reducer = Reducer::create(parameters, group, options);
+    std::vector<at::Tensor> kept;
+    for (int step = 1; step < 5; ++step) {
+      clear(parameters);
+      const at::Tensor loss = loss_of(parameters, {0, 1}, step * (group->rank() + 1));
+      reducer->arm({loss});
+      loss.backward();
+      kept.push_back(parameters[1].tensor.grad());
+    }
+    for (int step = 1; step < 5; ++step) {
+      expect(kept[step - 1].equal(at::full({8}, 2 * 1.5 * step)), "its own step's");
+    }
+  });
+}
+
+TEST_CASE("parameters that change their dtype are followed", "[reducer]") {
+  with_groups(2, [](const Group& group) {
+    const NamedTensors parameters = vectors(3);
+    const auto reducer = Reducer::create(parameters, group, one_bucket_each());
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kDouble, at::kBFloat16}) {
+      clear(parameters);
+      for (const auto& [name, tensor] : parameters) tensor.set_data(tensor.to(dtype));
+      reducer->renew_hooks();
+      reducer->follow_dtypes();
+      const at::Tensor loss = loss_of(parameters, {0, 1, 2}, group->rank() + 1);
+      reducer->arm({loss});
+      loss.backward();
+      expect(has_gradient(parameters[2], 3 * 1.5), "average");
+      expect(parameters[2].tensor.grad().scalar_type() == dtype, "dtype");
+    }
   });
 }
 

@@ -79,9 +79,11 @@ TEST_CASE("a pass that raises leaves no times, and the next one its own", "[redu
     const auto reducer = Reducer::create(parameters, group, ReducerOptions{});
     const at::Tensor loss = sum_of(parameters);
     reducer->arm({loss});
-    const std::string text =
-        message_of<StateError>([&] { loss.backward({}, std::nullopt, /*create_graph=*/true); });
-    expect(contains(text, "create_graph"), text);
+    const unsigned hook = parameters[0].tensor.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a hook's own error"); });
+    const std::string text = message_of<std::runtime_error>([&] { loss.backward(); });
+    expect(contains(text, "own error"), text);
+    parameters[0].tensor.remove_hook(hook);
     expect(reducer->timeline().passes().empty(), "no record");
     for (const auto& parameter : parameters) parameter.tensor.mutable_grad() = at::Tensor();
     step(*reducer, parameters);

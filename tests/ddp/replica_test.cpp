@@ -115,7 +115,46 @@ TEST_CASE("a module without gradients, and parameters that cannot be served", "[
   });
 }
 
-TEST_CASE("a changed requires_grad is refused at the next forward", "[replica]") {
+TEST_CASE("parameters that are frozen for a while are unused", "[replica]") {
+  with_groups(2, [](const Group& group) {
+    const at::Tensor one = parameter({2}, 1);
+    const at::Tensor other = parameter({2}, 1);
+    Replica replica({{"one", one}, {"other", other}}, {}, group, {.find_unused_parameters = true});
+    for (const bool frozen : {true, false, true}) {
+      one.mutable_grad() = at::Tensor();
+      one.set_requires_grad(!frozen);
+      replica.before_forward();
+      const at::Tensor loss = ((one + other) * (group->rank() + 1)).sum();
+      expect(replica.after_forward({loss}, true), "synchronises");
+      loss.backward();
+      expect(one.grad().defined() != frozen, "one");
+      expect(frozen || one.grad().eq(1.5).all().item<bool>(), "average");
+    }
+  });
+}
+
+TEST_CASE("a model that is frozen as a whole exchanges nothing", "[replica]") {
+  with_groups(2, [](const Group& group) {
+    const at::Tensor w = parameter({2}, 1);
+    Replica replica({{"w", w}}, {}, group, {});
+    w.set_requires_grad(false);
+    if (group->rank() == 0) {
+      const at::Tensor input = parameter({2}, 1);
+      replica.before_forward();
+      const at::Tensor loss = (w * input).sum();
+      expect(replica.after_forward({loss}, true), "synchronises as ever");
+      loss.backward();
+    }
+    w.set_requires_grad(true);
+    replica.before_forward();
+    const at::Tensor loss = (w * (group->rank() + 1)).sum();
+    replica.after_forward({loss}, true);
+    loss.backward();
+    expect(w.grad().eq(1.5).all().item<bool>(), "average");
+  });
+}
+
+TEST_CASE("a parameter that is unfrozen after wrapping is refused by name", "[replica]") {
   with_groups(1, [](const Group& group) {
     const at::Tensor w = parameter({2}, 1);
     const at::Tensor frozen = at::zeros({2});

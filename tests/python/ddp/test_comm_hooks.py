@@ -1,6 +1,7 @@
 """Communication hooks: torch's own run unchanged and give torch's numbers on two ranks."""
 
 import copy
+import re
 
 import checks
 import pytest
@@ -232,4 +233,4 @@ def test_a_hook_that_fails_on_one_rank_fails_on_all(kind, own):
     other, failed = ranks.run(failing_hook, 2, kind)
     assert own in failed
     assert "rank 1" in other
-    assert "communication hook failed for bucket 0" in other
+    assert re.search("communication hook.* bucket 0", other)

@@ -150,8 +150,8 @@ def check_dtype_changed_after_wrapping():
     for change in (nn.Module.half, nn.Module.bfloat16, nn.Module.double):
         model = change(ours(Mlp(2)))
         dtype = next(model.parameters()).dtype
-        with error("ArgumentError", r"'layers\.\d\.\w+' had dtype Float.*Hint: convert"):
-            model(data(2).to(dtype)).sum().backward()
+        model(data(2).to(dtype)).sum().backward()
+        assert_agree(gradients(model))
         again = ours(model.module)
         again.zero_grad()
         again(data(2).to(dtype)).sum().backward()

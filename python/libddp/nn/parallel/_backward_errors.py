@@ -14,6 +14,7 @@ import torch
 from torch.autograd import Variable
 
 from libddp.distributed._exit import describe
+from libddp.nn.parallel import _logging_data
 
 _models = weakref.WeakSet()
 #: Roots of sharded models.
@@ -57,8 +58,8 @@ def tell(error: BaseException) -> None:
     """To the ranks that may wait for gradients of this one."""
     for model in list(_models):
         replica = model.__dict__.get("_replica")
-        if replica is not None:
-            replica.backward_failed(describe(error))
+        if replica is not None and replica.backward_failed(describe(error)):
+            _logging_data.note(model, error)
     for shard in list(_shards):
         if shard.awaits_backward:
             shard.awaits_backward = False

@@ -88,10 +88,10 @@ class DistributedDataParallelJoinHook(JoinHook):
         ddp = self.ddp
         if ddp.will_sync_module_buffers():
             ddp._replica.broadcast(ddp.modules_buffers, common_rank(ddp, False))
-        synchronises = agree_to_synchronise(ddp, False)
+        synchronises, has_gradients = agree_to_synchronise(ddp, False)
         # torch's rule for the next iteration's buffers.
         ddp.require_forward_param_sync = synchronises
-        if synchronises:
+        if has_gradients:
             ddp._replica.run_empty_pass()
 
     def post_hook(self, is_last_joiner: bool) -> None:
@@ -113,15 +113,19 @@ def before_forward(ddp) -> None:
     agree_to_synchronise(ddp, ddp.require_backward_grad_sync)
 
 
-def agree_to_synchronise(ddp, wanted: bool) -> bool:
-    """Whether the ranks with data synchronise in this iteration; sets what they divide by."""
-    votes = torch.tensor([1.0 if wanted else 0.0])
+def agree_to_synchronise(ddp, wanted: bool) -> tuple[bool, bool]:
+    """Whether the ranks with data synchronise in this iteration, and gradients; sets the divisor.
+
+    They have none to average while all parameters are frozen.
+    """
+    trains = wanted and any(p.requires_grad for p in ddp._trained)
+    votes = torch.tensor([float(wanted), float(trains)])
     dist.all_reduce(votes, group=ddp.process_group)
-    num_active = votes.item()
+    num_active, num_training = votes.tolist()
     if num_active > 0 and not ddp._divide_by_initial_world_size:
         # Every rank reduces a slice for all, so the joined ones need the factor too.
         ddp._replica.set_gradient_scale(dist.get_world_size(ddp.process_group) / num_active)
-    return num_active > 0
+    return num_active > 0, num_training > 0
 
 
 def common_rank(ddp, is_candidate: bool) -> int:

@@ -6,10 +6,13 @@ Times (`avg_forward_compute_time` and so on) are not among them: `timings()` has
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
+
+from libddp.distributed._groups import native
 
 _DTYPE_NAMES = {
     torch.float32: "float",
@@ -29,7 +32,26 @@ def collect(ddp) -> dict[str, Any]:
         data["rebuilt_bucket_sizes"] = _bucket_sizes(ddp, plan)
     if ddp._comm_hooks:
         data["comm_hook"] = _name_of(ddp._comm_hooks[0][0])
+    elif ddp._builtin_hook is not None:
+        data["comm_hook"] = str(ddp._builtin_hook)
+    if ddp._last_error is not None:
+        data |= {"has_error": 1, "error": ddp._last_error}
     return data
+
+
+@contextmanager
+def noted(ddp) -> Iterator[None]:
+    """What is raised inside shows under "error"."""
+    try:
+        yield
+    except Exception as error:
+        note(ddp, error)
+        raise
+
+
+def note(ddp, error: BaseException) -> None:
+    """An error of the model, in torch's form."""
+    ddp.__dict__["_last_error"] = f"{type(error)}: {error}"
 
 
 def _texts(ddp) -> dict[str, str]:
@@ -48,8 +70,8 @@ def _texts(ddp) -> dict[str, str]:
 def _numbers(ddp) -> dict[str, int]:
     trained = ddp._trained_parameters()
     return {
-        "world_size": dist.get_world_size(ddp.process_group),
-        "rank": dist.get_rank(ddp.process_group),
+        "world_size": native(ddp.process_group).size(),
+        "rank": native(ddp.process_group).rank(),
         "iteration": ddp._num_synchronised,
         "num_parameter_tensors": len(trained),
         "total_parameter_size_bytes": sum(p.nbytes for p in trained),

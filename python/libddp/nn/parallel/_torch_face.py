@@ -17,7 +17,7 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from libddp.distributed._groups import native, torch_side
 from libddp.errors import ArgumentError
-from libddp.nn.parallel import _join, _logging_data
+from libddp.nn.parallel import _arguments, _join, _logging_data
 from libddp.nn.parallel._comm_hooks import check_comm_hook
 from libddp.nn.parallel._dynamo import ActiveModule, TorchsClass
 from libddp.nn.parallel._reducer_handle import Reducer, Unhooked
@@ -36,7 +36,7 @@ class TorchFace:
 
     def _trained_parameters(self) -> list[torch.Tensor]:
         """In the order of the indices in bucket plans."""
-        return [p for p in self._module_parameters if p.requires_grad]
+        return self._trained
 
     @staticmethod
     def _get_data_parallel_params(module: torch.nn.Module, named_params: bool = False) -> Iterator:
@@ -63,7 +63,7 @@ class TorchFace:
 
     @property
     def _distributed_rank(self) -> int:
-        return dist.get_rank(self.process_group)
+        return native(self.process_group).rank()
 
     def _find_common_rank(self, input_rank: int, rank_cond: bool) -> int:
         """The highest `input_rank` of the ranks where `rank_cond` holds; a collective."""
@@ -80,7 +80,7 @@ class TorchFace:
         """
         if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:
             return
-        native(new_process_group)
+        _arguments.take_over(new_process_group)
         self.process_group = torch_side(new_process_group)
         self._rebuild_replica()
 

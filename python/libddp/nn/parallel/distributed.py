@@ -17,8 +17,15 @@ from torch.distributed.utils import _cast_forward_inputs
 from libddp._load import load
 from libddp.distributed._exit import describe
 from libddp.distributed._groups import native
-from libddp.errors import StateError
-from libddp.nn.parallel import _arguments, _backward_errors, _dynamo, _join, _options
+from libddp.errors import Error, StateError
+from libddp.nn.parallel import (
+    _arguments,
+    _backward_errors,
+    _dynamo,
+    _join,
+    _logging_data,
+    _options,
+)
 from libddp.nn.parallel._buffers import SynchronisesBuffers
 from libddp.nn.parallel._comm_hooks import builtin_dtype, check_comm_hook, checked
 from libddp.nn.parallel._diagnosis import Diagnoses
@@ -34,6 +41,7 @@ _NOT_PICKLED = (
     "process_group",
     "_replica",
     "_module_parameters",
+    "_trained",
     "_buffer_homes",
     "_buffer_futures",
     "_stepped",
@@ -54,7 +62,7 @@ class DistributedDataParallel(
     All ranks start from rank 0's parameters and buffers. Parameters keep their identity, so an
     optimizer may be built before or after. Every `p.grad` is a view of a bucket that all ranks
     share, so gradients take memory once; the view stays the same from step to step, whichever way
-    `zero_grad` clears it.
+    `zero_grad` clears it (see gradient_as_bucket_view).
 
     Args:
         module: the model; dense parameters on the CPU.
@@ -64,13 +72,14 @@ class DistributedDataParallel(
         broadcast_buffers: torch's former name of `forward_sync_buffers`; False also leaves buffers
             alone at construction.
         init_sync: check that the ranks wrap the same model, and start from rank 0's values.
-        process_group: a group of libddp, of torch on backend "libddp", or what from_c10d() made of
-            another; None = the default group.
+        process_group: a group of libddp or of torch on any backend for CPU tensors, also one of a
+            class of its own; None = the default group.
         bucket_cap_mb: largest bucket in MiB; None = 25. The first and the last bucket are at most
             1 MiB, as long as parameters are that small.
         find_unused_parameters: parameters may stay without a gradient. There is no graph walk.
         check_reduction: deprecated in torch, without effect there and here.
-        gradient_as_bucket_view: without effect: gradients are always views of their bucket.
+        gradient_as_bucket_view: False: each `p.grad` is a tensor of its own, so that one kept over
+            a step stays what it was, and gradients take memory twice. torch's default is False.
         static_graph: the graph is the same in each iteration.
         delay_all_reduce_named_params: (name, parameter) pairs that are averaged only in backward
             passes in which `param_to_hook_all_reduce` gets a gradient, at their end; until then
@@ -150,7 +159,7 @@ class DistributedDataParallel(
         )
         self.init_sync = init_sync
         self.find_unused_parameters = find_unused_parameters
-        self.gradient_as_bucket_view = True
+        self.gradient_as_bucket_view = bool(gradient_as_bucket_view)
         self.batched_grad_copy = batched_grad_copy
         self.lazy_bucket_allocation = lazy_bucket_allocation
         self.static_graph = static_graph
@@ -169,6 +178,8 @@ class DistributedDataParallel(
         self._ddp_sink_clone = True
         self._comm_hooks = []
         self._gradient_dtype = None
+        self._builtin_hook = None
+        self._last_error = None
         self._replicate(init_sync, init_sync_buffers)
 
     def _replicate(self, init_sync: bool, init_sync_buffers: bool = False) -> None:
@@ -177,6 +188,7 @@ class DistributedDataParallel(
         parameters = self._tensors(self.module.named_parameters())
         _arguments.check_module(self.module, parameters)
         self._module_parameters = [parameter for _, parameter in parameters]
+        self._trained = [p for p in self._module_parameters if p.requires_grad]
         self.device = parameters[0][1].device if parameters else torch.device("cpu")
         self._buffer_futures = []
         self._lazy_init_ran = False
@@ -248,7 +260,11 @@ class DistributedDataParallel(
             self._sync_buffers()
         if self._buffer_futures:
             self._wait_for_buffers_later(output)
-        synchronises = self._replica.after_forward(output, self.require_backward_grad_sync)
+        try:
+            synchronises = self._replica.after_forward(output, self.require_backward_grad_sync)
+        except Error as error:
+            _logging_data.note(self, error)
+            raise
         # Past nn.Module.__setattr__, which looks for parameters first.
         attributes = self.__dict__
         attributes["require_forward_param_sync"] = synchronises
@@ -300,15 +316,18 @@ class DistributedDataParallel(
             TypeError, ArgumentError: the hook does not look like one.
             StateError: a hook is registered already, or a backward pass has run.
         """
-        check_comm_hook(hook)
-        self._replica.register_comm_hook(state, checked(hook))
+        with _logging_data.noted(self):
+            check_comm_hook(hook)
+            self._replica.register_comm_hook(state, checked(hook))
         self._comm_hooks.append((hook, state))
 
     def _register_builtin_comm_hook(self, comm_hook_type) -> None:
         """One of torch's built-in hooks: ALLREDUCE or FP16_COMPRESS, in C++."""
-        dtype = builtin_dtype(comm_hook_type)
-        if dtype is not None:
-            self.compress_gradients(dtype)
+        with _logging_data.noted(self):
+            dtype = builtin_dtype(comm_hook_type)
+            if dtype is not None:
+                self.compress_gradients(dtype)
+        self._builtin_hook = comm_hook_type
 
     def compress_gradients(self, dtype: torch.dtype) -> None:
         """Averages gradients in `dtype` (float16 or bfloat16): half the bytes, one rounding.

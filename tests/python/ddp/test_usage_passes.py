@@ -1,0 +1,187 @@
+"""Several backward passes through one forward, graphs of gradients, hooks that raise."""
+
+import os
+
+import checks
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_models import Mlp
+from usage import assert_agree, compare, data, gradients, ours, parameters, seed
+
+RANK = int(os.environ.get("RANK", 0))
+
+
+def two_losses(model, separate):
+    """Gradients of two losses of one forward, in a pass each or in one."""
+    collected = []
+    for _ in range(3):
+        model.zero_grad()
+        output = model(data(4))
+        losses = [output.sum() / 4, output.pow(2).mean()]
+        if separate:
+            losses[0].backward(retain_graph=True)
+            losses[1].backward()
+        else:
+            sum(losses).backward()
+        collected += gradients(model)
+    return collected
+
+
+def check_two_passes_through_one_forward():
+    """torch averages in the first pass only: the ranks' gradients differ then."""
+    for options in ({}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": False}):
+        seed()
+        separate = two_losses(ours(Mlp(3), bucket_cap_mb=0.001, **options), True)
+        seed()
+        # Two averages instead of one: other roundings.
+        torch.testing.assert_close(separate, two_losses(ours(Mlp(3)), False))
+        assert_agree(separate)
+
+
+def check_a_pass_for_each_output():
+    """The second pass through one forward, after zero_grad."""
+    model = ours(Mlp(2))
+    output = model(data(4))
+    output.sum().backward(retain_graph=True)
+    first = gradients(model)
+    model.zero_grad()
+    (2 * output).sum().backward()
+    torch.testing.assert_close(gradients(model), [2 * g for g in first])
+    assert_agree(gradients(model))
+
+
+def with_graph(wrap, options):
+    """Each step's gradients have a graph of their own; none is cleared in between."""
+    model = wrap(torch.nn.Linear(1, 1, bias=False), **options)
+    for _ in range(3):
+        model(data(1, 1)).pow(2).sum().backward(create_graph=True)
+        assert all(p.grad.requires_grad for p in model.parameters())
+    return gradients(model)
+
+
+def check_create_graph():
+    for options in ({}, {"gradient_as_bucket_view": False}, {"find_unused_parameters": True}):
+        seed()
+        collected = [g.detach() for g in with_graph(ours, options)]
+        assert_agree(collected)
+        seed()
+        model = ours(torch.nn.Linear(1, 1, bias=False))
+        for _ in range(3):
+            model(data(1, 1)).pow(2).sum().backward()
+        torch.testing.assert_close(collected, gradients(model), rtol=0, atol=0)
+
+
+def check_plain_passes_after_create_graph():
+    model = ours(Mlp(2))
+    inputs = data(2)
+    model(inputs).sum().backward()
+    plain = gradients(model)
+    for clears in (True, False):
+        model.zero_grad(set_to_none=clears)
+        model(inputs).sum().backward(create_graph=True)
+        with torch.no_grad():
+            torch.testing.assert_close([p.grad for p in model.parameters()], plain)
+        model.zero_grad()
+        model(inputs).sum().backward()
+        torch.testing.assert_close(gradients(model), plain, rtol=0, atol=0)
+        assert not any(p.grad.requires_grad for p in model.parameters())
+
+
+def check_create_graph_in_a_local_pass():
+    model = ours(Mlp(1))
+    with model.no_sync():
+        model(data(2) * (RANK + 1)).sum().backward(create_graph=True)
+    assert all(p.grad.requires_grad for p in model.parameters())
+    model(data(2)).sum().backward()
+    assert_agree(gradients(model))
+
+
+def kept(wrap, options):
+    """Gradients of each step, kept until the end."""
+    model = wrap(Mlp(2), **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    collected = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(data(4)).sum().backward()
+        collected += [p.grad for p in model.parameters()]
+        optimizer.step()
+    return [g.clone() for g in collected]
+
+
+def check_kept_gradients():
+    """Without views, as in torch; `no_sync` and unused parameters go the same way."""
+    first = compare(kept, {"gradient_as_bucket_view": False})
+    assert not torch.equal(first[0], first[4])
+    compare(kept, {"gradient_as_bucket_view": False, "find_unused_parameters": True})
+    model = ours(Mlp(2), gradient_as_bucket_view=False)
+    assert model.gradient_as_bucket_view is False
+
+
+def accumulated(wrap, options):
+    model = wrap(Mlp(2), gradient_as_bucket_view=False, **options)
+    for _ in range(2):
+        with model.no_sync():
+            model(data(4)).sum().backward()
+        model(data(4)).sum().backward()
+    return gradients(model) + parameters(model)
+
+
+def check_accumulation_without_views():
+    for options in ({}, {"find_unused_parameters": True}):
+        compare(accumulated, options)
+
+
+def check_a_sharded_optimizer_without_views():
+    from libddp.errors import StateError
+
+    from libddp.optim import AdamW
+
+    model = ours(Mlp(2), gradient_as_bucket_view=False)
+    with pytest.raises(StateError, match="gradient_as_bucket_view=False or shard_gradients"):
+        AdamW(model.parameters(), shard_over=model, shard_gradients=True)
+    optimizer = AdamW(model.parameters(), shard_over=model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(data(2)).sum().backward()
+        optimizer.step()
+    assert_agree(parameters(model))
+
+
+def assert_the_default_group_works():
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == dist.get_world_size()
+
+
+def explode(*_):
+    raise KeyError("of a hook")
+
+
+def check_a_communication_hook_that_raises_on_all_ranks():
+    """Caught, it has cost this model's pass and nothing else, as in torch."""
+    for answer, kind in ((explode, KeyError), (lambda state, bucket: 1, TypeError)):
+        model = ours(Mlp(2))
+        model.register_comm_hook(None, lambda state, bucket, answer=answer: answer(state, bucket))
+        with pytest.raises(kind):
+            model(data(2)).sum().backward()
+        assert_the_default_group_works()
+        again = ours(model.module)
+        again(data(2)).sum().backward()
+        assert_agree(gradients(again))
+
+
+def check_a_hook_of_a_parameter_that_raises_on_all_ranks():
+    model = ours(Mlp(2))
+    handle = model.module.layers[0].weight.register_hook(explode)
+    with pytest.raises(KeyError):
+        model(data(2)).sum().backward()
+    handle.remove()
+    assert_the_default_group_works()
+    model.zero_grad()
+    model(data(2)).sum().backward()
+    assert_agree(gradients(model))
+
+
+results, test_passes = checks.suite(globals(), 2)
