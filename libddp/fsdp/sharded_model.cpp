@@ -1,6 +1,7 @@
 #include "libddp/fsdp/sharded_model.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <string>
@@ -330,6 +331,8 @@ void ShardedModel::show_copies(const std::vector<UnitPtr>& units,
         "libddp fsdp: parameters cannot be summoned inside a forward or backward pass. Hint: call "
         "summon_full_params between steps.");
   }
+  // A parameter that showed a tensor of inference mode could not be trained afterwards.
+  const c10::InferenceMode normal(false);
   begin_step();
   for (const UnitPtr& unit : units) {
     for (const auto& flat : unit->flats()) {
@@ -346,6 +349,7 @@ void ShardedModel::show_copies(const std::vector<UnitPtr>& units,
 }
 
 void ShardedModel::end_copies(const std::vector<UnitPtr>& units, bool keep) {
+  const c10::InferenceMode normal(false);
   std::exception_ptr problem;
   for (const UnitPtr& unit : units) {
     for (const auto& flat : unit->flats()) {

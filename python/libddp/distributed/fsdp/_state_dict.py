@@ -46,10 +46,23 @@ def with_prefix(state_dict, prefix: str) -> None:
 
 
 def keep_copies(state: OrderedDict, prefix: str) -> None:
-    """Gives the entries that begin with `prefix` memory of their own: what is summoned goes."""
+    """Lets the entries that begin with `prefix` keep the whole tensors that parameters show now.
+
+    They have memory of their own, which goes with the last entry; a parameter itself (keep_vars)
+    will show its piece again.
+    """
     for key, value in state.items():
-        if key.startswith(prefix) and isinstance(value, torch.Tensor):
-            state[key] = value.detach().clone()
+        if key.startswith(prefix) and isinstance(value, torch.nn.Parameter):
+            state[key] = value.detach()
+
+
+def drop(state: OrderedDict, module: torch.nn.Module, prefix: str) -> None:
+    """Takes out what another rank gives: all of `module` but for its ignored parameters."""
+    taken = {id(p) for shard in shards_in(module) for _, p in shard.parameters}
+    named = torch.nn.Module.named_parameters(module, remove_duplicate=False)
+    ignored = {prefix + canonical(name) for name, p in named if id(p) not in taken}
+    for key in [key for key in state if key.startswith(prefix) and key not in ignored]:
+        del state[key]
 
 
 def restore_buffers(state, prefix: str, dtypes: dict[str, torch.dtype]) -> None:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import (
 
 from libddp.distributed.fsdp import (
     _agreement,
+    _load_hooks,
     _loading,
     _modules,
     _optim_state,
@@ -50,7 +51,7 @@ class StateMethods:
             if is_outermost:
                 _state_dict.keep_copies(state, prefix)
         if not _state_dict.wants_result(self._state_dict_config, self.rank):
-            state.clear()
+            _state_dict.drop(state, self, prefix)
         return state
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
@@ -62,20 +63,19 @@ class StateMethods:
         _modules.refuse_assign(assign)
 
         def load():
-            kind = self._state_dict_type
-            if _loading.has_pieces(state_dict) or _state_dict.is_sharded(kind):
-                return super(StateMethods, self).load_state_dict(
-                    _loading.local_state(self, state_dict), strict
-                )
-            return super(StateMethods, self).load_state_dict(state_dict, strict)
+            own = state_dict
+            if _load_hooks.is_cut(self, state_dict):
+                own = _loading.local_state(self, state_dict)
+            return super(StateMethods, self).load_state_dict(own, strict)
 
         def load_together():
             return _agreement.together(self._shard.groups(), "load a state dict", load)
 
-        if not _state_dict.is_full(self._state_dict_type) or _loading.has_pieces(state_dict):
-            return load_together()
-        with _state_dict.summoned(self._shard, keep=True):
-            return load_together()
+        with _load_hooks.prepared(self):
+            if _load_hooks.wants_pieces(self, state_dict):
+                return load_together()
+            with _state_dict.summoned(self._shard, keep=True):
+                return load_together()
 
     @staticmethod
     def set_state_dict_type(

@@ -26,6 +26,7 @@ from libddp.distributed._groups import native
 from libddp.distributed.fsdp import (
     _clip,
     _groups_of,
+    _load_hooks,
     _modules,
     _scaler,
     _shards,
@@ -165,7 +166,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         self._state_dict_type = StateDictType.FULL_STATE_DICT
         self._state_dict_config: Any = FullStateDictConfig()
         self._optim_state_dict_config: Any = FullOptimStateDictConfig()
-        self._register_load_state_dict_pre_hook(_add_prefix)
+        _load_hooks.watch(self)
 
     def _cast_buffers(self) -> None:
         """At the first use of the model, as torch does it."""
@@ -278,7 +279,3 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
             return found
         inner = {id(m) for outer in found for m in outer.modules() if m is not outer}
         return [m for m in found if id(m) not in inner]
-
-
-def _add_prefix(state_dict, prefix: str, *_: Any) -> None:
-    _state_dict.with_prefix(state_dict, prefix)
