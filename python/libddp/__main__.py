@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from libddp._command_line import COMMANDS, parser_of, top_parser
 from libddp._version import __version__
 
 
@@ -49,40 +50,32 @@ def report() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status."""
+    """Runs one command; returns the exit status. Wrong usage ends the program with status 2."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["run"]:
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if command == "run":
         from libddp.run import main as run
 
-        run(arguments[1:])
+        run(rest)
         return 0
-    if arguments[:1] == ["overlap"]:
-        from libddp._overlap import main as overlap
-
-        return overlap(arguments[1:])
-    if arguments[:1] == ["plan"]:
-        from libddp.plan.command import main as plan
-
-        return plan(arguments[1:])
-    if arguments[:1] == ["consolidate"]:
-        from libddp._consolidate import main as consolidate
-
-        return consolidate(arguments[1:])
-    parser = argparse.ArgumentParser(
-        "libddp", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument(
-        "command",
-        nargs="?",
-        choices=["run", "overlap", "plan", "consolidate"],
-        help="described above; see its --help",
-    )
-    group.add_argument("--version", action="store_true", help="describe this installation")
-    group.add_argument("--cmake-dir", action="store_true", help="print the CMake prefix")
+    if command in COMMANDS:
+        return _run(command, parser_of(command).parse_args(rest))
+    parser = top_parser()
+    if command and not command.startswith("-"):
+        parser.refuse_word(command, COMMANDS)
     chosen = parser.parse_args(arguments)
     print(report() if chosen.version else Path(__file__).parent)
     return 0
+
+
+def _run(command: str, chosen: argparse.Namespace) -> int:
+    if command == "overlap":
+        from libddp._overlap import run
+    elif command == "plan":
+        from libddp.plan.command import run
+    else:
+        from libddp._consolidate import run
+    return run(chosen)
 
 
 if __name__ == "__main__":

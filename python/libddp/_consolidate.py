@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 from libddp.errors import ArgumentError, SnapshotError
 from libddp.plan.sizes import show_bytes
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(chosen: argparse.Namespace) -> int:
     """The command; returns the exit status."""
-    chosen = _parser().parse_args(arguments)
     try:
         number = _consolidate(chosen)
     except (ArgumentError, SnapshotError, OSError) as error:
@@ -25,24 +22,6 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     print(f"{chosen.output}: {number} tensors, {show_bytes(chosen.output.stat().st_size)}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "libddp consolidate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("checkpoint", type=Path, help="folder of the snapshot, or of DCP's files")
-    parser.add_argument("output", type=Path, help="file to write, *.safetensors")
-    parser.add_argument(
-        "--prefix",
-        default="model.",
-        help="what the names of the model begin with in the checkpoint; it is left out in the file "
-        '(default: "model."; "" takes everything)',
-    )
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
-    return parser
 
 
 def _consolidate(chosen: argparse.Namespace) -> int:

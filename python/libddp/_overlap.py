@@ -12,7 +12,6 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,20 +39,9 @@ class RankSpans:
         return intersection(self.communication, self.backward)
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(chosen: argparse.Namespace) -> int:
     """The command; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        "libddp overlap", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("trace", type=Path, help="a file written by save_trace()")
-    parser.add_argument("--output", type=Path, help="image to draw (.png, .svg, .pdf)")
-    parser.add_argument("--passes", type=int, default=3, help="passes to draw, from the last one")
-    chosen = parser.parse_args(arguments)
     try:
-        if chosen.passes < 1:
-            raise ArgumentError(
-                f"--passes is {chosen.passes}. Hint: draw one pass of the trace or more."
-            )
         ranks = read(chosen.trace)
         for line in report(ranks):
             print(line)

@@ -7,10 +7,24 @@
 See docs/planning.md for what each figure means.
 """
 
-from libddp.plan.command import main, torch_optimizer
-from libddp.plan.facts import Job, Memory, ModelFacts, OptimizerCost, Parameter
-from libddp.plan.strategies import all_settings
-from libddp.plan.survey import Batch, Precision, survey
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from libddp.plan.command import main, torch_optimizer
+    from libddp.plan.facts import Job, Memory, ModelFacts, OptimizerCost, Parameter
+    from libddp.plan.model_survey import Batch, Precision, survey
+    from libddp.plan.strategies import all_settings
+
+#: Imported when they are asked for: the command line parses before torch is there.
+_PLACES = {
+    "command": ("main", "torch_optimizer"),
+    "facts": ("Job", "Memory", "ModelFacts", "OptimizerCost", "Parameter"),
+    "strategies": ("all_settings",),
+    "model_survey": ("Batch", "Precision", "survey"),
+}
 
 __all__ = [
     "Batch",
@@ -25,3 +39,10 @@ __all__ = [
     "survey",
     "torch_optimizer",
 ]
+
+
+def __getattr__(name: str):
+    for place, names in _PLACES.items():
+        if name in names:
+            return getattr(import_module(f"libddp.plan.{place}"), name)
+    raise AttributeError(f"module 'libddp.plan' has no attribute {name!r}")

@@ -19,33 +19,33 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from libddp._command_line import DTYPES, parser_of
 from libddp.errors import ArgumentError
 from libddp.plan import table
 from libddp.plan.factory import call_factory, find_factory
 from libddp.plan.facts import Job, Memory, ModelFacts, Optimizer
 from libddp.plan.gpt import VOCABULARY, Gpt
+from libddp.plan.model_survey import Batch, Precision, survey
 from libddp.plan.observe import optimizer_cost
 from libddp.plan.sizes import parse_bytes, show_bytes
 from libddp.plan.strategies import SETTINGS, ZERO_1, all_settings, check
-from libddp.plan.survey import Batch, Precision, survey
 
+#: By the names that the command line knows.
 _DTYPES = {
-    "float32": torch.float32,
-    "fp32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp16": torch.float16,
+    name: getattr(torch, {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.get(name, name))
+    for name in DTYPES
 }
 _INPUT_DTYPES = _DTYPES | {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool}
 NOTHING_FITS = 3
-#: What Python, torch and libddp take in a rank that has trained something tiny, files aside.
-PROCESS = "350MiB"
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command; returns the exit status."""
-    chosen = _parser().parse_args(arguments)
+    return run(parser_of("plan").parse_args(arguments))
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """The same with what was chosen."""
     try:
         return _plan(chosen)
     except ArgumentError as error:
@@ -56,12 +56,16 @@ def main(arguments: Sequence[str]) -> int:
 def _plan(chosen: argparse.Namespace) -> int:
     limit = parse_bytes(chosen.limit) if chosen.limit else None
     process = parse_bytes(chosen.process)
-    precision = Precision(chosen.dtype, chosen.param_dtype, chosen.autocast)
+    dtype, param_dtype, reduce_dtype, autocast = (
+        None if name is None else _DTYPES[name]
+        for name in (chosen.dtype, chosen.param_dtype, chosen.reduce_dtype, chosen.autocast)
+    )
+    precision = Precision(dtype, param_dtype, autocast)
     job = Job(
         chosen.ranks,
         chosen.ranks_per_host or chosen.ranks,
-        _itemsize(chosen.param_dtype),
-        _itemsize(chosen.reduce_dtype),
+        _itemsize(param_dtype),
+        _itemsize(reduce_dtype),
         chosen.deferred,
     )
     check(job)
@@ -93,7 +97,8 @@ def _maker(chosen: argparse.Namespace) -> Callable[[], nn.Module]:
             "which model? Hint: either --gpt SIZE, as in --gpt 12x768, or --model FILE.py:NAME."
         )
     if chosen.gpt is not None:
-        return lambda: Gpt.of_size(chosen.gpt, length=chosen.length, vocabulary=chosen.vocabulary)
+        vocabulary = chosen.vocabulary or VOCABULARY
+        return lambda: Gpt.of_size(chosen.gpt, length=chosen.length, vocabulary=vocabulary)
     factory = find_factory(chosen.model)
     arguments = _json("--model-args", chosen.model_args, dict, list)
     return lambda: call_factory(factory, arguments)
@@ -184,41 +189,6 @@ def _heading(chosen: argparse.Namespace, facts: ModelFacts, job: Job) -> str:
         "bytes beyond a process without a model; per rank and per host: at the peak of a step\n"
         "offload: none of these changes with CPUOffload: parameters are on the CPU\n"
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "libddp plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--gpt", metavar="SIZE", help="a GPT: LAYERSxWIDTH, gpt2, gpt2-medium, -large, -xl")
-    add("--vocabulary", type=int, default=VOCABULARY, help="of --gpt (default: %(default)s)")
-    add("--model", metavar="PLACE:NAME", help="MODULE or FILE.py, and what makes the model in it")
-    add("--model-args", default="{}", metavar="JSON", help="arguments, or fields of its dataclass")
-    add("--batch", type=int, default=8, help="of one rank (default: %(default)s)")
-    add("--length", type=int, default=1024, help="tokens of a sequence (default: %(default)s)")
-    add("--inputs", metavar="DTYPE:SHAPE,...", help="what forward takes, instead of token ids")
-    add("--block", metavar="CLASS,...", help="wrapped and recomputed; default: what repeats most")
-    add("--ranks", type=int, default=2, help="default: %(default)s")
-    add("--ranks-per-host", type=int, help="default: all")
-    add("--optimizer", default="adamw", help="of torch.optim, or libddp.adamw (default: adamw)")
-    add("--optimizer-args", default="{}", metavar="JSON")
-    dtype = {"type": _dtype, "metavar": "DTYPE"}
-    add("--dtype", default=torch.float32, **dtype, help="of the parameters (default: float32)")
-    add("--autocast", **dtype, help="the pass runs under torch.autocast")
-    add("--param-dtype", **dtype, help="MixedPrecision's param_dtype")
-    add("--reduce-dtype", **dtype, help="MixedPrecision's reduce_dtype")
-    add("--deferred", action="store_true", help="the model is on the meta device when wrapped")
-    add("--limit", metavar="SIZE", help="memory of a host, as in 8GiB: what fits?")
-    add("--process", default=PROCESS, help="of a rank before its model (default: %(default)s)")
-    add("--json", action="store_true", help="everything in bytes, on one line")
-    return parser
-
-
-def _dtype(text: str) -> torch.dtype:
-    if text not in _DTYPES:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(_DTYPES)}")
-    return _DTYPES[text]
 
 
 if __name__ == "__main__":

@@ -98,8 +98,9 @@ def test_what_is_no_trace(trace, tmp_path, capsys):
     for path in (foreign, empty):
         assert main(["overlap", path]) == 1
         assert "Hint: write one with model.save_trace(path)" in capsys.readouterr().err
-    assert main(["overlap", trace, "--passes", "0"]) == 1
-    assert "--passes is 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["overlap", trace, "--passes", "0"])
+    assert "'0' is no number of 1 or more" in capsys.readouterr().err
 
 
 def test_intersection():

@@ -5,7 +5,7 @@ import torch
 from libddp.errors import ArgumentError
 from libddp.plan import Batch, Precision, survey, torch_optimizer
 from libddp.plan.gpt import Gpt
-from libddp.plan.survey import find_blocks, unit_modules
+from libddp.plan.model_survey import find_blocks, unit_modules
 from torch import nn
 
 WIDTH = 64
