@@ -11,11 +11,13 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 import torch.nn.utils.clip_grad as torchs
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from libddp.distributed.fsdp import _registry
 
@@ -28,6 +30,28 @@ def watch() -> None:
     torchs.get_total_norm = torchs._get_total_norm
     torch.nn.utils.get_total_norm = torchs._get_total_norm
     _replace_clipping()
+
+
+#: Parameters of FullyShardedDataParallel, of which torch's function takes each rank's own norm.
+_told_of: WeakIdKeyDictionary = WeakIdKeyDictionary(ref_type=WeakIdRef)
+_TOLD = (
+    "libddp fsdp: torch.nn.utils.clip_grad_norm_ takes the norm over all ranks here; with torch's "
+    "FullyShardedDataParallel it takes the norm of each rank's part, so losses will differ from "
+    "such a run. Hint: model.clip_grad_norm_() is the same in both."
+)
+
+
+def tell_of(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """A run that gives these to torch's function learns once what differs."""
+    for parameter in parameters:
+        _told_of[parameter] = True
+
+
+@functools.cache
+def _tell() -> None:
+    """On the first rank, once."""
+    if dist.get_rank() == 0:
+        warnings.warn(_TOLD, stacklevel=4)
 
 
 def _replace_clipping() -> None:
@@ -56,14 +80,20 @@ def _of_parameters(original: Callable) -> Callable:
             is_spent = inspect.isgenerator(parameters) and listed
             given = listed if is_spent else parameters
             return original(given, max_norm, norm_type, error_if_nonfinite, foreach)
-        parts = {group: _Part(group) for group in spread}
-        for parameter, group in zip(listed, spread, strict=True):
-            parts[group].add_gradient(parameter)
-        total = _total(list(parts.values()), float(norm_type), error_if_nonfinite, foreach)
-        torchs._clip_grads_with_norm_(listed, max_norm, total, foreach)
-        return total
+        if any(g is not None and p in _told_of for p, g in zip(listed, spread, strict=True)):
+            _tell()
+        return _clip(listed, spread, max_norm, norm_type, error_if_nonfinite, foreach)
 
     return clip
+
+
+def _clip(listed, spread, max_norm, norm_type, error_if_nonfinite=False, foreach=None):
+    parts = {group: _Part(group) for group in spread}
+    for parameter, group in zip(listed, spread, strict=True):
+        parts[group].add_gradient(parameter)
+    total = _total(list(parts.values()), float(norm_type), error_if_nonfinite, foreach)
+    torchs._clip_grads_with_norm_(listed, max_norm, total, foreach)
+    return total
 
 
 def _listed(tensors) -> list[torch.Tensor]:
@@ -199,8 +229,15 @@ def _largest(norm: torch.Tensor | None, sign: float, group) -> torch.Tensor:
     return torch.tensor(math.nan, dtype=torch.double) if both[1] > 0 else sign * both[0]
 
 
+@torch.no_grad()
 def clip_grad_norm(
     parameters: Iterable[torch.nn.Parameter], max_norm: float, norm_type: float = 2.0
 ) -> torch.Tensor:
-    """Scales the gradients of a whole model to at most `max_norm`; returns the norm before."""
-    return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+    """Scales the gradients of a whole model to at most `max_norm`; returns the norm before.
+
+    In the dtype of this rank's gradients, as torch's method; float32 without any.
+    """
+    listed = list(parameters)
+    total = _clip(listed, [_registry.spread_of(p) for p in listed], max_norm, norm_type)
+    dtypes = [p.grad.dtype for p in listed if p.grad is not None]
+    return total.to(functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32)

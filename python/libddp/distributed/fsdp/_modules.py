@@ -109,12 +109,16 @@ def buffers_to_cast(
     return found
 
 
-def cast_buffers(module: torch.nn.Module, names: Iterable[str], dtype: torch.dtype | None) -> None:
-    """What buffers_to_cast has named is in another dtype from now on; the objects stay."""
-    names = set(names)
+def cast_buffers(
+    module: torch.nn.Module, dtypes: dict[str, torch.dtype], dtype: torch.dtype | None
+) -> None:
+    """What buffers_to_cast has named is in another dtype from now on, None = its own; the objects
+    stay.
+    """
     for name, buffer in torch.nn.Module.named_buffers(module, remove_duplicate=False):
-        if canonical(name) in names and buffer.is_floating_point():
-            buffer.data = buffer.to(dtype)
+        known = dtypes.get(canonical(name))
+        if known is not None and buffer.is_floating_point():
+            buffer.data = buffer.to(dtype or known)
 
 
 def refuse_assign(assign: bool) -> None:

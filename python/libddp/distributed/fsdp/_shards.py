@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -182,6 +183,16 @@ class Shard:
     def module(self) -> torch.nn.Module:
         """The first of them."""
         return self.modules[0]
+
+    def __deepcopy__(self, memo) -> Shard:
+        """Of a module whose parameters are whole; who copies it makes the unit of the copy."""
+        made = Shard.__new__(Shard)
+        memo[id(self)] = made
+        module, parameters, ignored, on_join = deepcopy(
+            (self.module, self.parameters, self.ignored, self.on_join), memo
+        )
+        made.__init__(module, self.name, self.sharding, parameters, ignored, on_join=on_join)
+        return made
 
     @property
     def is_running(self) -> bool:

@@ -10,7 +10,11 @@ import torch
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
+    LocalOptimStateDictConfig,
+    LocalStateDictConfig,
     OptimStateKeyType,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
     StateDictSettings,
     StateDictType,
 )
@@ -84,8 +88,14 @@ class StateMethods:
         state_dict_config=None,
         optim_state_dict_config=None,
     ) -> StateDictSettings:
-        """Chooses what state dicts of the wrapped modules hold; returns the choice before."""
+        """Chooses what state dicts of the wrapped modules hold; returns the choice before.
+
+        Raises:
+            ArgumentError: a configuration of another type of state dict.
+        """
         before = StateMethods.get_state_dict_type(module)
+        state_dict_config = _checked(state_dict_config, _CONFIGS, state_dict_type)
+        optim_state_dict_config = _checked(optim_state_dict_config, _OPTIMIZERS, state_dict_type)
         for wrapped in _wrapped(module):
             wrapped._state_dict_type = state_dict_type
             wrapped._state_dict_config = state_dict_config
@@ -221,6 +231,31 @@ class StateMethods:
         if load_directly:
             optim.load_state_dict(state)
         return state
+
+
+_CONFIGS = {
+    StateDictType.FULL_STATE_DICT: FullStateDictConfig,
+    StateDictType.LOCAL_STATE_DICT: LocalStateDictConfig,
+    StateDictType.SHARDED_STATE_DICT: ShardedStateDictConfig,
+}
+_OPTIMIZERS = {
+    StateDictType.FULL_STATE_DICT: FullOptimStateDictConfig,
+    StateDictType.LOCAL_STATE_DICT: LocalOptimStateDictConfig,
+    StateDictType.SHARDED_STATE_DICT: ShardedOptimStateDictConfig,
+}
+
+
+def _checked(config, kinds: dict, state_dict_type: StateDictType):
+    """The configuration, or the usual one, for this type of state dict."""
+    kind = kinds[state_dict_type]
+    if config is None:
+        return kind()
+    if type(config) is kind:
+        return config
+    raise ArgumentError(
+        f"libddp fsdp: expected a configuration of type {kind.__name__} for {state_dict_type}, but "
+        f"got {type(config).__name__}. Hint: pass the {kind.__name__} of torch.distributed.fsdp."
+    )
 
 
 def _needed(optim):

@@ -5,8 +5,10 @@ The class wraps once; unsharding, averaging and prefetching run in C++. See docs
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from torch.distributed.fsdp import OptimStateKeyType as OptimStateKeyType  # scr
 
 from libddp.distributed._groups import native
 from libddp.distributed.fsdp import (
+    _again,
     _clip,
     _groups_of,
     _load_hooks,
@@ -36,7 +39,7 @@ from libddp.distributed.fsdp import (
     _wrapping,
 )
 from libddp.distributed.fsdp._state_methods import StateMethods
-from libddp.errors import ArgumentError
+from libddp.errors import ArgumentError, StateError
 
 
 class FullyShardedDataParallel(StateMethods, torch.nn.Module):
@@ -136,6 +139,8 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         self.sharding_strategy = strategy
         self.mixed_precision = precision
         self.cpu_offload = _modules.offload_of(cpu_offload)
+        self.backward_prefetch, self.forward_prefetch = backward_prefetch, forward_prefetch
+        self.limit_all_gathers = limit_all_gathers
         self.rank = dist.get_rank()
         self.world_size = native(shard or replicate).size()
         _modules.materialise(module, param_init_fn, ignored)
@@ -160,7 +165,9 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         )
         self._shard = _shards.attach(self, _wrapping.name_of(module), parameters, sharding)
         self._shard.on_join = self._cast_buffers
+        self._precisions = _again.Precisions.of(sharding, precision)
         _clip.watch()
+        _clip.tell_of(parameter for _, parameter in parameters)
         _scaler.watch()
         _torch_state.watch()
         self._state_dict_type = StateDictType.FULL_STATE_DICT
@@ -171,6 +178,8 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
     def _cast_buffers(self) -> None:
         """At the first use of the model, as torch does it."""
         dtype = self.mixed_precision.buffer_dtype
+        if self._precisions is not None and self._precisions.is_full:
+            dtype = None
         _modules.cast_buffers(self._fsdp_wrapped_module, self._buffer_dtypes, dtype)
 
     @property
@@ -180,6 +189,8 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward, with whole parameters."""
+        if self._precisions is not None:
+            _again.choose_precision(self, self.fsdp_modules(self))
         return self._shard.run(self._fsdp_wrapped_module, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -220,8 +231,26 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
 
         Returns:
             The norm before, the same on every rank. Collective.
+
+        Raises:
+            StateError: this is not the outermost wrapped module.
         """
-        return _clip.clip_grad_norm(self.parameters(), max_norm, norm_type)
+        if not self.check_is_root():
+            raise StateError(
+                "libddp fsdp: `clip_grad_norm_()` should only be called on the root FSDP instance; "
+                f"{self._shard.name!r} is a part of one. Hint: the norm is over the whole model."
+            )
+        parameters = list(self.parameters())
+        total = _clip.clip_grad_norm(parameters, max_norm, norm_type)
+        if any(parameter.grad is not None for parameter in parameters):
+            return total
+        warnings.warn(
+            f"libddp fsdp: called clip_grad_norm_() on rank {self.rank} with no gradients -- "
+            "returning the total norm in the default dtype torch.float32. Hint: call it after "
+            "backward().",
+            stacklevel=2,
+        )
+        return total
 
     def register_comm_hook(self, state: object, hook: Callable) -> None:
         """Not supported: averaging is in C++.
@@ -234,6 +263,28 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
             "Hint: reduce_dtype of MixedPrecision sends fewer bytes; DistributedDataParallel takes "
             "communication hooks."
         )
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> FullyShardedDataParallel:
+        """half(), to(dtype) and the like; with another dtype the model is sharded anew."""
+        if _again.is_changing(self._shard) or not _again.converts(self._shard, fn):
+            return super()._apply(fn, recurse)
+        apply = super()._apply
+        _again.again(self._shard, lambda: apply(fn, recurse))
+        return self
+
+    def __deepcopy__(self, memo) -> FullyShardedDataParallel:
+        """A sharded copy with values of its own, in the same groups; collective."""
+
+        def copy() -> FullyShardedDataParallel:
+            made = type(self).__new__(type(self))
+            memo[id(self)] = made
+            groups = self.process_group
+            for group in groups if isinstance(groups, tuple) else (groups,):
+                memo[id(group)] = group
+            made.__dict__.update(deepcopy(self.__dict__, memo))
+            return made
+
+        return _again.copied(self._shard, copy)
 
     def apply(self, fn: Callable[[torch.nn.Module], None]) -> FullyShardedDataParallel:
         """nn.Module.apply on whole parameters; each rank keeps its part of the changes."""
