@@ -54,7 +54,7 @@ def again(root: _shards.Shard, change: Callable[[], object]) -> None:
     gradients = _without_gradients(shards)
     for shard in shards:
         shard.made = shard.model = None
-        shard.is_root, shard.all_shards, shard.pieces = False, [], {}
+        shard.is_root, shard.all_shards = False, []
     del model, units
     for shard in shards:
         shard.make()
