@@ -148,9 +148,9 @@ def check_torchs_clipping_says_once_what_differs():
 def check_configurations_of_another_type():
     model = models.wrap()
     package = type(model)
-    with pytest.raises(RuntimeError, match="expected a configuration of type ShardedStateDict"):
+    with pytest.raises(RuntimeError, match=r"Expected state_dict_config of type.*ShardedStateDict"):
         package.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT, FullStateDictConfig())
-    with pytest.raises(RuntimeError, match="expected a configuration of type FullOptim"):
+    with pytest.raises(RuntimeError, match=r"Expected optim_state_dict_config of type.*FullOptim"):
         package.set_state_dict_type(
             model,
             StateDictType.FULL_STATE_DICT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -25,21 +26,39 @@ class Ignored:
         """From torch's arguments; `states` holds parameters or modules."""
         if modules is not None and states is not None:
             raise ArgumentError(
-                "libddp fsdp: ignored_modules and ignored_states exclude each other. "
-                "Hint: ignored_states takes modules too."
+                "libddp fsdp: Cannot pass both ignored_modules and ignored_states at the same time."
+                " Hint: ignored_states takes modules too."
             )
         entries = list(modules if modules is not None else states or ())
         roots = [e for e in entries if isinstance(e, torch.nn.Module)]
+        parameters = {e for e in entries if isinstance(e, torch.nn.Parameter)}
+        kinds = list(dict.fromkeys(type(entry) for entry in entries))
+        if modules is not None and len(roots) < len(entries):
+            raise ArgumentError(
+                "libddp fsdp: ignored_modules expects nn.Module list elements but got types "
+                f"{kinds}. Hint: pass parameters as ignored_states."
+            )
+        if len(entries) not in (len(roots), len(parameters)):
+            raise ArgumentError(
+                "libddp fsdp: ignored_states expects all nn.Parameter or all nn.Module list "
+                f"elements but got types {kinds}. Hint: pass the modules' parameters."
+            )
+        for root in roots:
+            if next(shards_in(root), None) is not None:
+                raise ArgumentError(
+                    f"libddp fsdp: `ignored_modules` should not include FSDP modules, but has a "
+                    f"{type(root).__name__} that is wrapped. Hint: ignore it before it is wrapped."
+                )
+        if module in roots:
+            warnings.warn(
+                "libddp fsdp: Trying to ignore the top-level module passed into the FSDP "
+                "constructor itself will result in all parameters being ignored and is not well-"
+                f"supported: {type(module).__name__}. Hint: name modules under it.",
+                stacklevel=5,
+            )
         all_modules = {m for root in roots for m in root.modules()}
-        parameters = {e for e in entries if not isinstance(e, torch.nn.Module)}
         for root in roots:
             parameters.update(root.parameters())
-        for entry in parameters:
-            if not isinstance(entry, torch.nn.Parameter):
-                raise ArgumentError(
-                    f"libddp fsdp: cannot ignore a {type(entry).__name__}. "
-                    "Hint: pass modules or parameters."
-                )
         return Ignored(all_modules, parameters)
 
 

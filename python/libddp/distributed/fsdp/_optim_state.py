@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from libddp.distributed.fsdp import _dtensors
 from libddp.distributed.fsdp._pieces import Piece, pieces_of, whole_of
@@ -15,7 +19,7 @@ from libddp.errors import ArgumentError
 
 def full_state(model: torch.nn.Module, optimizer, state_dict: dict | None) -> dict[str, Any]:
     """`{"state": {name: ...}, "param_groups": [{..., "params": [names]}]}`; a collective."""
-    return _by_name(model, optimizer, state_dict, _whole)
+    return _by_name(model, optimizer, state_dict, _whole, _check_alike)
 
 
 def sharded_state(model: torch.nn.Module, optimizer, state_dict: dict | None) -> dict[str, Any]:
@@ -23,24 +27,62 @@ def sharded_state(model: torch.nn.Module, optimizer, state_dict: dict | None) ->
     return _by_name(model, optimizer, state_dict, _marked)
 
 
-def _by_name(model, optimizer, state_dict, convert) -> dict[str, Any]:
+def _by_name(model, optimizer, state_dict, convert, check=None) -> dict[str, Any]:
+    """In the order of the model: that of the optimizer may be another one on each rank."""
     state_dict = state_dict or optimizer.state_dict()
-    parameters = _ordered(optimizer)
-    names = _names(model, parameters)
-    pieces = pieces_of(model)
-    state = {
-        names[index]: convert(_local(entries), pieces.get(id(parameters[index])))
-        for index, entries in sorted(state_dict["state"].items())
+    names = _names(model, _ordered(optimizer))
+    pieces = {canonical(name): piece for name, piece in _named_pieces(model)}
+    found = {
+        _name_of(key, names): _local(entries) for key, entries in state_dict["state"].items()
     }
+    order = names_in_order(model)
+    if check is not None:
+        check([name for name in order if name in found and name in pieces], pieces)
+    state = {name: convert(found[name], pieces.get(name)) for name in order if name in found}
+    if "param_groups" not in state_dict:
+        return {"state": state}
     groups = [
-        {**group, "params": [names[index] for index in group["params"]]}
+        {**group, "params": [_name_of(key, names) for key in group["params"]]}
         for group in state_dict["param_groups"]
     ]
     return {"state": state, "param_groups": groups}
 
 
-def state_to_load(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> dict[str, Any]:
-    """What optimizer.load_state_dict takes on this rank, in the order of its own groups."""
+def _named_pieces(model: torch.nn.Module) -> list[tuple[str, Piece]]:
+    pieces = pieces_of(model)
+    named = torch.nn.Module.named_parameters(model)
+    return [(name, pieces[id(p)]) for name, p in named if id(p) in pieces]
+
+
+def _name_of(key: int | str, names: list[str]) -> str:
+    """Optimizers that know names (torch's _NamedOptimizer) have them as keys."""
+    return canonical(key) if isinstance(key, str) else names[key]
+
+
+def _check_alike(names: list[str], pieces: dict[str, Piece]) -> None:
+    """What all ranks gather together, all ranks must have; a collective."""
+    digest = int.from_bytes(hashlib.sha256("\n".join(names).encode()).digest()[:7], "big")
+    for group in dict.fromkeys(piece.group for piece in pieces.values()):
+        if group is None or group.size() == 1:
+            continue
+        ends = torch.tensor([digest, -digest])
+        group.all_reduce(ends, op=dist.ReduceOp.MAX)
+        if ends[0] != -ends[1]:
+            raise ArgumentError(
+                "libddp fsdp: some ranks are missing optimizer states that others have; this one "
+                f"has {len(names)}, of {', '.join(names[:3])} and so on. Hint: give the optimizers "
+                "of all ranks the same parameters, in any order, and step them all."
+            )
+
+
+def state_to_load(
+    model: torch.nn.Module, optimizer, full: dict[str, Any], with_names: bool = False
+) -> dict[str, Any]:
+    """What optimizer.load_state_dict takes on this rank, in the order of its own groups.
+
+    Args:
+        with_names: its keys are the names of parameters, as the optimizer has them.
+    """
     parameters = _ordered(optimizer)
     names = _names(model, parameters)
     pieces = pieces_of(model)
@@ -52,12 +94,49 @@ def state_to_load(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> di
             f"{f' and {len(unknown) - 1} more' if len(unknown) > 1 else ''}, which the optimizer "
             "has not. Hint: build model and optimizer as when the state was saved."
         )
+    order = [name for name in names_in_order(model) if name in full["state"]]
+    keys: dict[str, Any] = dict(indices)
+    if with_names:
+        keys.update({canonical(key): key for key in optimizer.state_dict()["state"]})
     state = {}
-    for name, entries in full["state"].items():
+    for name in order:
         parameter = parameters[indices[name]]
         piece = pieces.get(id(parameter))
-        state[indices[name]] = _like(parameter, _cut(name, entries, piece), piece)
-    return {"state": state, "param_groups": _groups_to_load(optimizer, names, full)}
+        state[keys[name]] = _like(parameter, _cut(name, full["state"][name], piece), piece)
+    if "param_groups" not in full:
+        return {"state": state}
+    groups = _groups_to_load(optimizer, names, full)
+    if with_names:
+        groups = [{**g, "params": [keys[names[i]] for i in g["params"]]} for g in groups]
+    return {"state": state, "param_groups": groups}
+
+
+def names_in_order(model: torch.nn.Module) -> list[str]:
+    """Canonical names of the model's parameters, in an order that all ranks have."""
+    return list(dict.fromkeys(canonical(name) for name, _ in model.named_parameters()))
+
+
+@dataclass
+class Order:
+    """In place of an optimizer where only the order of its parameters counts."""
+
+    param_groups: list[dict[str, Any]]
+
+    @staticmethod
+    def of(model: torch.nn.Module, optim_input, optimizer):
+        """From torch's former argument: parameters or groups of them; None = all of the model."""
+        if optim_input is not None:
+            warnings.warn(
+                "libddp fsdp: the `optim_input` argument is deprecated, in torch too. Hint: pass "
+                "optim, or leave it out.",
+                FutureWarning,
+                stacklevel=3,
+            )
+        if optimizer is not None:
+            return optimizer
+        entries = list(model.parameters() if optim_input is None else optim_input)
+        groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
+        return Order([{**group, "params": list(group["params"])} for group in groups])
 
 
 def rekeyed(
@@ -66,13 +145,12 @@ def rekeyed(
     """A state with parameters' names in place of their numbers, or the other way round.
 
     Args:
-        optimizer: whose numbers they are; None = those in the order of model.parameters().
+        optimizer: whose numbers they are.
     """
     kind = str if with_names else int
     if all(isinstance(key, kind) for group in state["param_groups"] for key in group["params"]):
         return state
-    parameters = _ordered(optimizer) if optimizer is not None else list(model.parameters())
-    names = _names(model, parameters)
+    names = _names(model, _ordered(optimizer))
     keys = dict(enumerate(names)) if with_names else {name: i for i, name in enumerate(names)}
     unknown = [key for key in state["state"] if key not in keys]
     if unknown:

@@ -94,8 +94,12 @@ class StateMethods:
             ArgumentError: a configuration of another type of state dict.
         """
         before = StateMethods.get_state_dict_type(module)
-        state_dict_config = _checked(state_dict_config, _CONFIGS, state_dict_type)
-        optim_state_dict_config = _checked(optim_state_dict_config, _OPTIMIZERS, state_dict_type)
+        state_dict_config = _checked(
+            "state_dict_config", state_dict_config, _CONFIGS, state_dict_type
+        )
+        optim_state_dict_config = _checked(
+            "optim_state_dict_config", optim_state_dict_config, _OPTIMIZERS, state_dict_type
+        )
         for wrapped in _wrapped(module):
             wrapped._state_dict_type = state_dict_type
             wrapped._state_dict_config = state_dict_config
@@ -162,6 +166,7 @@ class StateMethods:
         model: torch.nn.Module, optim, optim_input=None, rank0_only: bool = True, group=None
     ) -> dict[str, Any]:
         """optim_state_dict with whole tensors, on rank 0 (torch's older name)."""
+        _optim_state.Order.of(model, optim_input, optim)
         full = _optim_state.full_state(model, optim, None)
         return full if not rank0_only or torch.distributed.get_rank() == 0 else {}
 
@@ -171,20 +176,21 @@ class StateMethods:
     ) -> dict[str, Any]:
         """What `optim.load_state_dict` takes on each rank, from rank 0's full_optim_state_dict.
 
-        Raises:
-            ArgumentError: without `optim`, whose order of parameters is needed.
+        Args:
+            optim: whose order of parameters counts; None = that of `optim_input`, or of the model.
         """
-        _needed(optim)
+        order = _optim_state.Order.of(model, optim_input, optim)
         holder = [full_optim_state_dict]
-        torch.distributed.broadcast_object_list(holder, src=0)
-        return _optim_state.state_to_load(model, optim, holder[0])
+        torch.distributed.broadcast_object_list(holder, src=0, group=group)
+        return _optim_state.state_to_load(model, order, holder[0])
 
     @staticmethod
     def shard_full_optim_state_dict(
         full_optim_state_dict, model: torch.nn.Module, optim_input=None, optim=None
     ) -> dict[str, Any]:
         """scatter_full_optim_state_dict where every rank has the state (torch's older name)."""
-        return _optim_state.state_to_load(model, _needed(optim), full_optim_state_dict)
+        order = _optim_state.Order.of(model, optim_input, optim)
+        return _optim_state.state_to_load(model, order, full_optim_state_dict)
 
     @staticmethod
     def sharded_optim_state_dict(model: torch.nn.Module, optim, group=None) -> dict[str, Any]:
@@ -210,7 +216,8 @@ class StateMethods:
             optim: whose numbers they are; None = those in the order of model.parameters().
         """
         with_names = optim_state_key_type is OptimStateKeyType.PARAM_NAME
-        return _optim_state.rekeyed(optim_state_dict, with_names, model, optim)
+        order = _optim_state.Order.of(model, optim_input, optim)
+        return _optim_state.rekeyed(optim_state_dict, with_names, model, order)
 
     @staticmethod
     def optim_state_dict_to_load(
@@ -225,9 +232,10 @@ class StateMethods:
 
         Args:
             load_directly: also load it.
-            is_named_optimizer, group: not needed.
+            is_named_optimizer: `optim` has names as keys (torch's _NamedOptimizer).
+            group: not needed.
         """
-        state = _optim_state.state_to_load(model, optim, optim_state_dict)
+        state = _optim_state.state_to_load(model, optim, optim_state_dict, is_named_optimizer)
         if load_directly:
             optim.load_state_dict(state)
         return state
@@ -245,7 +253,7 @@ _OPTIMIZERS = {
 }
 
 
-def _checked(config, kinds: dict, state_dict_type: StateDictType):
+def _checked(what: str, config, kinds: dict, state_dict_type: StateDictType):
     """The configuration, or the usual one, for this type of state dict."""
     kind = kinds[state_dict_type]
     if config is None:
@@ -253,18 +261,9 @@ def _checked(config, kinds: dict, state_dict_type: StateDictType):
     if type(config) is kind:
         return config
     raise ArgumentError(
-        f"libddp fsdp: expected a configuration of type {kind.__name__} for {state_dict_type}, but "
-        f"got {type(config).__name__}. Hint: pass the {kind.__name__} of torch.distributed.fsdp."
+        f"libddp fsdp: Expected {what} of type {kind} but got {type(config)}. "
+        f"Hint: {state_dict_type} goes with {kind.__name__}."
     )
-
-
-def _needed(optim):
-    if optim is None:
-        raise ArgumentError(
-            "libddp fsdp: sharding an optimizer state needs the optimizer, whose order of "
-            "parameters counts. Hint: pass optim=..., or use optim_state_dict_to_load."
-        )
-    return optim
 
 
 def _wrapped(model: torch.nn.Module) -> list[StateMethods]:

@@ -187,6 +187,11 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         """The wrapped module."""
         return self._fsdp_wrapped_module
 
+    @property
+    def params(self) -> list[torch.nn.Parameter]:
+        """The parameters of this unit: without those of wrapped modules under it."""
+        return [parameter for _, parameter in self._shard.parameters]
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward, with whole parameters."""
         if self._precisions is not None:
