@@ -25,9 +25,12 @@ std::shared_ptr<Unit> make_unit(std::string name, const PythonTensors& parameter
                                 std::optional<at::ScalarType> reduce_dtype,
                                 bool keep_low_gradients) {
   const py::gil_scoped_release release;
-  return std::make_shared<Unit>(std::move(name), named(parameters),
-                                ShardOptions{std::move(shard), std::move(replicate), keep_unsharded,
-                                             param_dtype, reduce_dtype, keep_low_gradients});
+  auto unit =
+      std::make_shared<Unit>(std::move(name), named(parameters),
+                             ShardOptions{std::move(shard), std::move(replicate), keep_unsharded,
+                                          param_dtype, reduce_dtype, keep_low_gradients});
+  unit->on_error(&rethrow_as_python_error);
+  return unit;
 }
 
 /// libddp.distributed.fsdp._dtensors.Faces, which has the model: neither keeps the other alive.

@@ -100,6 +100,19 @@ void FlatParameter::show_full() {
   shows_ = Shows::Full;
 }
 
+void FlatParameter::take_written() {
+  if (shows_ != Shows::Pieces) return;
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor& shown = parameters_[i].tensor;
+    const at::Tensor& piece = members_[i].piece;
+    if (shown.const_data_ptr() == piece.const_data_ptr()) continue;
+    if (shown.sizes() != piece.sizes() || shown.scalar_type() != dtype_) continue;
+    const c10::NoGradGuard no_grad;
+    members_[i].piece.copy_(shown);
+    show_data(shown, piece);
+  }
+}
+
 // What is written elsewhere would be lost without a word.
 void FlatParameter::check_pieces() const {
   for (std::size_t i = 0; i < size(); ++i) {

@@ -69,6 +69,10 @@ class FlatParameter {
   /// The parameters that require gradients now.
   TrainedSet trained() const;
 
+  /// Takes over values that users have put in the place of a piece (`p.data = values`), of the same
+  /// shape and dtype. While nobody reads: before the ranks meet.
+  void take_written();
+
   FlatMemory& memory() { return *memory_; }
   /// Unshards, and lets the parameters show whole tensors, without gradients. Throws StateError
   /// where one of them was given other data, sizes or dtype since it showed its piece.

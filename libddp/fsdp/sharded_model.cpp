@@ -129,7 +129,10 @@ void ShardedModel::begin_step() {
   recover();
   output_leaves_.clear();
   if (options_.faces) options_.faces->take_over();
-  for (const UnitPtr& unit : units_) unit->release_gradients();
+  for (const UnitPtr& unit : units_) {
+    unit->release_gradients();
+    unit->take_written();
+  }
   publish();
 }
 

@@ -82,8 +82,12 @@ Unit::Unit(std::string name, const NamedTensors& parameters, ShardOptions option
     const std::size_t flat = flats_.size();
     flats_.push_back(std::make_unique<FlatParameter>(
         fmt::format("unit '{}'", name_), std::move(members), options_, pool,
-        [this, flat](std::size_t index) { take_gradient(flat, index); }));
+        [this, flat](std::size_t index) { take_gradient_guarded(flat, index); }));
   }
+}
+
+void Unit::take_written() {
+  for (const auto& flat : flats_) flat->take_written();
 }
 
 void Unit::publish() {
@@ -158,6 +162,15 @@ void Unit::take_gradient(std::size_t flat, std::size_t index) {
     if (!awaits) phase_ = Phase::Complete;
   }
   if (on_gradient_) on_gradient_(*this);
+}
+
+void Unit::take_gradient_guarded(std::size_t flat, std::size_t index) {
+  try {
+    take_gradient(flat, index);
+  } catch (...) {
+    if (on_error_) on_error_(std::current_exception());
+    throw;
+  }
 }
 
 bool Unit::trains_all() const {

@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -48,6 +49,14 @@ class Unit {
   /// Called when its parameters have begun to show whole tensors, and when they end to.
   void on_show(std::function<void(Unit&, bool whole)> callback) { on_show_ = std::move(callback); }
 
+  /// Called with an exception of a gradient's hook, which autograd would give another class; may
+  /// throw what it makes of it.
+  void on_error(std::function<void(std::exception_ptr)> callback) {
+    on_error_ = std::move(callback);
+  }
+
+  /// See FlatParameter.
+  void take_written();
   void publish();
   bool needs_meeting() const;
   void begin_unshard();
@@ -110,12 +119,14 @@ class Unit {
 
   void tell_who_shows(bool whole);
   void take_gradient(std::size_t flat, std::size_t index);
+  void take_gradient_guarded(std::size_t flat, std::size_t index);
 
   const std::string name_;
   const ShardOptions options_;
   OwnedTensors owned_;
   std::function<void(Unit&)> on_gradient_;
   std::function<void(Unit&, bool)> on_show_;
+  std::function<void(std::exception_ptr)> on_error_;
   std::vector<std::unique_ptr<FlatParameter>> flats_;
   Phase phase_ = Phase::Idle;
   bool is_held_ = false;

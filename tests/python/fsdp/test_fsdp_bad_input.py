@@ -22,9 +22,8 @@ def two_layers():
 
 
 def wrap_layers(module=None, **arguments):
-    return models.wrap(
-        module or two_layers(), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), **arguments
-    )
+    arguments.setdefault("auto_wrap_policy", ModuleWrapPolicy({nn.Linear}))
+    return models.wrap(module or two_layers(), **arguments)
 
 
 def batch():
@@ -173,6 +172,23 @@ def check_a_parameter_that_is_resized():
     parameter.data = before
     model(batch()).sum().backward()
     group_is_usable()
+
+
+def check_errors_of_a_gradients_hook_keep_their_class():
+    from libddp.errors import StateError
+
+    class Opaque:
+        def __init__(self, value):
+            self.value = value
+
+    class Hiding(nn.Linear):
+        def forward(self, x):
+            return Opaque(super().forward(x))
+
+    model = wrap_layers(Hiding(4, 2), auto_wrap_policy=None)
+    output = model(batch()).value
+    text = message_of(lambda: output.sum().backward(), StateError)
+    assert "got a gradient in a backward pass that reached none of the tensors" in text
 
 
 def check_ranks_that_hybrid_sharding_does_not_divide():

@@ -5,7 +5,12 @@ import fsdp_models as models
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import OptimStateKeyType
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    OptimStateKeyType,
+    StateDictType,
+)
 
 
 def trained(model, parameters):
@@ -59,6 +64,24 @@ def check_without_an_optimizer():
     same(package.optim_state_dict(model, fresh)["state"], wanted)
     by_number = package.rekey_optim_state_dict(holder[0], OptimStateKeyType.PARAM_ID, model)
     assert list(by_number["state"]) == list(range(len(parameters)))
+
+
+def check_a_state_that_the_first_rank_alone_has():
+    model = models.wrap()
+    package = type(model)
+    optimizer = trained(model, model.parameters())
+    wanted = package.optim_state_dict(model, optimizer)["state"]
+    first_rank = (
+        StateDictType.FULL_STATE_DICT,
+        FullStateDictConfig(rank0_only=True),
+        FullOptimStateDictConfig(rank0_only=True),
+    )
+    fresh = torch.optim.AdamW(model.parameters())
+    with package.state_dict_type(model, *first_rank):
+        state = package.optim_state_dict(model, optimizer)
+        assert bool(state) == (dist.get_rank() == 0)
+        fresh.load_state_dict(package.optim_state_dict_to_load(model, fresh, state))
+    same(package.optim_state_dict(model, fresh)["state"], wanted)
 
 
 def check_states_without_groups():

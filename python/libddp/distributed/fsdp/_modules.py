@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.fsdp import CPUOffload
 
-from libddp.distributed.fsdp._shards import shards_in
+from libddp.distributed.fsdp._shards import shard_of, shards_in
 from libddp.distributed.fsdp._state_dict import canonical
 from libddp.errors import ArgumentError
 
@@ -26,13 +26,19 @@ class Ignored:
         """From torch's arguments; `states` holds parameters or modules."""
         if modules is not None and states is not None:
             raise ArgumentError(
-                "libddp fsdp: Cannot pass both ignored_modules and ignored_states at the same time."
-                " Hint: ignored_states takes modules too."
+                "libddp fsdp: Cannot pass both ignored_modules and ignored_states at the same time,"
+                " they exclude each other. Hint: ignored_states takes modules too."
             )
         entries = list(modules if modules is not None else states or ())
         roots = [e for e in entries if isinstance(e, torch.nn.Module)]
         parameters = {e for e in entries if isinstance(e, torch.nn.Parameter)}
-        kinds = list(dict.fromkeys(type(entry) for entry in entries))
+        kinds = sorted({type(entry) for entry in entries}, key=repr)
+        for kind in kinds:
+            if not issubclass(kind, (torch.nn.Module, torch.nn.Parameter)):
+                raise ArgumentError(
+                    f"libddp fsdp: cannot ignore a {kind.__name__}. "
+                    "Hint: pass modules or parameters."
+                )
         if modules is not None and len(roots) < len(entries):
             raise ArgumentError(
                 "libddp fsdp: ignored_modules expects nn.Module list elements but got types "
@@ -44,9 +50,9 @@ class Ignored:
                 f"elements but got types {kinds}. Hint: pass the modules' parameters."
             )
         for root in roots:
-            if next(shards_in(root), None) is not None:
+            if shard_of(root) is not None:
                 raise ArgumentError(
-                    f"libddp fsdp: `ignored_modules` should not include FSDP modules, but has a "
+                    "libddp fsdp: `ignored_modules` should not include FSDP modules, but has a "
                     f"{type(root).__name__} that is wrapped. Hint: ignore it before it is wrapped."
                 )
         if module in roots:

@@ -233,8 +233,13 @@ class StateMethods:
         Args:
             load_directly: also load it.
             is_named_optimizer: `optim` has names as keys (torch's _NamedOptimizer).
-            group: not needed.
+            group: of the ranks that take it from their first one, where a configuration with
+                rank0_only was chosen.
         """
+        if any(getattr(r._optim_state_dict_config, "rank0_only", False) for r in _roots(model)):
+            holder = [optim_state_dict]
+            torch.distributed.broadcast_object_list(holder, src=0, group=group)
+            optim_state_dict = holder[0]
         state = _optim_state.state_to_load(model, optim, optim_state_dict, is_named_optimizer)
         if load_directly:
             optim.load_state_dict(state)

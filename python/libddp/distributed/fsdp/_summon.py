@@ -36,8 +36,9 @@ class Wish:
             )
         if self.writeback and self.rank0_only:
             raise NotSupportedError(
-                "libddp fsdp: summon_full_params: writeback=True and rank0_only=True exclude each "
-                "other: the other ranks do not see the changes. Hint: pass writeback=False."
+                "libddp fsdp: summon_full_params: writeback=True and rank0_only=True together "
+                "is not supported: the other ranks do not see the changes. Hint: pass "
+                "writeback=False."
             )
         if self.offload_to_cpu and any(shard.sharding.shard is None for shard in shards):
             raise NotSupportedError(

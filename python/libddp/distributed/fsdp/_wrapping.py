@@ -40,8 +40,10 @@ def wrap_children(module: torch.nn.Module, policy, wrapper, ignored, **arguments
     """
     for shard in shards_in(module):
         raise ArgumentError(
-            f"libddp fsdp: {type(shard.module).__name__} under {type(module).__name__} is wrapped "
-            "already, so auto_wrap_policy cannot wrap it again. Hint: wrap by hand, or by policy."
+            "libddp fsdp: FSDP auto wrapping requires modules to not already have FSDP applied but "
+            f"found {_modules.names_of(module.named_modules())[id(shard.module)]} in "
+            f"{type(module).__name__}, a {type(shard.module).__name__} that is wrapped already. "
+            "Hint: wrap by hand, or by policy."
         )
     _refuse_empty(module, policy)
     token = _names.set(_modules.names_of(module.named_modules()))
