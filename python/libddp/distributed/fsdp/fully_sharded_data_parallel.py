@@ -163,9 +163,14 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
             backward_prefetch=backward_prefetch is BackwardPrefetch.BACKWARD_PRE,
             mesh=_groups_of.mesh_of(process_group, device_mesh, strategy),
         )
+        self._make(parameters, sharding)
+
+    def _make(self, parameters: list, sharding: _shards.Sharding) -> None:
+        """Shards the parameters: the part of the construction that is a collective."""
+        module = self._fsdp_wrapped_module
         self._shard = _shards.attach(self, _wrapping.name_of(module), parameters, sharding)
         self._shard.on_join = self._cast_buffers
-        self._precisions = _again.Precisions.of(sharding, precision)
+        self._precisions = _again.Precisions.of(sharding, self.mixed_precision)
         _clip.watch()
         _clip.tell_of(parameter for _, parameter in parameters)
         _scaler.watch()
