@@ -1,7 +1,9 @@
 #include "libddp/interop/c10d_checks.h"
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <cctype>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 namespace libddp {
@@ -76,7 +78,7 @@ void C10dChecks::gathered(const TensorLists& outputs, const Tensors& inputs) con
       c10d::assertTypeMatch(failing(), inputs[0].options(), outputs[i], j);
     }
   }
-  alike(inputs);
+  c10d::assertTypeAndSizesMatch(failing(), inputs, inputs[0].options(), inputs[0].sizes());
 }
 
 void C10dChecks::gathered_coalesced(const TensorLists& outputs, const Tensors& inputs) const {
@@ -99,6 +101,20 @@ void C10dChecks::gathered_coalesced(const TensorLists& outputs, const Tensors& i
   }
 }
 
+void C10dChecks::splits(const std::vector<std::int64_t>& sizes, const at::Tensor& tensor) const {
+  try {
+    c10d::checkSplitSizes(sizes, tensor, group_.size());
+  } catch (const c10::Error& error) {
+    fail(error.what_without_backtrace());
+  }
+}
+
+void C10dChecks::one_per_rank(const Tensors& tensors, const char* which) const {
+  if (tensors.size() == static_cast<std::size_t>(group_.size())) return;
+  fail(fmt::format("{} tensor list size {} does not match world size {}", which, tensors.size(),
+                   group_.size()));
+}
+
 void C10dChecks::rooted(const TensorLists& lists, const at::Tensor& like, bool is_root,
                         const char* which) const {
   if (!is_root) {
@@ -111,9 +127,11 @@ void C10dChecks::rooted(const TensorLists& lists, const at::Tensor& like, bool i
                      size));
   }
   if (lists[0].size() != size) {
-    fail(fmt::format(
-        "Incorrect {} list size {}. List size should be {}, same as size of the process group.",
-        which, lists[0].size(), size));
+    const char first = static_cast<char>(std::toupper(static_cast<unsigned char>(which[0])));
+    fail(
+        fmt::format("Incorrect {} list size {}. {}{} list size should be {}, same as size of the "
+                    "process group.",
+                    which, lists[0].size(), first, which + 1, size));
   }
   c10d::assertTypeAndSizesMatch(failing(), lists[0], like.options(), like.sizes());
 }

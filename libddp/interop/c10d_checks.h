@@ -43,6 +43,10 @@ class C10dChecks {
   void gathered(const TensorLists& outputs, const Tensors& inputs) const;
   /// The lists of allgather_coalesced: an output list per rank, an entry per input.
   void gathered_coalesced(const TensorLists& outputs, const Tensors& inputs) const;
+  /// Sizes of all_to_all's parts of `tensor`; empty = equal ones.
+  void splits(const std::vector<std::int64_t>& sizes, const at::Tensor& tensor) const;
+  /// The lists of all_to_all; `which` = "input" or "output".
+  void one_per_rank(const Tensors& tensors, const char* which) const;
   /// The lists of gather (`which` = "output") and scatter ("input"): one with an entry per rank on
   /// the root, none elsewhere.
   void rooted(const TensorLists& lists, const at::Tensor& like, bool is_root,

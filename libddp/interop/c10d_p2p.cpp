@@ -27,7 +27,7 @@ C10dBackend::WorkHandle C10dBackend::exchange_one(Tensors& tensors, Exchange::Di
   return run(
       {type_of(direction, peer), title_of(direction, peer), tensors}, {tensors}, [&]() -> WorkPtr {
         C10dChecks checks(*group_, is_send ? "send" : "recv");
-        checks.single(tensors);
+        if (tensors.size() != 1) checks.fail("takes a single tensor");
         checks.layout(tensors);
         const at::Tensor view = movable(tensors[0]);
         {

@@ -54,7 +54,9 @@ C10dBackend::WorkHandle C10dBackend::allreduce_sparse(Tensors& tensors,
     checks.alike(tensors);
     checks.layout(tensors, /*allow_sparse=*/true);
     if (reduce_op(opts.reduceOp) != ReduceOp::Sum || is_premultiplied(opts.reduceOp)) {
-      checks.fail("unsupported reduction operation: sparse tensors know SUM only");
+      checks.fail(
+          "unsupported reduction operation (allreduce of sparse tensors only works with "
+          "ReduceOp.SUM)");
     }
     WorkPtr work = sparse_sum_for(group_, tensors, call_options(opts.timeout, opts.asyncOp));
     if (!opts.asyncOp) work->wait();

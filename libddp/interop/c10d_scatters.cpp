@@ -25,7 +25,7 @@ C10dBackend::WorkHandle C10dBackend::reduce_scatter(Tensors& outputs, TensorList
     checks.single_output(outputs);
     if (inputs.size() != 1) checks.fail("requires a single-element input list");
     if (inputs[0].size() != static_cast<std::size_t>(group_->size())) {
-      checks.fail("invalid input tensor list: its length must be equal to world size");
+      checks.fail("invalid input tensor list size, must be world size");
     }
     checks.layout(outputs);
     checks.layout(inputs[0]);
@@ -80,6 +80,8 @@ C10dBackend::WorkHandle C10dBackend::alltoall_base(at::Tensor& output, at::Tenso
   return run({c10d::OpType::ALLTOALL_BASE, "libddp:all_to_all", {input}}, {{output}}, [&] {
     C10dChecks checks(*group_, "all_to_all_single");
     checks.layout({output, input});
+    checks.splits(input_splits, input);
+    checks.splits(output_splits, output);
     return group_->all_to_all_single(movable(output), movable(input), output_splits, input_splits,
                                      call_options(opts.timeout, opts.asyncOp));
   });
@@ -89,6 +91,8 @@ C10dBackend::WorkHandle C10dBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                               const c10d::AllToAllOptions& opts) {
   return run({c10d::OpType::ALLTOALL, "libddp:all_to_all", inputs}, {outputs}, [&] {
     C10dChecks checks(*group_, "all_to_all");
+    checks.one_per_rank(outputs, "output");
+    checks.one_per_rank(inputs, "input");
     checks.layout(outputs);
     checks.layout(inputs);
     return group_->all_to_all(movable(outputs), movable(inputs),

@@ -1,5 +1,7 @@
 #include "libddp/interop/work_chain.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -32,6 +34,9 @@ WorkPtr after(const WorkPtr& first, std::vector<at::Tensor> tensors, std::functi
   auto outer = std::make_shared<Work>(first->description(), std::move(tensors));
   first->on_complete([outer, then = std::move(then)](Work& inner) {
     std::exception_ptr error = inner.exception();
+    // As every collective, it writes bytes. Autograd would refuse to write to tensors of inference
+    // mode, which the caller may have left on and this thread never has.
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
     try {
       if (!error) then();
     } catch (...) {

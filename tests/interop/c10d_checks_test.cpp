@@ -53,7 +53,8 @@ TEST_CASE("all_reduce refuses in torch's words", "[checks]") {
                    [&] { backend.allreduce_coalesced(mixed, {}); });
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
-    expect_refusal("unsupported reduction operation", [&] { backend.allreduce(sparse, options); });
+    expect_refusal("(allreduce of sparse tensors only works with ReduceOp.SUM)",
+                   [&] { backend.allreduce(sparse, options); });
   });
 }
 
@@ -81,11 +82,57 @@ TEST_CASE("gathers and scatters refuse in torch's words", "[checks]") {
                    [&] { backend.gather(good, two, {}); });
     expect_refusal("requires a single-element output list",
                    [&] { backend.gather(no_lists, one, {}); });
-    expect_refusal("Incorrect output list size 0", [&] { backend.gather(empty_list, one, {}); });
+    expect_refusal(
+        "Incorrect output list size 0. Output list size should be 1, same as size of the process "
+        "group.",
+        [&] { backend.gather(empty_list, one, {}); });
+    expect_refusal(
+        "Incorrect input list size 0. Input list size should be 1, same as size of the process "
+        "group.",
+        [&] { backend.scatter(one, empty_list, {}); });
     expect_refusal("requires a single-element output tensor list",
                    [&] { backend.scatter(two, good, {}); });
     expect_refusal("requires a single-element input list",
                    [&] { backend.scatter(one, no_lists, {}); });
+  });
+}
+
+TEST_CASE("tensors that differ are counted from the first one", "[checks]") {
+  run_backends(1, [](C10dBackend& backend, int) {
+    Tensors types = {filled({1}, 0), filled({1}, 0, at::kLong)};
+    Tensors sizes = {filled({1}, 0), filled({2}, 0)};
+    TensorLists outputs(2, {filled({1}, 0), filled({1}, 0)});
+    expect_refusal("invalid tensor type at index 1",
+                   [&] { backend.allgather(outputs, types, {}); });
+    expect_refusal("invalid tensor size at index 1 (expected (1), got (2))",
+                   [&] { backend.allgather(outputs, sizes, {}); });
+  });
+}
+
+TEST_CASE("all_to_all, reduce_scatter and messages refuse in torch's words", "[checks]") {
+  run_backends(2, [](C10dBackend& backend, int rank) {
+    Tensors one = {filled({1}, 0)};
+    Tensors two = {filled({1}, 0), filled({1}, 0)};
+    TensorLists lists = {{filled({1}, 0)}};
+    at::Tensor pair = filled({2}, 0);
+    at::Tensor three = filled({3}, 0);
+    std::vector<std::int64_t> equal;
+    std::vector<std::int64_t> too_many{1, 1, 1};
+    std::vector<std::int64_t> too_large{1, 2};
+    const auto all_to_all = [&](at::Tensor& output, std::vector<std::int64_t>& splits) {
+      backend.alltoall_base(output, pair, splits, equal, {});
+    };
+    expect_refusal("Tensor's dim 0 does not divide equally across group size",
+                   [&] { all_to_all(three, equal); });
+    expect_refusal("Number of tensor splits not equal to group size",
+                   [&] { all_to_all(pair, too_many); });
+    expect_refusal("Split sizes doesn't match total dim 0 size",
+                   [&] { all_to_all(pair, too_large); });
+    expect_refusal("output tensor list size 1 does not match world size 2",
+                   [&] { backend.alltoall(one, two, {}); });
+    expect_refusal("invalid input tensor list size, must be world size",
+                   [&] { backend.reduce_scatter(one, lists, {}); });
+    expect_refusal("takes a single tensor", [&] { backend.send(two, 1 - rank, 0); });
   });
 }
 

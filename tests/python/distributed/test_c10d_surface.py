@@ -213,6 +213,37 @@ def check_sparse_asynchronously():
         assert tensor.to_dense()[:, 0].tolist() == [1, 2, 3, 4, 0, 0]
 
 
+def lists_of_tensors():
+    """Calls with several tensors of one rank, and sparse ones, beside their results."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    outputs = [[torch.zeros(2) for _ in range(2 * WORLD)] for _ in range(2)]
+    backend.allgather(outputs, [torch.full((2,), rank() + part / 2) for part in (0.0, 1.0)]).wait()
+    yield [t for row in outputs for t in row], 2 * [torch.full((2,), r / 2) for r in range(8)]
+    same = [torch.full((2,), float(rank())), torch.zeros(2)]
+    backend.broadcast(same).wait()
+    yield same, 2 * [torch.zeros(2)]
+    sums = [torch.full((2,), float(part)) for part in (1, 2)]
+    backend.allreduce(sums).wait()
+    yield sums, 2 * [torch.full((2,), 3.0 * WORLD)]
+    for asynchronous in (False, True):
+        sparse = torch.sparse_coo_tensor([[rank()]], [1.0], (WORLD,))
+        work = dist.all_reduce(sparse, async_op=asynchronous)
+        if work is not None:
+            work.wait()
+        yield [sparse.to_dense()], [torch.ones(WORLD)]
+    entries = [torch.sparse_coo_tensor([[rank()]], [1.0], (WORLD,)) for _ in range(2)]
+    backend.allreduce(entries).wait()
+    yield [t.to_dense() for t in entries], 2 * [torch.full((WORLD,), 2.0)]
+
+
+def check_lists_of_tensors_in_inference_mode():
+    for got, wanted in lists_of_tensors():
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    with torch.inference_mode():
+        for got, wanted in lists_of_tensors():
+            torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
 def check_coalescing_manager():
     sums = [torch.full((n,), float(rank())) for n in (1, 5, 1000)]
     for asynchronous in (False, True):
