@@ -85,6 +85,24 @@ def check_logging_data_of_rebuilt_buckets_hooks_and_join():
     assert data["join_uneven_inputs"] == 1
 
 
+def check_logging_data_of_errors_and_built_in_hooks():
+    model = wrap(models.Mlp())
+    assert "has_error" not in model._get_ddp_logging_data()
+    with pytest.raises(TypeError):
+        model.register_comm_hook(None, 1)
+    data = model._get_ddp_logging_data()
+    assert data["has_error"] == 1
+    assert "Communication hook must be callable" in data["error"]
+    kind = dist.BuiltinCommHookType.FP16_COMPRESS
+    model._register_builtin_comm_hook(kind)
+    assert model._get_ddp_logging_data()["comm_hook"] == str(kind)
+    partial = wrap(models.Heads())
+    with pytest.raises(RuntimeError):
+        partial(torch.ones(2, 4), 0).sum().backward()
+    assert "got no gradient" in partial._get_ddp_logging_data()["error"]
+    assert "got no gradient" not in model._get_ddp_logging_data()["error"]
+
+
 def answer(state, bucket):
     future = torch.futures.Future()
     future.set_result(bucket.buffer())

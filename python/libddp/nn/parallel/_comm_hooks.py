@@ -16,6 +16,10 @@ _BUILTIN_DTYPES = {
 }
 
 
+class NoFutureError(ArgumentError, TypeError):
+    """A communication hook returned something else; torch raises a RuntimeError."""
+
+
 def check_comm_hook(hook) -> None:
     """Raises TypeError or ArgumentError unless `hook` looks like hook(state, bucket) -> Future."""
     if not callable(hook):
@@ -39,7 +43,7 @@ def check_comm_hook(hook) -> None:
 
 
 def checked(hook):
-    """`hook`, with a TypeError where it returns anything but a future: torch would crash on None.
+    """`hook`, with a NoFutureError where it returns no future: torch would crash on None.
 
     Other objects that wrap a C++ future (torch._C.Future) are let through.
     """
@@ -48,10 +52,11 @@ def checked(hook):
     def call(state, bucket):
         future = hook(state, bucket)
         if not isinstance(future, torch._C.Future):
-            raise TypeError(
-                f"libddp: the communication hook {_name_of(hook)} returned {_kind_of(future)} for "
-                f"bucket {bucket.index()}. Hint: return a torch.futures.Future, whose value is "
-                "what shall stand in the bucket."
+            raise NoFutureError(
+                f"libddp: callback must return a torch.futures.Future object, but got "
+                f"{type(future)}: the communication hook {_name_of(hook)} returned "
+                f"{_kind_of(future)} for bucket {bucket.index()}. Hint: return a "
+                "torch.futures.Future, whose value is what shall stand in the bucket."
             )
         return future
 
