@@ -65,6 +65,27 @@ def check_fused_optimizer_of_some_parameters():
         wrap()._register_fused_optim(torch.optim.LBFGS)
 
 
+class Transposed(models.Mlp):
+    """Weights that do not lie row by row."""
+
+    def __init__(self):
+        super().__init__()
+        for layer in self.layers:
+            layer.weight = torch.nn.Parameter(layer.weight.detach().t())
+
+
+def check_gradients_that_are_no_views():
+    for net in (models.Mlp(), Transposed()):
+        model = wrap(net, bucket_cap_mb=0.002, gradient_as_bucket_view=False)
+        expected = plain_loop(copy.deepcopy(net), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))
+        options = {"lr": 0.1, "momentum": 0.9}
+        _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), options)
+        for _ in range(4):
+            model(x()).pow(2).mean().backward()
+            assert all(p.grad is None for p in net.parameters())
+        assert_trained_alike(model, expected)
+
+
 def check_optimizers_in_backward():
     net = models.Mlp()
     model = wrap(net, bucket_cap_mb=0.002)

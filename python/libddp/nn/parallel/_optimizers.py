@@ -80,8 +80,11 @@ def average_and_step(ddp_ref, bucket: dist.GradBucket) -> torch.futures.Future[t
     """
     ddp = ddp_ref()
     buffer = bucket.buffer()
-    gradients = [buffer] if buffer.is_sparse else bucket.gradients()
-    members = list(zip(bucket.parameters(), gradients, strict=True))
+    parameters = bucket.parameters()
+    gradients = [buffer]
+    if not buffer.is_sparse:
+        gradients = list(map(laid_out, bucket.gradients(), parameters))
+    members = list(zip(parameters, gradients, strict=True))
     is_in_backward = torch._C._current_graph_task_id() != -1
     for parameter, gradient in members:
         # Not in backward: this rank has no data, and follows the others. Sparse gradients are no
@@ -95,8 +98,11 @@ def average_and_step(ddp_ref, bucket: dist.GradBucket) -> torch.futures.Future[t
     work = average(buffer, ddp.process_group)
 
     def step_members(_future) -> torch.Tensor:
-        for parameter, _ in members:
+        for parameter, gradient in members:
             if parameter.grad is not None:
+                # Where it is a tensor apart, it is this rank's own.
+                if not buffer.is_sparse and parameter.grad.data_ptr() != gradient.data_ptr():
+                    parameter.grad = gradient
                 step(parameter)
                 stepped.add(parameter)
         if not is_in_backward and bucket.is_last():
@@ -104,6 +110,16 @@ def average_and_step(ddp_ref, bucket: dist.GradBucket) -> torch.futures.Future[t
         return buffer
 
     return work.get_future().then(step_members)
+
+
+def laid_out(piece: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter's piece of a bucket, in which gradients lie as the parameter does."""
+    if parameter.is_contiguous():
+        return piece
+    strides = torch.empty_like(parameter, device="meta").stride()
+    if strides != parameter.stride():  # it has gaps: then its gradient is contiguous
+        return piece
+    return piece.as_strided(parameter.size(), strides)
 
 
 def average(buffer: torch.Tensor, group) -> dist.Work:
