@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_models import Mlp
+from torch.nn.parallel.distributed import _MixedPrecision
 from usage import assert_agree, compare, data, gradients, ours, parameters, seed
 
 RANK = int(os.environ.get("RANK", 0))
@@ -131,6 +132,46 @@ def accumulated(wrap, options):
 def check_accumulation_without_views():
     for options in ({}, {"find_unused_parameters": True}):
         compare(accumulated, options)
+
+
+def with_options(view, kind):
+    seed()
+    net = Mlp(3)
+    options = {
+        "static graph": lambda: {"static_graph": True},
+        "low precision": lambda: {"mixed_precision": _MixedPrecision(param_dtype=torch.bfloat16)},
+        "late": lambda: {
+            "delay_all_reduce_named_params": [("layers.0.weight", net.layers[0].weight)],
+            "param_to_hook_all_reduce": net.layers[0].bias,
+        },
+        "by hand": dict,
+        "uneven": dict,
+    }[kind]()
+    model = ours(net, gradient_as_bucket_view=view, bucket_cap_mb=0.001, **options)
+    model.require_manual_backward_finalization = kind == "by hand"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join(enable=kind == "uneven"):
+        for turn in range(3 + (RANK if kind == "uneven" else 0)):
+            if kind == "low precision" and turn == 1:
+                with model.no_sync():
+                    model(data(4)).float().sum().backward()
+            model(data(4)).float().pow(2).sum().backward()
+            if kind == "by hand":
+                model.finalize_backward()
+            optimizer.step()
+            if turn == 0:
+                optimizer.zero_grad()
+    assert all(p.grad.dtype is torch.float32 for p in model.parameters())
+    return parameters(model)
+
+
+def check_views_or_not_beside_other_options():
+    for kind in ("static graph", "low precision", "late", "by hand", "uneven"):
+        trained = with_options(False, kind)
+        assert_agree(trained)
+        torch.testing.assert_close(
+            trained, with_options(True, kind), msg=kind, rtol=1e-2, atol=1e-3
+        )
 
 
 def check_a_sharded_optimizer_without_views():
