@@ -16,6 +16,13 @@ namespace {
 /// What autograd gives outside backward passes.
 constexpr int kNoTask = -1;
 
+/// Texts by which scripts know torch's errors.
+constexpr const char* kMore =
+    "torch.utils.checkpoint: trying to save more tensors during recomputation than during the "
+    "original forward pass";
+constexpr const char* kFewer =
+    "A different number of tensors was saved during the original forward and recomputation";
+
 constexpr const char* kDebugHint =
     "Hint: the block must do the same each time it runs; debug=True (or "
     "set_checkpoint_debug_enabled(True)) lists the operators of both runs.";
@@ -207,11 +214,11 @@ void CheckpointFrame::check(const ReplayPass& pass) {
   const std::string found = settings_.check_determinism ? differences(pass) : "";
   lock.unlock();
   if (pass.num_packed() != num_slots) {
-    fail(fmt::format(
-        "libddp checkpoint of {}: A different number of tensors was saved during the original "
-        "forward and recomputation.\nNumber of tensors saved during forward: {}\nNumber of tensors "
-        "saved during recomputation: {}\n{}",
-        caller_.name(), num_slots, pass.num_packed(), kDebugHint));
+    fail(
+        fmt::format("libddp checkpoint of {}: {}.\nNumber of tensors saved during forward: {}\n"
+                    "Number of tensors saved during recomputation: {}\n{}",
+                    caller_.name(), pass.num_packed() > num_slots ? kMore : kFewer, num_slots,
+                    pass.num_packed(), kDebugHint));
   }
   if (found.empty()) return;
   fail(fmt::format(

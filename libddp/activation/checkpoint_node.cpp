@@ -150,7 +150,8 @@ void CheckpointNode::require_usable() const {
   }
   if (settings_.is_reentrant && !Engine::get_default_engine().is_checkpoint_valid()) {
     throw StateError(fmt::format(
-        "libddp checkpoint of {}: When use_reentrant=True, checkpoint is incompatible with .grad() "
+        "libddp checkpoint of {}: When use_reentrant=True, torch.utils.checkpoint is incompatible "
+        "with .grad() "
         "or passing an `inputs` parameter to .backward(). To resolve this error, you can either "
         "set use_reentrant=False, or call .backward() without passing the `inputs` argument.",
         settings_.name()));

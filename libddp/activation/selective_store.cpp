@@ -30,9 +30,8 @@ std::int64_t version_of_value(const c10::IValue& value) {
 
 std::string text_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
 
-bool aliases_its_arguments(const c10::FunctionSchema& schema) {
-  return schema.is_mutable() ||
-         std::any_of(schema.returns().begin(), schema.returns().end(),
+bool returns_view(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.returns().begin(), schema.returns().end(),
                      [](const c10::Argument& value) { return value.alias_info() != nullptr; });
 }
 
@@ -49,12 +48,14 @@ OperatorSet operators_named(const std::vector<std::pair<std::string, std::string
                       "as torch.ops.aten.mm.default.",
                       name, overload));
     }
-    if (aliases_its_arguments(found->schema())) {
+    if (found->schema().is_mutable()) {
       throw ArgumentError(fmt::format(
-          "libddp: selective checkpointing: {} changes its arguments or returns a view of one, so "
-          "its result cannot be kept. Hint: leave it out, it costs little to run again.",
+          "libddp: selective checkpointing: {} changes its arguments, so its result cannot be "
+          "kept. Hint: leave it out of the list; it runs again then.",
           text_of(*found)));
     }
+    // A view is of its argument, which is there again in the replay, and costs nothing to make.
+    if (returns_view(found->schema())) continue;
     OpInterceptor::choose(*found);
     operators.insert(*found);
   }

@@ -65,7 +65,7 @@ def candidates() -> dict:
         "forward twice": step(blocks, lambda block, x: (block(x), block(x))[1]),
         "none": step(blocks, lambda block, x: block(x)),
         "libddp": by(ours.checkpoint, use_reentrant=False),
-        "libddp early stop": by(ours.checkpoint, use_reentrant=False, early_stop=True),
+        "libddp early_stop=None": by(ours.checkpoint, use_reentrant=False, early_stop=None),
         "libddp reentrant": by(ours.checkpoint, use_reentrant=True),
         "libddp module": by(ours.checkpoint_module),
         "libddp selective": selective(ours),

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import CheckpointError, noop_context_fn
 
 from libddp._load import load
 from libddp.errors import ArgumentError
+from libddp.utils import _selective
 
 _CHECKS = {"default": True, "none": False}
 _C = load()
@@ -31,6 +32,7 @@ def call(
     determinism_check: str,
     debug: bool,
     early_stop: bool | None,
+    respects_hooks: bool | None = None,
 ):
     """function(*args, **kwargs), to be run again in backward."""
     if determinism_check not in _CHECKS:
@@ -51,9 +53,9 @@ def call(
     first = second = function
     runs = None
     if context_fn is not noop_context_fn:
-        runs = first_context, second_context = context_fn()
+        runs = first_context, second_context = _selective.made(context_fn, respects_hooks)
         if type(first_context) is not _C.SavingRun or type(second_context) is not _C.ReplayRun:
-            first, second = _Within(first_context, function), _Within(second_context, function)
+            first, second = _First(first_context, function), _Within(second_context, function)
             runs = None
     if torch._C._len_torch_function_stack():
         second = _within_device(second)
@@ -113,6 +115,19 @@ class _Within:
     def __call__(self, *args, **kwargs):
         with self.context:
             return self.function(*args, **kwargs)
+
+
+class _First(_Within):
+    """The run whose result the caller gets."""
+
+    def __call__(self, *args, **kwargs):
+        with self.context:
+            return self.function(*args, **kwargs)
+        raise RuntimeError(
+            f"libddp checkpoint of {name_of(self)}: the forward context provided by context_fn "
+            "suppressed an exception raised during the checkpointed forward, so there is no "
+            "result. Hint: catch the exception inside the block, or outside checkpoint()."
+        )
 
 
 def _within_device(function: Callable) -> Callable:

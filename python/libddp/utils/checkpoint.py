@@ -79,7 +79,8 @@ def checkpoint(
     context_fn: Callable = noop_context_fn,
     determinism_check: str = "default",
     debug: bool = False,
-    early_stop: bool | None = None,
+    early_stop: bool | None = True,
+    respect_saved_tensors_hooks: bool | None = None,
     **kwargs,
 ):
     """Calls function(*args, **kwargs) and keeps only its inputs: backward runs it again.
@@ -95,8 +96,12 @@ def checkpoint(
         context_fn: makes two context managers, for the first and for the second run.
         determinism_check: "default" compares shapes, dtypes and devices of both runs; or "none".
         debug: an error of that check lists the operators of both runs.
-        early_stop: the second run ends with the last tensor that backward needs. None: unless all
-            saved tensors of the block are small (4,096 elements), when it would not pay.
+        early_stop: the second run ends with the last tensor that backward needs. None, which torch
+            does not have: unless all saved tensors of the block are small (4,096 elements), when it
+            would not pay.
+        respect_saved_tensors_hooks: True: results that `context_fn` keeps go through the hooks of
+            torch.autograd.graph.saved_tensors_hooks that are in force around the call, in torch's
+            own contexts; it has no effect with a torch before 2.15.
         **kwargs: further arguments of `function`; not with use_reentrant=True.
 
     Returns:
@@ -115,40 +120,58 @@ def checkpoint(
         >>> torch.equal(x.grad, x.exp())
         True
     """
+    settings = {
+        "preserve_rng_state": preserve_rng_state,
+        "context_fn": context_fn,
+        "determinism_check": determinism_check,
+        "debug": debug,
+        "early_stop": early_stop,
+        "respects_hooks": respect_saved_tensors_hooks,
+    }
     if function is None and not args:
-        return functools.partial(
-            functools.partial,
-            checkpoint,
-            use_reentrant=use_reentrant,
-            preserve_rng_state=preserve_rng_state,
-            context_fn=context_fn,
-            determinism_check=determinism_check,
-            debug=debug,
-            early_stop=early_stop,
-            **kwargs,
-        )
+        if kwargs:
+            raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
+        return functools.partial(_decorated, use_reentrant, settings)
+    return _checkpoint(function, args, kwargs, use_reentrant, settings)
+
+
+def _checkpoint(function, args: tuple, kwargs: dict, use_reentrant: bool | None, settings: dict):
     if torch.compiler.is_compiling():
-        # Dynamo knows torch's function, and a context_fn only if it is not the default.
-        if context_fn is not noop_context_fn:
-            kwargs["context_fn"] = context_fn
-        return _torch_checkpoint(
-            function,
-            *args,
-            use_reentrant=use_reentrant,
-            debug=debug,
-            early_stop=early_stop is not False,
-            preserve_rng_state=preserve_rng_state,
-            determinism_check=determinism_check,
-            **kwargs,
-        )
+        return _compiled(function, args, kwargs, use_reentrant, **settings)
     if use_reentrant is None:
-        warnings.warn(_CHOOSE.format(name="checkpoint"), stacklevel=2)
+        warnings.warn(_CHOOSE.format(name="checkpoint"), stacklevel=3)
         use_reentrant = True
     if use_reentrant:
-        _refuse_for_reentrant(kwargs, context_fn, debug)
-        return call_as_node(function, args, preserve_rng_state)
-    return call(
-        function, args, kwargs, preserve_rng_state, context_fn, determinism_check, debug, early_stop
+        _refuse_for_reentrant(kwargs, settings)
+        return call_as_node(function, args, settings["preserve_rng_state"])
+    return call(function, args, kwargs, **settings)
+
+
+def _decorated(use_reentrant: bool | None, settings: dict, function: Callable) -> Callable:
+    """A function, since what a class has for a method must be one."""
+
+    @functools.wraps(function)
+    def checkpointed(*args, **kwargs):
+        return _checkpoint(function, args, kwargs, use_reentrant, settings)
+
+    return checkpointed
+
+
+def _compiled(
+    function, args, kwargs, use_reentrant, *, context_fn, early_stop, respects_hooks, **settings
+):
+    # Dynamo knows torch's function, and a context_fn only if it is not the default.
+    if context_fn is not noop_context_fn:
+        settings["context_fn"] = context_fn
+    if respects_hooks is not None:
+        settings["respect_saved_tensors_hooks"] = respects_hooks
+    return _torch_checkpoint(
+        function,
+        *args,
+        use_reentrant=use_reentrant,
+        early_stop=early_stop is not False,
+        **settings,
+        **kwargs,
     )
 
 
@@ -204,6 +227,7 @@ def create_selective_checkpoint_contexts(policy_fn_or_list, allow_cache_entry_mu
 
     Raises:
         ValueError: an entry of the list is no operator overload, or changes its arguments.
+            Operators that return views may be named; they run again, which costs nothing.
 
     Note:
         While torch.compile or another mode of torch traces, and for higher-order operators, the
@@ -224,12 +248,17 @@ def create_selective_checkpoint_contexts(policy_fn_or_list, allow_cache_entry_mu
     return _torch_selective_contexts(policy_fn_or_list, allow_cache_entry_mutation)
 
 
-def _refuse_for_reentrant(kwargs: dict, context_fn: Callable, debug: bool) -> None:
+def _refuse_for_reentrant(kwargs: dict, settings: dict) -> None:
     if kwargs:
         raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
-    if context_fn is not noop_context_fn or debug is not False:
+    if (
+        settings["context_fn"] is not noop_context_fn
+        or settings["debug"] is not False
+        or settings["respects_hooks"] is not None
+    ):
         raise ValueError(
-            "Passing `context_fn` or `debug` is only supported when use_reentrant=False."
+            "Passing `context_fn`, `debug`, or `respect_saved_tensors_hooks` is only supported "
+            "when use_reentrant=False."
         )
 
 

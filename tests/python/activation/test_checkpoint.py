@@ -201,6 +201,36 @@ def test_early_stop(stop, runs_of_tail):
     assert len(tails) == 2 * runs_of_tail
 
 
+def test_early_stop_is_the_default_for_small_blocks_too():
+    runs = []
+
+    def tail(x):
+        y = x.sin() * 2
+        runs.append(1)
+        return y
+
+    x = torch.ones(2, requires_grad=True)
+    for settings, count in (({}, 1), ({"early_stop": None}, 2), ({"early_stop": False}, 2)):
+        runs.clear()
+        checkpoint(tail, x, use_reentrant=False, **settings).sum().backward()
+        assert len(runs) == count, settings
+
+
+def test_a_method_is_decorated():
+    class Model:
+        scale = 3.0
+
+        @checkpoint(use_reentrant=False)
+        def forward(self, x):
+            """Scales."""
+            return x.sin() * self.scale
+
+    x = torch.ones(2, requires_grad=True)
+    Model().forward(x).sum().backward()
+    assert torch.allclose(x.grad, 3 * x.detach().cos())
+    assert Model.forward.__doc__ == "Scales."
+
+
 def test_early_stop_passes_except_exception_and_inner_checkpoints():
     def block(x):
         try:

@@ -1,5 +1,7 @@
 """What a checkpointed block must not do: the error names the block, and the state stays usable."""
 
+import contextlib
+
 import blocks
 import pytest
 import torch
@@ -21,9 +23,9 @@ class Changing(nn.Module):
             x = x[:1]
         if self.how == "dtype" and again:
             x = x.double()
-        y = x.exp() * x.sin()
         if self.how == "fewer" and again:
             return x.exp()
+        y = x.exp() * x.sin()
         if self.how == "more" and again:
             y = y.exp().exp()
         return y
@@ -42,14 +44,23 @@ def test_other_shapes_or_dtypes(how):
     assert "shape [3], dtype Float" in text
 
 
-@pytest.mark.parametrize("how", ["fewer", "more"])
-def test_another_number_of_tensors(how):
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("fewer", "A different number of tensors was saved"),
+        ("more", r"torch\.utils\.checkpoint: trying to save more tensors during recomputation"),
+    ],
+)
+def test_another_number_of_tensors(how, text):
     block = Changing(how)
     block._libddp_block_name = "h.3"
     x = torch.ones(3, requires_grad=True)
     out = checkpoint(block, x, use_reentrant=False, early_stop=False)
-    with pytest.raises(CheckpointError, match=r"checkpoint of Changing h\.3: A different number"):
+    with pytest.raises(CheckpointError, match=rf"checkpoint of Changing h\.3: {text}"):
         out.sum().backward()
+    if how == "more":  # what comes after the last tensor that is needed never runs
+        again = Changing(how)
+        checkpoint(again, x, use_reentrant=False).sum().backward()
 
 
 def test_debug_lists_the_operators():
@@ -169,6 +180,10 @@ def test_arguments_that_do_not_go_together():
         checkpoint(blocks.Block(3), x, use_reentrant=True, scale=2.0)
     with pytest.raises(ValueError, match="only supported when use_reentrant=False"):
         checkpoint(torch.exp, x, use_reentrant=True, debug=True)
+    with pytest.raises(ValueError, match="only supported when use_reentrant=False"):
+        checkpoint(torch.exp, x, use_reentrant=True, respect_saved_tensors_hooks=True)
+    with pytest.raises(ValueError, match="Unexpected keyword arguments: scale"):
+        checkpoint(use_reentrant=False, scale=2.0)
     with pytest.raises(ValueError, match="incompatible with non-default context_fn"):
         checkpoint(torch.exp, x, use_reentrant=False, debug=True, context_fn=lambda: (None, None))
     with pytest.warns(UserWarning, match="use_reentrant parameter should be passed explicitly"):
@@ -177,3 +192,21 @@ def test_arguments_that_do_not_go_together():
         checkpoint_sequential([torch.exp, torch.sin], 3, x, use_reentrant=False)
     with pytest.raises(ValueError, match="Unexpected keyword arguments: depth"):
         checkpoint_sequential([torch.exp], 1, x, use_reentrant=False, depth=2)
+
+
+def test_the_reentrant_form_says_what_it_cannot_in_torchs_words_and_goes_on():
+    x = torch.ones(3, requires_grad=True)
+    out = checkpoint(torch.exp, x, use_reentrant=True).sum()
+    with pytest.raises(RuntimeError, match=r"torch\.utils\.checkpoint is incompatible with \.grad"):
+        torch.autograd.grad(out, (x,))
+    checkpoint(torch.exp, x, use_reentrant=True).sum().backward()
+    assert torch.equal(x.grad, x.detach().exp())
+
+
+def test_a_context_that_swallows_the_blocks_error():
+    def contexts():
+        return contextlib.suppress(ZeroDivisionError), contextlib.nullcontext()
+
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="suppressed an exception raised during"):
+        checkpoint(lambda y: y * (1 // 0), x, use_reentrant=False, context_fn=contexts)

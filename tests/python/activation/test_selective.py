@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+import inspect
 
 import blocks
 import pytest
 import torch
 import torch.utils.checkpoint as theirs
+from libddp.utils import checkpoint as ours
 from libddp.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -18,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ADDMM = torch.ops.aten.addmm.default
 DROPOUT = torch.ops.aten.native_dropout.default
 GELU = torch.ops.aten.gelu.default
+VIEW = torch.ops.aten.view.default
 NORM = torch.ops.aten.native_layer_norm.default
 
 
@@ -169,9 +172,56 @@ def test_another_operator_in_the_replay():
 def test_lists_that_cannot_be():
     with pytest.raises(ValueError, match="OpOverload"):
         create_selective_checkpoint_contexts([torch.ops.aten.mm])
-    for op in (torch.ops.aten.add_.Tensor, torch.ops.aten.view.default):
-        with pytest.raises(ValueError, match="changes its arguments or returns a view"):
-            create_selective_checkpoint_contexts([op])
+    with pytest.raises(ValueError, match="changes its arguments"):
+        create_selective_checkpoint_contexts([torch.ops.aten.add_.Tensor])
+
+
+@pytest.mark.parametrize("views", [[VIEW], [torch.ops.aten.t.default, VIEW]])
+def test_views_on_a_list_run_again(views):
+    def block(x, scale):
+        product = x.view(-1, 4) @ x.view(-1, 4).t()
+        return product.view(-1).sin() * scale.view(-1).sum(), product.t()
+
+    def gradient(call):
+        x = torch.arange(12.0, requires_grad=True)
+        first, second = call(block, x)
+        (first.sum() + second.cos().sum()).backward()
+        return x.grad
+
+    scale = torch.tensor([[1, 2, 3]])  # no gradient flows to it
+    plain = gradient(lambda block, x: block(x, scale))
+    for ops in (views, [torch.ops.aten.mm.default, *views]):
+        for module in (ours, theirs):
+            kept = gradient(by_with(ops, module.create_selective_checkpoint_contexts, scale))
+            assert torch.equal(kept, plain)
+
+
+def by_with(ops, make, *more):
+    contexts = functools.partial(make, ops)
+    return lambda block, x: checkpoint(block, x, *more, use_reentrant=False, context_fn=contexts)
+
+
+@pytest.mark.skipif(
+    "respect_saved_tensors_hooks" not in inspect.signature(theirs.checkpoint).parameters,
+    reason="this torch does not offer kept results to hooks",
+)
+@pytest.mark.parametrize(("respects", "seen"), [(True, 1), (False, 0)])
+def test_kept_results_go_through_saved_tensor_hooks_where_wanted(respects, seen):
+    packed = []
+
+    def pack(tensor):
+        packed.append(tuple(tensor.shape))
+        return tensor
+
+    x = torch.randn(3, 4, requires_grad=True)
+    weight = torch.randn(4, 5)
+    plain = torch.autograd.grad((x @ weight).exp().sum(), x)[0]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = by([torch.ops.aten.mm.default], respect_saved_tensors_hooks=respects)(
+            lambda y: (y @ weight).exp(), x
+        )
+    assert packed.count((3, 5)) == seen
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], plain)
 
 
 def test_compiled():

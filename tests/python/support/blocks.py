@@ -95,7 +95,7 @@ _PRODUCTS = functools.partial(
 #: name -> function(block, x)
 FORMS = {
     "own graph": functools.partial(checkpoint, use_reentrant=False),
-    "early stop": functools.partial(checkpoint, use_reentrant=False, early_stop=True),
+    "early stop where it pays": functools.partial(checkpoint, use_reentrant=False, early_stop=None),
     "reentrant": functools.partial(checkpoint, use_reentrant=True),
     "module": checkpoint_module,
     "selective": functools.partial(checkpoint, use_reentrant=False, context_fn=_PRODUCTS),
