@@ -112,9 +112,10 @@ void FlatParameter::check(const at::Tensor& grad, std::size_t index) const {
                                  parameters_[index].name, what, hint));
   };
   if (!pass_ || pass_->stage != Stage::Gradients) {
-    refuse("came again after it had been averaged",
-           "a parameter that several nested backward passes use must not be in a sharded unit of "
-           "its own; wrap the module that owns all of its uses");
+    refuse(
+        "came again after it had been averaged, and it has hooks that run once per average",
+        "where a module runs several times under checkpoint(use_reentrant=True), each run brings "
+        "gradients of its own; use_reentrant=False brings them at once");
   }
   if (grad.layout() != at::kStrided) {
     refuse("is sparse", "use sparse=False in the embedding");
@@ -288,6 +289,19 @@ void FlatParameter::install() {
     const bool is_new = member.gradient != Gradient::None;
     if (is_new) member.gradient = Gradient::Installed;
     if (is_new || grad.defined()) parameters_[i].tensor.mutable_grad() = std::move(grad);
+  }
+}
+
+void FlatParameter::begin_again() {
+  // What autograd has just written.
+  std::vector<at::Tensor> arrived;
+  for (const auto& [name, tensor] : parameters_) {
+    arrived.push_back(std::exchange(tensor.mutable_grad(), at::Tensor()));
+  }
+  install();
+  begin_pass();
+  for (std::size_t i = 0; i < size(); ++i) {
+    parameters_[i].tensor.mutable_grad() = std::move(arrived[i]);
   }
 }
 

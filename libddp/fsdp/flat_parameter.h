@@ -132,6 +132,9 @@ class FlatParameter {
   TrainedSet averaged() const;
   /// Waits for what `reduce` started and gives its buffer back.
   void collect();
+  /// More gradients come in a pass whose average is there: they are averaged by themselves and
+  /// added to it, as those of another pass are.
+  void begin_again();
   /// The end of a pass: `.grad` shows pieces again.
   void install();
   /// After a pass that failed: `.grad` is what it was before; what the pass had done is lost.

@@ -52,6 +52,9 @@ std::shared_ptr<ShardedModel> ShardedModel::create(std::vector<UnitPtr> units,
     unit->on_gradient([weak = std::weak_ptr(model)](Unit& of) {
       if (const auto self = weak.lock()) self->on_gradient(of);
     });
+    unit->on_gradient_again([weak = std::weak_ptr(model)](Unit& of) {
+      if (const auto self = weak.lock()) self->on_gradient_again(of);
+    });
     const auto faces = model->options_.faces;
     if (faces) unit->on_show([faces](Unit& of, bool whole) { faces->show(of, whole); });
   }
@@ -64,6 +67,7 @@ ShardedModel::ShardedModel(std::vector<UnitPtr> units, ShardedModelOptions optio
 ShardedModel::~ShardedModel() {
   for (const UnitPtr& unit : units_) {
     unit->on_gradient(nullptr);
+    unit->on_gradient_again(nullptr);
     unit->on_show(nullptr);
   }
 }
@@ -242,6 +246,20 @@ void ShardedModel::on_gradient(Unit& unit) {
     const bool is_left = unit.trains_all();
     if (pass_->syncs) reduce(unit);
     if (is_left) unit.show_pieces(/*reshard=*/true);
+  });
+}
+
+// See NOTE [Gradients that come again].
+void ShardedModel::on_gradient_again(Unit& unit) {
+  if (!pass_) return;
+  guarded([&] {
+    std::erase(pass_->reducing, &unit);
+    unit.collect();
+    if (!unit.is_averaged()) {
+      small_.start(/*async=*/false);
+      small_.collect();
+    }
+    if (!has_late_hooks(unit)) unit.begin_again();
   });
 }
 

@@ -22,6 +22,13 @@
 // unit when it comes to one whose forward had ended before this one's began, as autograd runs
 // nodes in the reverse order of their making.
 //
+// NOTE [Gradients that come again]
+// A module that runs twice with checkpoint(use_reentrant=True) gets the gradients of each run by
+// themselves, within one pass, and the unit has sent those of the first on their way when the
+// second come. They are averaged too, and added, as torch does it. All ranks have the same graph,
+// so what is on its way is ended at the same place everywhere. Where hooks of users wait for the
+// average, it is an error: they would run twice.
+//
 // NOTE [Late hooks]
 // A hook that a user puts on a parameter for when its gradient has been accumulated runs when the
 // average is in `.grad`, on the piece: inside the pass, once the unit's average has come. An
@@ -151,6 +158,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void begin_pass();
   void leave_units_after(const Unit& unit);
   void on_gradient(Unit& unit);
+  void on_gradient_again(Unit& unit);
   void end_pass();
   void reduce(Unit& unit);
   /// True if there was something.

@@ -156,6 +156,7 @@ void Unit::take_gradient(std::size_t flat, std::size_t index) {
         "dataclasses of them, and use the parameters in their module's forward only.",
         name_, flats_[flat]->parameters()[index].name));
   }
+  if (phase_ == Phase::Reducing && on_again_) on_again_(*this);
   if (flats_[flat]->take_gradient(index)) {
     const bool awaits = std::any_of(flats_.begin(), flats_.end(),
                                     [](const auto& other) { return other->awaits_any(); });
@@ -209,6 +210,11 @@ bool Unit::is_averaged() const {
 
 void Unit::collect() {
   for (const auto& flat : flats_) flat->collect();
+}
+
+void Unit::begin_again() {
+  for (const auto& flat : flats_) flat->begin_again();
+  phase_ = Phase::Gradients;
 }
 
 void Unit::install() {

@@ -46,6 +46,10 @@ class Unit {
   /// Called with the unit when autograd has written one of its gradients.
   void on_gradient(std::function<void(Unit&)> callback) { on_gradient_ = std::move(callback); }
 
+  /// Called when autograd writes a gradient after the others have been sent on their way; ends what
+  /// is on its way and calls begin_again.
+  void on_gradient_again(std::function<void(Unit&)> callback) { on_again_ = std::move(callback); }
+
   /// Called when its parameters have begun to show whole tensors, and when they end to.
   void on_show(std::function<void(Unit&, bool whole)> callback) { on_show_ = std::move(callback); }
 
@@ -90,6 +94,8 @@ class Unit {
   /// Whether all averages are there, and not yet in `.grad`.
   bool is_averaged() const;
   void collect();
+  /// REQUIRES: is_averaged.
+  void begin_again();
   void install();
   void end_pass();
   void abandon();
@@ -125,6 +131,7 @@ class Unit {
   const ShardOptions options_;
   OwnedTensors owned_;
   std::function<void(Unit&)> on_gradient_;
+  std::function<void(Unit&)> on_again_;
   std::function<void(Unit&, bool)> on_show_;
   std::function<void(std::exception_ptr)> on_error_;
   std::vector<std::unique_ptr<FlatParameter>> flats_;
