@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from libddp._load import load
-from libddp.distributed import _backend, _exit, _groups, _links
+from libddp.distributed import _alone, _backend, _exit, _groups, _links
 from libddp.distributed._from_c10d import from_c10d
 from libddp.errors import ArgumentError
 
@@ -53,7 +53,8 @@ def init_process_group(
     Args:
         backend: "gloo" (libddp's host backend), "nccl", "cpu:gloo,cuda:nccl", "libddp", "shm",
             "auto" or None (what the machine has).
-        init_method: "env://" (default: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
+        init_method: "env://" (default: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; where no
+            variable of a launcher is set, this process is a group of one, and a warning says so),
             "tcp://host:port" or "file:///path".
         timeout: deadline of every operation and of joining; None = 30 minutes.
         world_size: number of ranks; -1 = from the environment or the URL.
@@ -95,7 +96,9 @@ def init_process_group(
     choice = _backend.choose(backend)
     timeout = _checked_timeout(timeout)
     _links.set_default(inter, wire_dtype, sockets_per_link)
-    if store is None:
+    if store is None and _alone.is_alone(init_method, rank, world_size):
+        store, rank, world_size = _alone.rendezvous()
+    elif store is None:
         store, rank, world_size = _rendezvous(init_method, rank, world_size, timeout)
     else:
         _check_store_arguments(init_method, rank, world_size)

@@ -32,9 +32,7 @@ def _by_name(model, optimizer, state_dict, convert, check=None) -> dict[str, Any
     state_dict = state_dict or optimizer.state_dict()
     names = _names(model, _ordered(optimizer))
     pieces = {canonical(name): piece for name, piece in _named_pieces(model)}
-    found = {
-        _name_of(key, names): _local(entries) for key, entries in state_dict["state"].items()
-    }
+    found = {_name_of(key, names): _local(entries) for key, entries in state_dict["state"].items()}
     order = names_in_order(model)
     if check is not None:
         check([name for name in order if name in found and name in pieces], pieces)
