@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from libddp.distributed.fsdp import _registry
+from libddp.distributed.fsdp import _registry, _whole_tensor_optimizers
 from libddp.distributed.fsdp._shards import Shard
 from libddp.distributed.fsdp._state_dict import is_summoned
 
@@ -47,5 +47,6 @@ class ShardedPlace:
 
 def register(shard: Shard) -> None:
     """Makes the parameters of a unit known as sharded."""
+    _whole_tensor_optimizers.watch()
     for _, parameter in shard.parameters:
         _registry.register(parameter, ShardedPlace(shard))
