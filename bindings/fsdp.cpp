@@ -2,6 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -47,7 +48,7 @@ class PythonFaces final : public ParameterFaces {
   void show_gradients() override { call("show_gradients"); }
   void show_gradients(Unit& unit) override { call("show_gradients_of", &unit); }
   bool has_late_hooks(Unit& unit) override { return call("has_late_hooks", &unit); }
-  bool run_late_hooks(Unit& unit) override { return call("run_late_hooks", &unit); }
+  void run_late_hooks(Unit& unit) override { call("run_late_hooks", &unit); }
 
  private:
   template <typename... Args>
@@ -95,13 +96,9 @@ py::list layout_of(const Unit& unit, int rank) {
   return rows;
 }
 
-/// The block of gradients of each flat array that has one.
-std::vector<at::Tensor> gradient_blocks(const Unit& unit) {
-  std::vector<at::Tensor> blocks;
-  for (const auto& flat : unit.flats()) {
-    if (flat->gradient_block().defined()) blocks.push_back(flat->gradient_block());
-  }
-  return blocks;
+bool has_gradient_memory(const Unit& unit) {
+  return std::any_of(unit.flats().begin(), unit.flats().end(),
+                     [](const auto& flat) { return flat->has_gradient_memory(); });
 }
 
 /// Names of the parameters that the last pass has given averages, until their late hooks have run.
@@ -134,7 +131,7 @@ void bind_fsdp(py::module_& module) {
            py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("keep_low_gradients"))
       .def_property_readonly("name", &Unit::name)
       .def("layout", &layout_of, py::arg("rank"))
-      .def("gradient_blocks", &gradient_blocks)
+      .def("has_gradient_memory", &has_gradient_memory)
       .def("averaged", &averaged_of)
       .def("divide_gradients_by", &Unit::divide_gradients_by, py::arg("divisor"));
   py::class_<ShardedModel, std::shared_ptr<ShardedModel>>(module, "ShardedModel")

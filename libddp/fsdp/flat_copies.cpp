@@ -19,7 +19,7 @@ void FlatParameter::show_copies(const CopyOptions& options) {
   const c10::NoGradGuard no_grad;
   const std::vector<at::Tensor> whole = whole_parameters();
   std::vector<at::Tensor> gradients;
-  const bool may_have_any = gradient_block_.defined() || !trained().is_none();
+  const bool may_have_any = late_hooks_ != nullptr;  // alike on all ranks, whatever they have
   if (options.with_gradients && may_have_any) gradients = whole_gradients();
   if (!options.here) return;
   for (std::size_t i = 0; i < size(); ++i) parameters_[i].tensor.set_data(whole[i]);

@@ -30,6 +30,18 @@ bool shows_same(const at::Tensor& left, const at::Tensor& right) {
          left.strides() == right.strides();
 }
 
+/// All of the memory that `part` shows some of, if it has this many elements; else undefined.
+at::Tensor whole_storage(const at::Tensor& part, std::int64_t numel, at::ScalarType dtype) {
+  if (!part.defined() || part.scalar_type() != dtype || !is_plain(part)) return {};
+  const std::size_t bytes = static_cast<std::size_t>(numel) * c10::elementSize(dtype);
+  if (part.storage().nbytes() != bytes) return {};
+  at::Tensor whole = part.variable_data();
+  const std::int64_t stride = 1;
+  whole.unsafeGetTensorImpl()->set_sizes_and_strides(at::IntArrayRef(numel),
+                                                     at::IntArrayRef(stride), 0);
+  return whole;
+}
+
 }  // namespace
 
 void FlatParameter::put_gradients_aside() {
@@ -52,25 +64,10 @@ void FlatParameter::give_gradients_back() {
   }
 }
 
-void FlatParameter::release_gradients() {
-  const bool is_shown = !gradients_are_aside_ && shows_ != Shows::Copies;
-  if (!gradient_block_.defined() || !is_sharded() || !is_shown) return;
-  for (const auto& [name, tensor] : parameters_) {
-    if (tensor.grad().defined()) return;
-  }
-  forget_gradients();
-}
-
-void FlatParameter::forget_gradients() {
-  for (Member& member : members_) member.gradient_piece = at::Tensor();
-  gradient_block_ = at::Tensor();
-}
-
 void FlatParameter::begin_pass() {
   if (pass_) return;
   pass_.emplace();
   put_gradients_aside();
-  if (is_sharded() && !keeps_any()) forget_gradients();  // somebody may have kept one
   for (std::size_t i = 0; i < size(); ++i) {
     Gradient& gradient = members_[i].gradient;
     const bool is_here = gradient == Gradient::Here;
@@ -290,6 +287,7 @@ void FlatParameter::install() {
     if (is_new) member.gradient = Gradient::Installed;
     if (is_new || grad.defined()) parameters_[i].tensor.mutable_grad() = std::move(grad);
   }
+  if (is_sharded()) gradient_block_ = at::Tensor();  // `.grad` alone has it from now on
 }
 
 void FlatParameter::begin_again() {
@@ -322,13 +320,9 @@ void FlatParameter::move_to_block(const at::Tensor& result) {
   if (!result.is_same(gradient_block_)) gradient_block_.copy_(result);
   for (std::size_t i = 0; i < size(); ++i) {
     if (members_[i].gradient == Gradient::None) continue;
-    at::Tensor& piece = members_[i].gradient_piece;
-    // A script may have given the object that it had as `.grad` other data.
-    if (!piece.defined() || !shows_same(piece, piece_of(gradient_block_, i))) {
-      piece = make_gradient_piece(i);
-    }
-    members_[i].aside = piece;
+    members_[i].aside = make_gradient_piece(i);
   }
+  gradient_storage_.emplace(gradient_block_.storage().getWeakStorageImpl());
 }
 
 /// Not a view in autograd's sense: LibTorch's optimizers detach gradients in place, which views
@@ -344,14 +338,17 @@ at::Tensor FlatParameter::make_gradient_piece(std::size_t index) const {
 /// As autograd does: in place, whoever's tensor it is. Where `.grad` was None the new gradient has
 /// memory of its own, since somebody may have kept the one that stood there.
 void FlatParameter::add_to_kept(const at::Tensor& result) {
-  bool is_block = gradient_block_.defined();
-  for (std::size_t i = 0; is_block && i < size(); ++i) {
+  at::Tensor block = gradient_block_;
+  if (!block.defined())
+    block = whole_storage(members_[0].aside, layout_.block_numel(), gradient_dtype_);
+  for (std::size_t i = 0; block.defined() && i < size(); ++i) {
     const Member& member = members_[i];
-    is_block = member.gradient != Gradient::None && member.aside.defined() &&
-               shows_same(member.aside, piece_of(gradient_block_, i));
+    const bool is_in = member.gradient != Gradient::None && member.aside.defined() &&
+                       shows_same(member.aside, piece_of(block, i));
+    if (!is_in) block = at::Tensor();
   }
-  if (is_block) {
-    gradient_block_.add_(result);
+  if (block.defined()) {
+    block.add_(result);
     return;
   }
   for (std::size_t i = 0; i < size(); ++i) {
@@ -379,7 +376,7 @@ void FlatParameter::abandon() {
     }
   }
   end_array();
-  if (is_sharded() && !keeps_any()) forget_gradients();  // half written
+  if (is_sharded()) gradient_block_ = at::Tensor();  // half written
   pass_.reset();
   for (Member& member : members_) member.gradient = Gradient::None;
   give_gradients_back();
@@ -393,19 +390,16 @@ bool FlatParameter::has_late_hooks() const {
   return false;
 }
 
-bool FlatParameter::run_late_hooks() {
-  if (!late_hooks_) return false;
+void FlatParameter::run_late_hooks() {
+  if (!late_hooks_) return;
   const c10::NoGradGuard no_grad;
-  bool has_run = false;
   for (std::size_t i = 0; i < size(); ++i) {
     Gradient& gradient = members_[i].gradient;
     if (gradient != Gradient::Installed) continue;
     gradient = Gradient::None;
     if (!late_hooks_->has(i)) continue;
-    has_run = true;
     late_hooks_->run(i);
   }
-  return has_run;
 }
 
 }  // namespace libddp

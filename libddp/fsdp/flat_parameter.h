@@ -24,10 +24,9 @@
 // until the pass that does.
 //
 // NOTE [Memory of gradients]
-// The pieces in `.grad` are parts of one block, which lasts while somebody has one of them: it is
-// let go at the beginning of a step or pass where no parameter has a gradient (zero_grad). It comes
-// from the allocator of ordinary tensors, so activations use the same memory meanwhile. Where
-// nothing is sharded it lies in the group's arena and stays.
+// The pieces in `.grad` are parts of one block, which nobody else has between passes: it goes with
+// the last of them (zero_grad). It comes from the allocator of ordinary tensors, so activations use
+// the same memory meanwhile. Where nothing is sharded it lies in the group's arena and stays.
 // Thread rule: one thread at a time. Collectives: make, unshard, reduce, collect.
 //
 //   FlatParameter flat("unit h.0", parameters, options, pool);
@@ -91,9 +90,6 @@ class FlatParameter {
   void show_copies(const CopyOptions& options);
   void end_copies(bool keep);
 
-  /// Lets the memory of gradients go where no parameter has one.
-  void release_gradients();
-
   // A backward pass.
   /// Puts `.grad` aside: autograd will write whole gradients there.
   void begin_pass();
@@ -146,11 +142,13 @@ class FlatParameter {
   }
   /// Whether users have put hooks on one of the parameters that run when `.grad` is written.
   bool has_late_hooks() const;
-  /// Runs those of the parameters that the last `install` gave an average; whether there were any.
-  bool run_late_hooks();
+  /// Runs those of the parameters that the last `install` gave an average.
+  void run_late_hooks();
 
-  /// The block of gradients, [block_numel]; undefined where there are none.
-  const at::Tensor& gradient_block() const { return gradient_block_; }
+  /// Whether memory of averaged gradients is there; somebody may have kept one.
+  bool has_gradient_memory() const {
+    return gradient_block_.defined() || (gradient_storage_ && !gradient_storage_->expired());
+  }
 
  private:
   /// What the parameters show.
@@ -176,8 +174,6 @@ class FlatParameter {
   struct Member {
     at::Tensor full;
     at::Tensor piece;
-    /// Of gradient_block_; made when it is needed.
-    at::Tensor gradient_piece;
     /// What `.grad` was while gradients_are_aside_; new ones are added to it.
     at::Tensor aside;
     Gradient gradient = Gradient::None;
@@ -198,7 +194,6 @@ class FlatParameter {
   at::Tensor piece_in(const at::Tensor& blocks, std::size_t index, int rank) const;
   void put_gradients_aside();
   void give_gradients_back();
-  void forget_gradients();
   at::Tensor make_gradient_piece(std::size_t index) const;
   void check(const at::Tensor& grad, std::size_t index) const;
   void copy_in(const at::Tensor& grad, std::size_t index);
@@ -237,6 +232,8 @@ class FlatParameter {
   /// nothing stands there. They last until the pass that averages them.
   at::Tensor gradients_;
   at::Tensor gradient_block_;
+  /// That of the last pass, as long as somebody has a part of it.
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> gradient_storage_;
 
   // Last: destroyed first, so no hook runs into a half-destroyed object. Null where the dtype has
   // no gradients.

@@ -133,10 +133,7 @@ void ShardedModel::begin_step() {
   recover();
   output_leaves_.clear();
   if (options_.faces) options_.faces->take_over();
-  for (const UnitPtr& unit : units_) {
-    unit->release_gradients();
-    unit->take_written();
-  }
+  for (const UnitPtr& unit : units_) unit->take_written();
   publish();
 }
 
@@ -206,7 +203,6 @@ void ShardedModel::begin_pass() {
                                    [](const UnitPtr& unit) { return unit->is_in_pass(); });
   if (is_left && depth_ == 0) recover();
   if (options_.faces) options_.faces->take_over();
-  for (const UnitPtr& unit : units_) unit->release_gradients();
   const auto pass = std::make_shared<Pass>(weak_from_this(), syncs_);
   pass_ = pass.get();
   call_after_backward([pass] {
@@ -299,9 +295,8 @@ bool ShardedModel::has_late_hooks(Unit& unit) const {
 }
 
 void ShardedModel::run_late_hooks(Unit& unit) {
-  const bool has_run = options_.faces && options_.faces->run_late_hooks(unit);
+  if (options_.faces) options_.faces->run_late_hooks(unit);
   unit.run_late_hooks();
-  if (has_run) unit.release_gradients();
 }
 
 void ShardedModel::end_pass() {

@@ -79,8 +79,8 @@ class ParameterFaces {
   virtual void show_gradients(Unit& unit) = 0;
   /// Hooks that users want to be run when a unit's averages are there: see NOTE [Late hooks].
   virtual bool has_late_hooks(Unit& unit) = 0;
-  /// Of those parameters that have got averages; whether there were any hooks.
-  virtual bool run_late_hooks(Unit& unit) = 0;
+  /// Of those parameters that have got averages.
+  virtual void run_late_hooks(Unit& unit) = 0;
 };
 
 struct ShardedModelOptions {

@@ -138,10 +138,6 @@ bool Unit::shows_full() const {
                      [](const auto& flat) { return flat->shows_full(); });
 }
 
-void Unit::release_gradients() {
-  for (const auto& flat : flats_) flat->release_gradients();
-}
-
 void Unit::begin_pass() {
   if (phase_ != Phase::Idle) return;
   phase_ = Phase::Gradients;
@@ -238,9 +234,7 @@ bool Unit::has_late_hooks() const {
 }
 
 void Unit::run_late_hooks() {
-  bool has_run = false;
-  for (const auto& flat : flats_) has_run |= flat->run_late_hooks();
-  if (has_run) release_gradients();  // optimizers have used them
+  for (const auto& flat : flats_) flat->run_late_hooks();
 }
 
 }  // namespace libddp

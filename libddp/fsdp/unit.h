@@ -75,7 +75,6 @@ class Unit {
   /// Gradients become their sum over all ranks divided by this; nullopt = by the number of ranks.
   void divide_gradients_by(std::optional<double> divisor);
 
-  void release_gradients();
   /// The part of a pass that concerns this unit.
   void begin_pass();
   bool is_in_pass() const { return phase_ != Phase::Idle; }

@@ -347,7 +347,8 @@ class Unit:
     def name(self) -> str: ...
     def layout(self, rank: int) -> list[tuple[str, list[int], int, int, list[int]]]:
         """(name, shape, begin, end, shape of the part [begin, end) that `rank` owns)."""
-    def gradient_blocks(self) -> list[Tensor]: ...
+    def has_gradient_memory(self) -> bool:
+        """Whether averaged gradients are there, in `.grad` or kept by somebody."""
     def averaged(self) -> list[str]:
         """Parameters that the last pass has given averages, until their hooks have run."""
     def divide_gradients_by(self, divisor: float | None) -> None:

@@ -299,14 +299,13 @@ class Faces:
         return any(param.has_hooks() for param in self._by_unit[id(unit)].params)
 
     @torch.no_grad()
-    def run_late_hooks(self, unit: Any) -> bool:
+    def run_late_hooks(self, unit: Any) -> None:
         params = [param for param in self._by_unit[id(unit)].params if param.has_hooks()]
         if params:
             averaged = set(unit.averaged())
             for param in params:
                 if param.name in averaged:
                     param.run_hooks()
-        return bool(params)
 
 
 def local_of(tensor: Any) -> Any:
