@@ -46,6 +46,6 @@ def rendezvous() -> tuple[dist.Store, int, int]:
     warnings.warn(
         "libddp: no launcher has set RANK and WORLD_SIZE, so this process is a group of one. Hint: "
         "start several with `libddp run --nproc-per-node=N script.py`.",
-        stacklevel=4,
+        stacklevel=5,
     )
     return dist.HashStore(), 0, 1

@@ -96,9 +96,7 @@ def init_process_group(
     choice = _backend.choose(backend)
     timeout = _checked_timeout(timeout)
     _links.set_default(inter, wire_dtype, sockets_per_link)
-    if store is None and _alone.is_alone(init_method, rank, world_size):
-        store, rank, world_size = _alone.rendezvous()
-    elif store is None:
+    if store is None:
         store, rank, world_size = _rendezvous(init_method, rank, world_size, timeout)
     else:
         _check_store_arguments(init_method, rank, world_size)
@@ -317,6 +315,8 @@ def _check_store_arguments(init_method, rank: int, world_size: int) -> None:
 
 def _rendezvous(init_method: str | None, rank: int, world_size: int, timeout: timedelta):
     """(store, rank, world_size); schemes that a user registered with torch are torch's."""
+    if _alone.is_alone(init_method, rank, world_size):
+        return _alone.rendezvous()
     init_method = init_method or "env://"
     scheme = init_method.partition("://")[0]
     if scheme not in _OUR_SCHEMES:

@@ -107,7 +107,7 @@ def check_copies_train_alike_and_apart():
 
 
 def check_copies_of_what_fully_shard_made_say_why_not():
-    with pytest.raises(RuntimeError, match="before it is sharded"):
+    with pytest.raises(RuntimeError, match="cannot be copied"):
         copy.deepcopy(models.shard())
 
 

@@ -187,8 +187,8 @@ def check_torchs_older_names():
     other.load_state_dict(fsdp.scatter_full_optim_state_dict(full, again, optim=other))
     found = fsdp.optim_state_dict(again, other)["state"]
     assert_equal([found], [fsdp.optim_state_dict(model, optimizer)["state"]])
-    with pytest.raises(ValueError, match="needs the optimizer"):
-        fsdp.scatter_full_optim_state_dict(full, again)
+    without = fsdp.scatter_full_optim_state_dict(full, again)  # in the order of the model
+    assert_equal([without], [fsdp.scatter_full_optim_state_dict(full, again, optim=other)])
 
 
 def check_states_of_optimizers_with_other_keys():
@@ -215,8 +215,8 @@ def check_states_of_optimizers_with_other_keys():
         assert_equal([found["state"]], [full["state"]])
     with pytest.raises(ValueError, match=r"'embedding\.weight', which is no parameter of Linear"):
         rekey(full, numbers, torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="needs the optimizer"):
-        fsdp.FullyShardedDataParallel.shard_full_optim_state_dict(full, again)
+    shard = fsdp.FullyShardedDataParallel.shard_full_optim_state_dict
+    assert_equal([shard(full, again)], [shard(full, again, optim=other)])
 
 
 def check_torchs_older_loading_of_optimizers():

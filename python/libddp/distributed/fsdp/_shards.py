@@ -188,10 +188,10 @@ class Shard:
         """Of a module whose parameters are whole; who copies it makes the unit of the copy."""
         made = Shard.__new__(Shard)
         memo[id(self)] = made
-        module, parameters, ignored, on_join = deepcopy(
-            (self.module, self.parameters, self.ignored, self.on_join), memo
+        modules, parameters, ignored, on_join = deepcopy(
+            (self.modules, self.parameters, self.ignored, self.on_join), memo
         )
-        made.__init__(module, self.name, self.sharding, parameters, ignored, on_join=on_join)
+        made.__init__(modules, self.name, self.sharding, parameters, ignored, on_join=on_join)
         return made
 
     @property
