@@ -9,6 +9,7 @@ A thin layer over torch.distributed.run with two flags and four defaults of its 
 - One node and no rendezvous named: a free port is taken, so that jobs on one machine cannot meet.
 - The launchers' rendezvous runs nothing that a stranger wrote; on one host it listens at 127.0.0.1
   only (_rendezvous.py).
+- A failed run ends with one screen: the rank that failed first, and why (_last_words.py).
 - OMP_NUM_THREADS unset: the cores are shared out among the workers (torchrun: 1 each).
 """
 
@@ -22,9 +23,13 @@ from collections.abc import Sequence
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing.errors import (
+    ChildFailedError,
+    get_error_handler,
+    record,
+)
 
-from libddp import _rendezvous, _run_key
+from libddp import _last_words, _rendezvous, _run_key
 from libddp._autoload import DROP_IN
 
 _RENDEZVOUS_FLAGS = ("rdzv_endpoint", "rdzv_id", "rdzv_backend", "master_addr", "master_port")
@@ -85,6 +90,15 @@ def threads_per_worker(workers: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // max(1, workers))
 
 
+def require_script(args) -> None:
+    """Ends here, with one line, what would end in every worker."""
+    script = args.training_script
+    if args.module or args.no_python or args.run_path or os.path.exists(script):
+        return
+    print(f"libddp run: {script}: no such file (from {os.getcwd()})", file=sys.stderr)
+    sys.exit(2)
+
+
 @record
 def main(arguments: Sequence[str] | None = None) -> None:
     """Starts the workers and waits for them; the exit status says how they ended.
@@ -96,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     128 + its number, as a shell has it.
     """
     args = parse(sys.argv[1:] if arguments is None else arguments)
+    require_script(args)
     if args.drop_in:
         wish_drop_in(args)
     _run_key.hand_out(args)
@@ -108,6 +123,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name = signal.Signals(end.sigval).name
         print(f"libddp run: ended by {name}; the workers are stopped", file=sys.stderr)
         sys.exit(128 + end.sigval)
+    except ChildFailedError as failed:
+        first = _last_words.report(failed.failures)
+        if first.path and "TORCHELASTIC_ERROR_FILE" in os.environ:  # a launcher above this one
+            get_error_handler().dump_error_file(first.path, 1)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

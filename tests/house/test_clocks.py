@@ -9,7 +9,11 @@ CPP_WALL_CLOCK = re.compile(
 )
 PYTHON_WALL_CLOCK = re.compile(r"\btime\.time\(|datetime\.(now|utcnow)\(")
 #: They only write it down.
-WRITERS = {"libddp/base/log.cpp", "libddp/group/flight_log_json.cpp"}
+WRITERS = {
+    "libddp/base/log.cpp",
+    "libddp/group/flight_log_json.cpp",
+    "python/libddp/_last_words.py",
+}
 
 
 def users(pattern: re.Pattern, *places: tuple[str, str]) -> set[str]:

@@ -18,6 +18,8 @@ from multiprocessing.util import Finalize
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from libddp import _last_words
+
 _LIBRARIES = tuple(
     os.path.join(os.path.dirname(os.path.abspath(path)), "")
     for path in (torch.__file__, os.path.dirname(__file__))
@@ -37,6 +39,7 @@ def _hook_interpreter() -> None:
 
     def abort_and_report(kind, value, trace):
         try:
+            _last_words.record_error(value, program_line(value))
             abort(describe(value))
         finally:
             previous(kind, value, trace)
@@ -74,14 +77,20 @@ def describe(error: BaseException) -> str:
     """'ValueError: no such token (train.py:31)': the place is the innermost line of the program."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")[:_MAX_TEXT]
+    place = program_line(error)
+    return f"{text} ({os.path.basename(place[0])}:{place[1]})" if place else text
+
+
+def program_line(error: BaseException) -> tuple[str, int] | None:
+    """Path and number of the program's innermost line under an exception."""
     place = None
     trace = error.__traceback__
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
         if place is None or not os.path.abspath(path).startswith(_LIBRARIES):
-            place = f"{os.path.basename(path)}:{trace.tb_lineno}"
+            place = (path, trace.tb_lineno)
         trace = trace.tb_next
-    return f"{text} ({place})" if place else text
+    return place
 
 
 def live_groups() -> list:

@@ -1,0 +1,124 @@
+"""The end of `libddp run` when a rank fails: one screen that names the rank that failed first.
+
+A worker leaves what it died of in the file that the launcher named for it (`record_error`). The
+launcher's own look at exit codes cannot tell cause from effect: the rank that raised is often still
+printing when another has already ended because of it. So `report` reads the files of all ranks of
+this host, and what a rank suffered from another one (PeerError) comes after what started it.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+
+_FILE = "TORCHELASTIC_ERROR_FILE"
+_MAX_TEXT = 2000
+
+
+@dataclass
+class LastWords:
+    """How one rank ended."""
+
+    rank: int
+    text: str
+    place: str
+    #: By the host's monotonic clock; without a file: a signal first of all, other ends last.
+    when: float
+    #: Ended because of another rank.
+    follows: bool
+    #: The file that says so; None where the process left none.
+    path: str | None = None
+
+
+def record_error(error: BaseException, place: tuple[str, int] | None) -> None:
+    """In a worker: what it dies of, in torchrun's format; nothing where no launcher asks for it.
+
+    Args:
+        place: path and line in the program.
+    """
+    from libddp.errors import PeerError
+
+    path = os.environ.get(_FILE)
+    if not path or "RANK" not in os.environ:
+        return
+    told = {
+        "rank": int(os.environ["RANK"]),
+        "place": list(place or ()),
+        "time": time.monotonic(),
+        "follows": isinstance(error, PeerError),
+    }
+    text = "".join(traceback.format_exception_only(error)).strip()[:_MAX_TEXT]
+    stack = "".join(traceback.format_exception(error))
+    extra = {"py_callstack": stack, "timestamp": str(int(time.time())), "libddp": told}
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"message": {"message": text, "extraInfo": extra}}, file)
+    except OSError:
+        pass  # the exception itself is printed in any case
+
+
+def report(failures) -> LastWords:
+    """Prints the screen on stderr and returns the rank that it names.
+
+    Args:
+        failures: torch's ProcessFailure by rank.
+    """
+    ends = _collect(failures)
+    first = min(ends, key=lambda end: (end.follows, end.when))
+    others = sorted(end.rank for end in ends if end.rank != first.rank)
+    lines = [f"libddp run: failed; rank {first.rank} was first: {first.text}"]
+    if first.place:
+        lines.append(f"  at:   {first.place}")
+    if others:
+        lines.append(f"  then: rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}")
+    lines.append(f"  logs: {_logs(first, failures)}")
+    code = failures[first.rank].exitcode if first.rank in failures else 1
+    lines.append(f"  exit code of rank {first.rank}: {code}; of libddp run: 1")
+    print("\n".join(lines), file=sys.stderr, flush=True)
+    return first
+
+
+def _collect(failures) -> list[LastWords]:
+    ends = {}
+    for failure in failures.values():
+        folder = os.path.dirname(os.path.dirname(failure.error_file))
+        for path in glob.glob(os.path.join(glob.escape(folder), "*", "error.json")):
+            end = _read(path)
+            if end is not None:
+                ends[end.rank] = end
+    for rank, failure in failures.items():
+        if rank not in ends:
+            text = failure.message
+            if isinstance(text, dict):
+                text = text.get("message", "")
+            when = -math.inf if failure.exitcode < 0 else math.inf
+            ends[rank] = LastWords(rank, str(text)[:_MAX_TEXT], "", when, False)
+    return list(ends.values())
+
+
+def _read(path: str) -> LastWords | None:
+    """What a worker of libddp wrote; None for a file of another kind, or half a file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            message = json.load(file)["message"]
+        told = message["extraInfo"]["libddp"]
+        place = "{}:{}".format(*told["place"]) if told["place"] else ""
+        text = message["message"]
+        return LastWords(told["rank"], text, place, told["time"], told["follows"], path)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _logs(first: LastWords, failures) -> str:
+    """Where the output of the ranks went."""
+    failure = failures.get(first.rank)
+    folder = os.path.dirname(first.path or (failure.error_file if failure else ""))
+    kept = [os.path.join(folder, name) for name in ("stderr.log", "stdout.log")]
+    found = [path for path in kept if folder and os.path.isfile(path) and os.path.getsize(path)]
+    return ", ".join(found) or "above (Hint: --log-dir=logs --redirects=3 keeps one per rank)"
