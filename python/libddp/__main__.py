@@ -1,12 +1,4 @@
-"""The command `libddp`, also `python -m libddp`.
-
-libddp run ...          start a distributed job (torchrun's flags)
-libddp overlap ...      how much communication a trace of save_trace() hides
-libddp plan ...         memory of a training job, before it runs
-libddp consolidate ...  one safetensors file of a sharded checkpoint
-libddp --version        what this installation is: for bug reports
-libddp --cmake-dir      prefix for CMAKE_PREFIX_PATH of C++ programs
-"""
+"""The command `libddp`, also `python -m libddp`: `libddp --help` lists what it does."""
 
 from __future__ import annotations
 

@@ -13,24 +13,14 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 
-def on_meta(make_model=models.TinyGpt):
-    with torch.device("meta"):
-        return make_model()
-
-
-def reset(module):
-    if hasattr(module, "reset_parameters"):
-        module.reset_parameters()
-
-
 def reset_parameters(model, seed):
     torch.manual_seed(seed)
-    return model.apply(reset)
+    return model.apply(models.reset)
 
 
 def initialised(seed=17):
     """As a script of torch's FSDP2 does it."""
-    model = models.shard_plain(on_meta())
+    model = models.shard_plain(models.on_meta())
     assert all(p.is_meta for p in model.parameters())
     model.to_empty(device="cpu")
     return reset_parameters(model, seed)
@@ -64,8 +54,8 @@ def check_training_equals_torchs():
         for parameter in module.parameters(recurse=False):
             nn.init.constant_(parameter, 0.03 * parameter.shape[0])
 
-    theirs = models.theirs(on_meta())
-    ours = models.shard_plain(on_meta())
+    theirs = models.theirs(models.on_meta())
+    ours = models.shard_plain(models.on_meta())
     for model in (ours, theirs):
         model.to_empty(device="cpu")
         model.apply(fill)
@@ -76,7 +66,7 @@ def check_training_equals_torchs():
 
 
 def check_an_optimizer_from_before_there_were_values():
-    model = models.shard_plain(on_meta())
+    model = models.shard_plain(models.on_meta())
     model.norm.weight.is_special = True
     optimizer = models.adamw(model.parameters())
     reset_parameters(model.to_empty(device="cpu"), 17)
@@ -86,7 +76,7 @@ def check_an_optimizer_from_before_there_were_values():
 
 
 def check_only_blocks_are_sharded():
-    model = on_meta()
+    model = models.on_meta()
     for block in model.blocks:
         models.libddp_fsdp().fully_shard(block, use_dtensor=False)
     model.to_empty(device="cpu")
@@ -109,7 +99,7 @@ def check_states_instead_of_an_initialisation():
         lambda m: m.load_state_dict(wanted, assign=True),
         lambda m: m.load_state_dict(sharded, assign=True),
     ):
-        model = models.shard_plain(on_meta())
+        model = models.shard_plain(models.on_meta())
         load(model)
         assert_equal([values(model)], [wanted])
         models.train(model, 1)
@@ -119,7 +109,7 @@ def check_distributed_tensors_made_for_the_entries():
     from torch.distributed.tensor import distribute_tensor
 
     wanted = models.build(seed=5).state_dict()
-    model = models.shard_plain(on_meta())
+    model = models.shard_plain(models.on_meta())
     state = {}
     for name, entry in model.state_dict().items():
         assert entry.is_meta
@@ -139,11 +129,11 @@ def check_checkpoints():
     models.train(source, 1, lambda _: optimizer)
     fsdp.save_snapshot(folder / "snapshot", source, optimizer)
     dcp.save({"model": source.state_dict()}, checkpoint_id=folder / "dcp")
-    model = models.shard_plain(on_meta())
+    model = models.shard_plain(models.on_meta())
     other = models.adamw(model.parameters())
     fsdp.load_snapshot(folder / "snapshot", model, other)
     assert_equal(whole(model, other), whole(source, optimizer))
-    again = models.shard_plain(on_meta()).to_empty(device="cpu")
+    again = models.shard_plain(models.on_meta()).to_empty(device="cpu")
     state = again.state_dict()
     dcp.load({"model": state}, checkpoint_id=folder / "dcp")
     assert_equal([values(again)], [values(source)])
@@ -197,17 +187,17 @@ class Counting(nn.Module):
 
 def check_buffers():
     fsdp = models.libddp_fsdp()
-    model = fsdp.fully_shard(on_meta(Counting), use_dtensor=False)
+    model = fsdp.fully_shard(models.on_meta(Counting), use_dtensor=False)
     model.load_state_dict(Counting().state_dict())
     assert model.kept.tolist() == [3.0, 3.0]
     assert model.made.is_meta  # as with torch, for scripts to make anew
-    model = fsdp.fully_shard(on_meta(Counting), use_dtensor=False).to_empty(device="cpu")
+    model = fsdp.fully_shard(models.on_meta(Counting), use_dtensor=False).to_empty(device="cpu")
     assert not model.kept.is_meta
     assert not model.made.is_meta
 
 
 def check_mistakes():
-    model = models.shard_plain(on_meta())
+    model = models.shard_plain(models.on_meta())
     with pytest.raises(ValueError, match=r"is on device meta.*Hint: .*to_empty"):
         model(models.tokens(0))
     model.to_empty(device="cpu", recurse=False)
@@ -218,19 +208,19 @@ def check_mistakes():
     state = models.build().state_dict()
     del state["norm.bias"]
     with pytest.raises(ValueError, match=r"has no 'norm.bias'; the model was on the meta device"):
-        models.shard_plain(on_meta()).load_state_dict(state, strict=False)
+        models.shard_plain(models.on_meta()).load_state_dict(state, strict=False)
     with pytest.raises(ValueError, match=r"has no 'norm.bias'; the model was on the meta device"):
         set_model_state_dict(
-            models.shard_plain(on_meta()), state, options=StateDictOptions(strict=False)
+            models.shard_plain(models.on_meta()), state, options=StateDictOptions(strict=False)
         )
     with pytest.raises(RuntimeError, match=r"Missing key.*norm\.bias"):
-        models.shard_plain(on_meta()).load_state_dict(state)
+        models.shard_plain(models.on_meta()).load_state_dict(state)
     with pytest.raises(ValueError, match="would replace sharded parameters"):
         models.shard_plain().load_state_dict(models.build().state_dict(), assign=True)
 
 
 def check_one_rank_has_values():
-    model = models.build() if dist.get_rank() == 0 else on_meta()
+    model = models.build() if dist.get_rank() == 0 else models.on_meta()
     with pytest.raises(ValueError, match=r"rank 1.*is on device meta|is on device meta"):
         models.shard_plain(model)
     models.train(initialised(), 1)

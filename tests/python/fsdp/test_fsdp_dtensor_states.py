@@ -6,10 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from fsdp_states import assert_equal, make, narrow, whole
+from fsdp_states import FROM_RANK_0, RANK_0, WHOLE, assert_equal, make, narrow, whole
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -17,27 +16,14 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-WHOLE = StateDictOptions(full_state_dict=True)
-FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-
-
-def on_meta(make_model=models.TinyGpt):
-    with torch.device("meta"):
-        return make_model()
-
-
-def reset(module):
-    if hasattr(module, "reset_parameters"):
-        module.reset_parameters()
-
 
 def initialised(wrap):
     """As a script of torch's FSDP2 does it; each rank draws its rows."""
-    model = wrap(on_meta())
+    model = wrap(models.on_meta())
     assert all(p.is_meta and isinstance(p, DTensor) for p in model.parameters())
     model.to_empty(device="cpu")
     torch.manual_seed(17)
-    return model.apply(reset)
+    return model.apply(models.reset)
 
 
 def values(model):
@@ -54,10 +40,10 @@ def check_initial_values_are_torchs():
 
 def check_an_optimizer_from_before_there_were_values():
     def losses(wrap):
-        model = wrap(on_meta())
+        model = wrap(models.on_meta())
         optimizer = models.adamw(model.parameters())
         torch.manual_seed(17)
-        model.to_empty(device="cpu").apply(reset)
+        model.to_empty(device="cpu").apply(models.reset)
         return models.train(model, 3, lambda _: optimizer)
 
     assert losses(models.shard) == losses(models.theirs)
@@ -85,7 +71,7 @@ def check_states_instead_of_an_initialisation():
         lambda m: m.load_state_dict(sharded, assign=True),
         lambda m: m.load_state_dict(distributed(m), strict=False, assign=True),
     ):
-        model = models.shard(on_meta())
+        model = models.shard(models.on_meta())
         load(model)
         assert_equal([values(model)], [wanted])
         models.train(model, 1)
@@ -116,9 +102,8 @@ def check_the_states_torchs_functions_give():
 def check_states_on_rank_0_and_back():
     def run(wrap):
         model, optimizer = make(wrap, steps=2)
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights = get_model_state_dict(model, options=options)
-        moments = get_optimizer_state_dict(model, optimizer, options=options)
+        weights = get_model_state_dict(model, options=RANK_0)
+        moments = get_optimizer_state_dict(model, optimizer, options=RANK_0)
         assert bool(weights) == bool(moments) == (dist.get_rank() == 0)
         again, other = make(wrap, seed=5)
         set_model_state_dict(again, weights, options=FROM_RANK_0)
@@ -169,13 +154,13 @@ def check_checkpoints():
 
 
 def check_mistakes():
-    model = models.shard(on_meta())
+    model = models.shard(models.on_meta())
     with pytest.raises(ValueError, match=r"is on device meta.*Hint: .*to_empty"):
         model(models.tokens(0))
     state = models.build().state_dict()
     del state["norm.bias"]
     with pytest.raises(ValueError, match=r"has no 'norm.bias'; the model was on the meta device"):
-        models.shard(on_meta()).load_state_dict(state, strict=False)
+        models.shard(models.on_meta()).load_state_dict(state, strict=False)
     for change in (lambda s: s.pop("norm.bias"), lambda s: s.update(extra=torch.ones(3))):
         state = models.build().state_dict()
         if dist.get_rank() == 1:

@@ -313,16 +313,19 @@ def check_another_dimension_than_rows():
     ours.load_state_dict(whole)
     for name, value in ours.state_dict().items():
         assert torch.equal(value.full_tensor(), whole[name])
-    on_meta = models.shard(meta_model(), shard_placement_fn=longest)
+    on_meta = models.shard(models.on_meta(), shard_placement_fn=longest)
     on_meta.load_state_dict(whole)
     assert models.train(on_meta, 2) == models.train(ours, 2)
+    replaced = models.shard(models.on_meta(), shard_placement_fn=longest)
+    for name, value in theirs.state_dict().items():  # as load_state_dict(assign=True) of torch
+        owner, _, key = name.rpartition(".")
+        mesh, placements = value.device_mesh, value.placements
+        value = DTensor.from_local(value.to_local().clone(), mesh, placements, run_check=False)
+        replaced.get_submodule(owner).register_parameter(key, torch.nn.Parameter(value))
+    replaced.head.weight = replaced.embedding.weight
+    assert models.train(replaced, 2) == models.train(theirs, 2)
     with pytest.raises(ValueError, match=r"is cut on dim 1.*Hint: save the DTensors"):
         models.libddp_fsdp().save_snapshot(checks.shared_folder() / "s", ours)
-
-
-def meta_model():
-    with torch.device("meta"):
-        return models.TinyGpt()
 
 
 def check_placements_that_cannot_be():

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from fsdp_states import assert_equal, make, narrow, whole
+from fsdp_states import FROM_RANK_0, RANK_0, WHOLE, assert_equal, make, narrow, whole
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -18,9 +18,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-WHOLE = StateDictOptions(full_state_dict=True)
-RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)
-FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 

@@ -54,6 +54,18 @@ def libddp_fsdp():
     return package
 
 
+def on_meta(make_model=TinyGpt):
+    """On the meta device."""
+    with torch.device("meta"):
+        return make_model()
+
+
+def reset(module):
+    """For `apply`: a module's own initialisation, if it has one."""
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+
+
 def policy():
     """Every Block is a unit."""
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy

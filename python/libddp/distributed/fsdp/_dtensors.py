@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _C = load()
 #: References to an object of a local variable, as getrefcount sees them.
 _NO_OTHERS = 2
+#: What a DTensor without memory has for its local tensor.
+_NOTHING = torch.empty(0)
 
 
 class ShardedParam:
@@ -38,7 +40,6 @@ class ShardedParam:
         "inner",
         "local",
         "name",
-        "nothing",
         "places",
         "sharded",
         "shown",
@@ -76,20 +77,8 @@ class ShardedParam:
         self.shown_local: torch.Tensor | None = None
         #: One that nobody has any more, without memory: making DTensors is slow.
         self.spare: DTensor | None = None
-        self.nothing = torch.empty(0)
         #: (registry of a module, name in it) wherever it is registered.
         self.places: list[tuple[dict, str]] = []
-
-    @staticmethod
-    def from_sharded(name: str, sharded: torch.nn.Parameter) -> ShardedParam:
-        """Of a DTensor that somebody has put in the place of a parameter of this unit."""
-        made = ShardedParam.__new__(ShardedParam)
-        made.name, made.dim, made.inner, made.spec = name, 0, None, sharded._spec
-        made.sharded, made.unsharded, made.local = sharded, None, None
-        made.unit_shape = sharded.shape
-        made.shown = made.shown_local = made.spare = None
-        made.nothing, made.places = torch.empty(0), []
-        return made
 
     def to_unit(self, tensor: torch.Tensor) -> torch.Tensor:
         """As the unit has it."""
@@ -122,11 +111,6 @@ class ShardedParam:
                 shape=inner.shape,
                 stride=inner.stride,
             )
-
-    @property
-    def seen(self) -> torch.nn.Parameter:
-        """What scripts see outside of a forward."""
-        return self.unsharded if self.sharded is None else self.sharded
 
     def show_on_meta(self, sharding: Sharding) -> None:
         """There is no memory yet."""
@@ -193,6 +177,7 @@ class ShardedParam:
             registry[key] = parameter
 
     def take_over(self) -> None:
+        """What scripts have done to `sharded` counts for `unsharded`."""
         sharded, unsharded = self.sharded, self.unsharded
         if sharded.requires_grad != unsharded.requires_grad:
             unsharded.requires_grad_(sharded.requires_grad)
@@ -213,7 +198,7 @@ class ShardedParam:
         """Of the last pass's gradient; what nobody has kept serves the next pass."""
         shown, self.shown, self.shown_local = self.shown, None, None
         if getrefcount(shown) == _NO_OTHERS and shown._use_count() == 1:
-            shown._local_tensor = self.nothing
+            shown._local_tensor = _NOTHING
             self.spare = shown
 
     def show_gradient(self) -> None:

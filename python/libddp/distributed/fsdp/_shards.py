@@ -135,7 +135,9 @@ class Shard:
             _sharded_place.register(self)
 
     def show_on_meta(self) -> None:
-        """Scripts see DTensors that have no memory yet."""
+        """Where scripts see DTensors, these have no memory yet."""
+        if not self.sharding.use_dtensor:
+            return
         self._find_params()
         for param in self.params:
             param.show_on_meta(self.sharding)
@@ -156,20 +158,18 @@ class Shard:
             return
         from libddp.distributed.fsdp._dtensors import ShardedParam, is_dtensor
 
-        known = {id(param.seen): param for param in self.params}
+        known = {(id(r), key): param for param in self.params for r, key in param.places}
         places = _places(self.modules, self.parameters)
         params = []
         for name, parameter in self.parameters:
-            param = known.get(id(parameter))
+            own = [(r, key) for r, key, _, p in places if p is parameter]
+            param = known.get((id(own[0][0]), own[0][1])) if is_dtensor(parameter) else None
             if param is None:
-                is_sharded = bool(known) and is_dtensor(parameter)
-                if is_sharded:
-                    param = ShardedParam.from_sharded(name, parameter)
-                else:
-                    dim = self._dim_of(name, parameter)
-                    param = ShardedParam(name, parameter, self.sharding, dim)
+                param = ShardedParam(name, parameter, self.sharding, self._dim_of(name, parameter))
+            else:  # as it was, or what a script has put in its place
+                param.sharded = parameter
             param.make_unsharded(self.sharding)
-            param.places = [(r, key) for r, key, _, p in places if p is parameter]
+            param.places = own
             params.append(param)
         self.params = params
 
