@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from fsdp_states import FROM_RANK_0, RANK_0, WHOLE, assert_equal, make, narrow, whole
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -30,27 +32,77 @@ def check_pieces_are_what_this_rank_owns():
     assert mine < 0.7 * sum(p.numel() for p in models.build().parameters())
     for key, value in state.items():
         assert value.size() == plain[key].shape
-        assert value.piece.name == key
+        assert isinstance(value, DTensor)
         assert torch.equal(value.full_tensor(), plain[key]), key
     with torch.no_grad():
         model.norm.weight.add_(1)  # the pieces are the parameters' memory
     assert torch.equal(state["norm.weight"].full_tensor(), plain["norm.weight"] + 1)
-    assert type(state["norm.weight"] + 1) is torch.Tensor
 
 
-def check_copies_of_pieces_are_pieces():
+def check_fsdp1_gives_what_torch_gives():
+    """ShardedTensors with torch's chunks; DTensors where a mesh is given."""
+    fsdp = models.libddp_fsdp()
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for arguments, kind in (({}, ShardedTensor), ({"device_mesh": mesh}, DTensor)):
+        model, optimizer = make(lambda m, a=arguments: models.wrap(m, **a), steps=1)
+        full, moments = (
+            model.state_dict(),
+            fsdp.FullyShardedDataParallel.optim_state_dict(model, optimizer),
+        )
+        fsdp.FullyShardedDataParallel.set_state_dict_type(
+            model, fsdp.StateDictType.SHARDED_STATE_DICT
+        )
+        state = model.state_dict()
+        assert list(state) == list(full)
+        for key, value in state.items():
+            assert_is_chunk(value, full[key], kind)
+        found = fsdp.FullyShardedDataParallel.optim_state_dict(model, optimizer)["state"]
+        for name, entries in found.items():
+            assert_is_chunk(entries["exp_avg"], moments["state"][name]["exp_avg"], kind)
+            assert type(entries["step"]) is torch.Tensor
+
+
+def assert_is_chunk(value, whole, kind):
+    chunks = whole.chunk(dist.get_world_size())
+    own = chunks[dist.get_rank()] if dist.get_rank() < len(chunks) else whole[:0]
+    assert isinstance(value, kind)
+    assert value.size() == whole.shape
+    if kind is DTensor:
+        assert torch.equal(value.to_local(), own)
+        return
+    shards = value.local_shards()
+    assert torch.equal(shards[0].tensor if shards else whole[:0], own)
+    wanted = []
+    for rank, chunk in enumerate(chunks):
+        first = sum(len(before) for before in chunks[:rank])
+        wanted.append(([first, *[0] * (whole.dim() - 1)], list(chunk.shape), rank))
+    described = [
+        (part.shard_offsets, part.shard_sizes, part.placement.rank())
+        for part in value.metadata().shards_metadata
+    ]
+    assert described == wanted
+
+
+def check_scalars_are_refused():
+    fsdp = models.libddp_fsdp()
+    for wrap in (fsdp.FullyShardedDataParallel, lambda m: fsdp.fully_shard(m, use_dtensor=False)):
+        module = torch.nn.Module()
+        module.p = torch.nn.Parameter(torch.ones(()))
+        with pytest.raises(ValueError, match="'p' is a scalar"):
+            wrap(module)
+
+
+def check_copies_of_what_is_sharded():
     state = models.shard_plain().state_dict()
     value = state["blocks.0.up.weight"]
-    for made in (value.clone(), value.detach().cpu(), copy.deepcopy(state)["blocks.0.up.weight"]):
-        assert made.data_ptr() != value.data_ptr() or made.numel() == 0 or made is not value
+    for made in (value.clone(), copy.deepcopy(state)["blocks.0.up.weight"]):
+        assert made.to_local().data_ptr() != value.to_local().data_ptr()
         assert torch.equal(made.full_tensor(), value.full_tensor())
     memory = io.BytesIO()
     torch.save(state, memory)
     memory.seek(0)
     loaded = torch.load(memory, weights_only=True)
     again = models.shard_plain(models.build(seed=5))
-    with pytest.raises(RuntimeError, match=r"'norm\.bias' is elements .* out of a file"):
-        loaded["norm.bias"].full_tensor()
     again.load_state_dict(loaded)
     found = get_model_state_dict(again, options=WHOLE)
     assert_equal([found], [models.build().state_dict()])
@@ -216,6 +268,20 @@ def check_states_of_optimizers_with_other_keys():
     assert_equal([shard(full, again)], [shard(full, again, optim=other)])
 
 
+class WholeChunks(dcp.FileSystemReader):
+    """Like readers of checkpoints in memory, which give what was saved and cut nothing."""
+
+    def read_data(self, plan, planner):
+        metadata = self.read_metadata().state_dict_metadata
+        for item in plan.items:
+            chunks = getattr(metadata[item.storage_index.fqn], "chunks", None)
+            if chunks is not None:
+                sizes = {tuple(chunk.offsets): chunk.sizes for chunk in chunks}
+                assert item.lengths == sizes[tuple(item.storage_index.offset)]
+                assert not any(item.storage_offsets)
+        return super().read_data(plan, planner)
+
+
 def check_torchs_older_loading_of_optimizers():
     from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
 
@@ -229,10 +295,10 @@ def check_torchs_older_loading_of_optimizers():
     state = fsdp.FullyShardedDataParallel.optim_state_dict(model, optimizer)
     dcp.save({"model": model.state_dict(), "optimizer": state}, checkpoint_id=folder)
     weights = again.state_dict()
-    dcp.load({"model": weights}, checkpoint_id=folder)
+    dcp.load({"model": weights}, storage_reader=WholeChunks(folder))
     again.load_state_dict(weights)
     loaded = load_sharded_optimizer_state_dict(
-        weights, optimizer_key="optimizer", storage_reader=dcp.FileSystemReader(folder)
+        weights, optimizer_key="optimizer", storage_reader=WholeChunks(folder)
     )
     other.load_state_dict(
         fsdp.FullyShardedDataParallel.optim_state_dict_to_load(again, other, loaded["optimizer"])

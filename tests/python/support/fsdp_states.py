@@ -10,7 +10,7 @@ FROM_RANK_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def narrow():
-    """Rows longer than a block of some ranks: pieces that are no rows."""
+    """A width that ranks do not divide evenly."""
     return models.TinyGpt(layers=1, width=36)
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from libddp.distributed._groups import native
 from libddp.distributed.fsdp import _agreement, _entries, _torch_state
+from libddp.distributed.fsdp._pieces import whole_of
 from libddp.distributed.fsdp._safetensors import Writer
 from libddp.distributed.fsdp._snapshot_files import INDEX, Snapshot
 from libddp.errors import SnapshotError
@@ -35,23 +36,23 @@ def save_safetensors(model: torch.nn.Module, path: str | os.PathLike) -> None:
     Example:
         >>> save_safetensors(model, "model.safetensors")          # doctest: +SKIP
     """
-    state, aliases = _torch_state.pieces_in_state(model), _entries.aliases_of(model)
+    state, aliases = _torch_state.sharded_state(model), _entries.aliases_of(model)
     values = {k: v for k, v in state.items() if torch.is_tensor(v) and k not in aliases}
     tensors = {key: (value.dtype, value.size()) for key, value in values.items()}
 
     def write() -> None:
         if dist.get_rank() != 0:
             for value in values.values():
-                _whole(value)
+                whole_of(value)
             return
         left = list(values.values())  # others wait in each of these collectives
         try:
             with Writer(Path(path), tensors, aliases) as file:
                 for key in values:
-                    file.write(key, _whole(left.pop(0)))
+                    file.write(key, whole_of(left.pop(0)))
         finally:
             for value in left:
-                _whole(value)
+                whole_of(value)
 
     _agreement.together([native(None)], f"write {path}", write)
 
@@ -84,10 +85,6 @@ def consolidate(folder: str | os.PathLike, path: str | os.PathLike, prefix="mode
         for name in names:
             file.write(name, found.read(prefix + name))
     return len(names)
-
-
-def _whole(value: torch.Tensor) -> torch.Tensor:
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 class _Snapshot:

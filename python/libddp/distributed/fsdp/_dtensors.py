@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from libddp._load import load
 from libddp.distributed.fsdp import _placement
 from libddp.errors import ArgumentError, StateError
 
 if TYPE_CHECKING:
-    from libddp.distributed.fsdp._pieces import Piece
     from libddp.distributed.fsdp._shards import Shard, Sharding
 
 
@@ -302,19 +301,7 @@ def is_dtensor(tensor: Any) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def is_piece(value: Any, piece: Piece) -> bool:
-    """Whether a DTensor has on this rank what `piece` says."""
-    spec = piece.spec
-    if spec is None or not isinstance(value, DTensor):
-        return False
-    is_placed = value.placements == spec.placements and value.device_mesh == spec.mesh
-    return is_placed and value.shape == spec.shape
-
-
 def like(parameter: DTensor, local: torch.Tensor) -> DTensor:
     """A DTensor of `local`, placed as `parameter` is."""
-    spec = parameter._spec
-    if local.dtype != parameter.dtype:
-        meta = TensorMeta(spec.shape, spec.stride, local.dtype)
-        spec = DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta)
+    spec = _placement.with_dtype(parameter._spec, local.dtype)
     return DTensor(local, spec, requires_grad=False)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from libddp.distributed.fsdp import _optim_state, _torch_state
-from libddp.distributed.fsdp._sharded_state import ShardedPiece
+from libddp.distributed.fsdp import _loading, _optim_state, _torch_state
+from libddp.distributed.fsdp._pieces import Piece
+from libddp.distributed.fsdp._sharded_state import is_sharded, own_part
 from libddp.distributed.fsdp._state_dict import canonical
 from libddp.errors import ArgumentError
 
@@ -46,14 +47,20 @@ def aliases_of(model: torch.nn.Module) -> dict[str, str]:
 
 def of_model(model: torch.nn.Module) -> list[Entry]:
     """Parameters once each, and buffers; the same keys in one order on every rank."""
-    state, aliases = _torch_state.pieces_in_state(model), aliases_of(model)
-    tensors = {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and k not in aliases}
-    return [_entry(MODEL + key, value) for key, value in tensors.items()]
+    state, aliases = _torch_state.sharded_state(model), aliases_of(model)
+    pieces = _loading.pieces_by_key(model)
+    tensors = {k: v for k, v in state.items() if torch.is_tensor(v) and k not in aliases}
+    return [_entry(MODEL + key, value, pieces.get(key)) for key, value in tensors.items()]
 
 
 def of_optimizer(model: torch.nn.Module, optimizer) -> list[Entry]:
     """What its state has of tensors."""
-    return [_entry(STATE + key, v) for key, v in _leaves(model, optimizer) if torch.is_tensor(v)]
+    pieces = _loading.pieces_by_key(model)
+    return [
+        _entry(STATE + f"{name}.{key}", value, pieces.get(name))
+        for name, key, value in _leaves(model, optimizer)
+        if torch.is_tensor(value)
+    ]
 
 
 def groups_of(model: torch.nn.Module, optimizer) -> list[dict[str, Any]]:
@@ -62,11 +69,11 @@ def groups_of(model: torch.nn.Module, optimizer) -> list[dict[str, Any]]:
     Raises:
         ArgumentError: the optimizer's state has something that is neither tensor nor None.
     """
-    for key, value in _leaves(model, optimizer):
+    for name, key, value in _leaves(model, optimizer):
         if value is not None and not torch.is_tensor(value):
             raise ArgumentError(
-                f"libddp snapshot: optimizer state {key!r} is a {type(value).__name__}, not a "
-                "tensor. Hint: save this optimizer through FSDP.optim_state_dict and torch.save."
+                f"libddp snapshot: optimizer state '{name}.{key}' is a {type(value).__name__}, not "
+                "a tensor. Hint: save this optimizer through FSDP.optim_state_dict and torch.save."
             )
     groups = _optim_state.sharded_state(model, optimizer, None)["param_groups"]
     return [
@@ -75,17 +82,22 @@ def groups_of(model: torch.nn.Module, optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def _leaves(model, optimizer) -> Iterator[tuple[str, Any]]:
+def _leaves(model, optimizer) -> Iterator[tuple[str, str, Any]]:
     found = _optim_state.sharded_state(model, optimizer, None)["state"]
     for name, entries in found.items():
         for key, value in entries.items():
-            yield f"{name}.{key}", value
+            yield name, key, value
 
 
-def _entry(key: str, value: torch.Tensor) -> Entry:
-    if isinstance(value, ShardedPiece):
-        piece = value.piece
-        own = value.local()
+def _entry(key: str, value: torch.Tensor, piece: Piece | None) -> Entry:
+    if is_sharded(value):
+        if not piece.is_rows():
+            raise ArgumentError(
+                f"libddp snapshot: {key!r} is cut on dim {piece.dim}, or by tensor parallelism too,"
+                " and snapshots hold rows of whole tensors. Hint: save the DTensors of "
+                "state_dict() with torch.distributed.checkpoint."
+            )
+        own = own_part(value, piece)
         return Entry(key, piece.shape, piece.begin, piece.end, own, piece.is_writer)
     tensor = value.detach()
     return Entry(key, tensor.shape, 0, tensor.numel(), tensor, dist.get_rank() == 0)

@@ -185,7 +185,7 @@ class FSDPModule:
         self.set_gradient_divide_factor(factor)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What this rank owns: DTensors; ShardedPieces where parameters are plain tensors.
+        """What this rank owns, as DTensors, in the memory of the parameters.
 
         torch.distributed.checkpoint saves them, and loads in place from a checkpoint of any number
         of ranks; whole tensors come from get_model_state_dict(full_state_dict=True).
@@ -194,7 +194,7 @@ class FSDPModule:
             return super().state_dict(*args, **kwargs)
         _deferred.settle(self)
         state = super().state_dict(*args, **kwargs)
-        _sharded_state.mark_pieces(state, self, kwargs.get("prefix", ""))
+        _sharded_state.convert_all(state, self, kwargs.get("prefix", ""))
         return state
 
     def __deepcopy__(self, memo):
@@ -210,7 +210,7 @@ class FSDPModule:
         return super()._apply(fn, recurse)
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
-        """Takes whole tensors, ShardedPieces or DTensors; collective.
+        """Takes whole tensors, DTensors or ShardedTensors; collective.
 
         Parameters on the meta device get memory; `assign` is for these, and has no effect on them.
 

@@ -93,7 +93,8 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> _shards
         init_process_group()
     is_hybrid = mesh is not None and mesh.ndim == 2
     strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD
-    shard, replicate = _groups_of.groups_of(None, mesh, strategy)
+    groups = _groups_of.groups_of(None, mesh, strategy)
+    shard, replicate = groups.natives()
     return _shards.Sharding(
         shard=shard,
         replicate=replicate,
@@ -101,7 +102,8 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> _shards
         reduce_dtype=policy.reduce_dtype,
         output_dtype=policy.output_dtype,
         cast_inputs=policy.cast_forward_inputs and policy.param_dtype is not None,
-        mesh=_groups_of.mesh_of(None, mesh, strategy),
+        process_group=groups.shard,
+        mesh=groups.mesh,
         choose_placement=shard_placement_fn,
         use_dtensor=use_dtensor,
     )

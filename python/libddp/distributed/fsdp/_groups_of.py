@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,8 +18,31 @@ _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 _KEEP = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
 
-def groups_of(process_group, device_mesh, strategy: ShardingStrategy) -> tuple:
-    """(shard, replicate): C++ groups, either of which may be None."""
+@dataclass
+class Groups:
+    """Of a unit; torch's, either of which may be None, and their mesh, if it is known."""
+
+    shard: Any
+    replicate: Any
+    mesh: DeviceMesh | None
+
+    @staticmethod
+    def of(mesh: DeviceMesh) -> Groups:
+        """Of a mesh (replicate, shard)."""
+        return Groups(mesh.get_group(1), mesh.get_group(0), mesh)
+
+    def natives(self) -> tuple:
+        """(shard, replicate), the C++ groups."""
+        groups = (self.shard, self.replicate)
+        return tuple(None if group is None else native(group) for group in groups)
+
+
+def groups_of(process_group, device_mesh, strategy: ShardingStrategy) -> Groups:
+    """The groups that torch's arguments mean.
+
+    Raises:
+        ArgumentError: arguments that exclude each other, a group that is not libddp's.
+    """
     if process_group is not None and device_mesh is not None:
         raise ArgumentError(
             "libddp fsdp: process_group and device_mesh exclude each other. Hint: pass one."
@@ -36,15 +61,12 @@ def groups_of(process_group, device_mesh, strategy: ShardingStrategy) -> tuple:
             f"libddp fsdp: two process groups are for HYBRID_SHARD, not for {strategy}. "
             "Hint: pass the one to shard over."
         )
-    group = native(process_group)
-    return (None, group) if strategy is ShardingStrategy.NO_SHARD else (group, None)
-
-
-def mesh_of(process_group, device_mesh, strategy: ShardingStrategy):
-    """The DeviceMesh of a unit; None where it was made with two groups."""
-    if device_mesh is not None or strategy in _HYBRID:
-        return device_mesh
-    return DeviceMesh.from_group(process_group or dist.group.WORLD, "cpu")
+    native(process_group)  # raises where it is not libddp's
+    group = process_group or dist.group.WORLD
+    mesh = device_mesh or DeviceMesh.from_group(group, "cpu")
+    if strategy is ShardingStrategy.NO_SHARD:
+        return Groups(None, group, mesh)
+    return Groups(group, None, mesh)
 
 
 def keeps_unsharded(strategy: ShardingStrategy) -> bool:
@@ -52,21 +74,21 @@ def keeps_unsharded(strategy: ShardingStrategy) -> bool:
     return strategy in _KEEP
 
 
-def _hybrid(process_group, device_mesh) -> tuple:
+def _hybrid(process_group, device_mesh) -> Groups:
     if device_mesh is not None:
         if device_mesh.ndim != 2:
             raise ArgumentError(
                 "libddp fsdp: HYBRID_SHARD needs a device_mesh of two dimensions (replicate, "
                 f"shard), this one has {device_mesh.ndim}. Hint: init_device_mesh('cpu', (r, s))."
             )
-        return native(device_mesh.get_group(1)), native(device_mesh.get_group(0))
+        return Groups.of(device_mesh)
     if isinstance(process_group, tuple):
         if len(process_group) != 2:
             raise ArgumentError(
                 f"libddp fsdp: HYBRID_SHARD needs (shard group, replicate group), got "
                 f"{len(process_group)}. Hint: pass two groups, a device_mesh, or None."
             )
-        return native(process_group[0]), native(process_group[1])
+        return Groups(process_group[0], process_group[1], None)
     if process_group is not None:
         raise ArgumentError(
             "libddp fsdp: HYBRID_SHARD shards over one group and replicates over another. Hint: "
@@ -75,7 +97,7 @@ def _hybrid(process_group, device_mesh) -> tuple:
     return _by_host()
 
 
-def _by_host() -> tuple:
+def _by_host() -> Groups:
     """Shards inside a host, replicates between hosts, as the launcher has placed the ranks."""
     world, local = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     if local < 1 or world % local:
@@ -84,5 +106,4 @@ def _by_host() -> tuple:
             f"LOCAL_WORLD_SIZE={os.environ.get('LOCAL_WORLD_SIZE')!r} does not divide the {world} "
             "ranks. Hint: start with libddp run or torchrun, or pass groups or a device_mesh."
         )
-    mesh = dist.init_device_mesh("cpu", (world // local, local))
-    return native(mesh.get_group(1)), native(mesh.get_group(0))
+    return Groups.of(dist.init_device_mesh("cpu", (world // local, local)))

@@ -1,7 +1,7 @@
 """From state dicts of any kind to what this rank owns of them.
 
-A state dict may hold whole tensors, ShardedPieces (of a model that is divided in the same way or in
-another one) and DTensors. Keys are canonical.
+A state dict may hold whole tensors, DTensors and ShardedTensors, of a model that is divided in the
+same way or in another one. Keys are canonical.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 
 from libddp.distributed.fsdp import _dtensors
 from libddp.distributed.fsdp._pieces import Piece, pieces_of, whole_of
-from libddp.distributed.fsdp._sharded_state import ShardedPiece
+from libddp.distributed.fsdp._sharded_state import is_sharded, own_part
 from libddp.distributed.fsdp._state_dict import canonical
 from libddp.errors import ArgumentError
 
 
 def has_pieces(state: dict[str, Any]) -> bool:
     """Whether some entries are not whole tensors."""
-    return any(hasattr(value, "full_tensor") for value in state.values())
+    return any(is_sharded(value) for value in state.values())
 
 
 def pieces_by_key(model: torch.nn.Module) -> dict[str, Piece]:
@@ -57,10 +57,9 @@ def as_dtensors(model: torch.nn.Module, local: dict[str, Any]) -> dict[str, Any]
 
 
 def _own(key: str, value: Any, piece: Piece | None, model: torch.nn.Module) -> Any:
-    if isinstance(value, ShardedPiece) and piece and piece.is_placed_like(value.piece):
-        return value.local()
-    if piece and _dtensors.is_piece(value, piece):
-        return value.to_local()
+    own = None if piece is None else own_part(value, piece)
+    if own is not None:
+        return own
     value = whole_of(value)
     if piece is None or not isinstance(value, torch.Tensor):
         return value

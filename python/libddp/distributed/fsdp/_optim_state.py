@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from libddp.distributed.fsdp import _dtensors
 from libddp.distributed.fsdp._pieces import Piece, pieces_of, whole_of
-from libddp.distributed.fsdp._sharded_state import ShardedPiece
+from libddp.distributed.fsdp._sharded_state import convert, own_part
 from libddp.distributed.fsdp._state_dict import canonical
 from libddp.errors import ArgumentError
 
@@ -22,9 +22,27 @@ def full_state(model: torch.nn.Module, optimizer, state_dict: dict | None) -> di
     return _by_name(model, optimizer, state_dict, _whole, _check_alike)
 
 
-def sharded_state(model: torch.nn.Module, optimizer, state_dict: dict | None) -> dict[str, Any]:
-    """The same with this rank's pieces, which share the optimizer's memory."""
-    return _by_name(model, optimizer, state_dict, _marked)
+def sharded_state(
+    model: torch.nn.Module, optimizer, state_dict: dict | None, config: Any = None
+) -> dict[str, Any]:
+    """The same with what this rank owns, in the optimizer's memory: DTensors, or what torch's
+    `config` of sharded optimizer states wants.
+    """
+
+    def sharded(entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
+        return {
+            key: convert(value, piece, config)
+            if _is_cut(value, piece) and piece.group is not None
+            else value
+            for key, value in sorted(entries.items())
+        }
+
+    return _by_name(model, optimizer, state_dict, sharded)
+
+
+def local_state(model: torch.nn.Module, optimizer) -> dict[str, Any]:
+    """The same with plain tensors."""
+    return _by_name(model, optimizer, None, lambda entries, _: dict(sorted(entries.items())))
 
 
 def _by_name(model, optimizer, state_dict, convert, check=None) -> dict[str, Any]:
@@ -229,24 +247,12 @@ def _whole(entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
     }
 
 
-def _marked(entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
-    return {
-        key: ShardedPiece.of(value, piece)
-        if piece is not None and piece.group is not None and _is_cut(value, piece)
-        else value
-        for key, value in sorted(entries.items())
-    }
-
-
 def _cut(name: str, entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
     cut = {}
     for key, value in entries.items():
-        if piece is not None and _dtensors.is_piece(value, piece):
-            cut[key] = value.to_local()
-            continue
-        is_piece = isinstance(value, ShardedPiece) and piece is not None
-        if is_piece and piece.is_placed_like(value.piece):
-            cut[key] = value.local()
+        own = None if piece is None else own_part(value, piece)
+        if own is not None:
+            cut[key] = own
             continue
         value = whole_of(value)
         is_whole = piece is not None and isinstance(value, torch.Tensor) and value.dim() > 0

@@ -8,20 +8,17 @@ mine = pieces[id(p)].cut(whole)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.tensor import DTensor
 
 from libddp.distributed.fsdp import _deferred
 from libddp.distributed.fsdp._shards import Shard, Sharding, own_parameters_of, shards_in
 from libddp.distributed.fsdp._state_dict import canonical
-from libddp.errors import StateError
-
-#: In place of the group of a piece that came out of a file.
-ELSEWHERE = "elsewhere"
 
 
 @dataclass
@@ -42,8 +39,8 @@ class Piece:
     rank: int = 0
     #: Whether it is this rank of those that own the same that writes it into files.
     is_writer: bool = True
-    #: Of the unit; None for a piece that came out of a file.
-    sharding: Sharding | None = None
+    #: Of the unit.
+    sharding: Sharding = field(default_factory=Sharding)
     #: The dimension that is cut; `ranges` are of the tensor that has it in front.
     dim: int = 0
     #: Of a parameter that is a DTensor.
@@ -65,11 +62,6 @@ class Piece:
         """The whole tensor of which each rank brings its part; a collective."""
         if self.group is None:
             return tensor.detach().clone()
-        if self.group == ELSEWHERE:
-            raise StateError(
-                f"libddp fsdp: {self.name!r} is elements [{self.begin}, {self.end}) out of a file; "
-                "its other parts are not here. Hint: load it into the model that it was saved from."
-            )
         moved = tensor.detach().movedim(self.dim, 0)
         whole = tensor.new_empty(math.prod(self.shape))
         outputs = [whole[begin:end] for begin, end in self.ranges]
@@ -86,22 +78,14 @@ class Piece:
             return whole.narrow(self.dim, size * self.rank, size).clone()
         return whole.reshape(-1)[self.begin : self.end].clone().view(self.own_shape)
 
-    def is_placed_like(self, other: Piece) -> bool:
-        """Whether both divide a tensor in the same way; the answer is the same on every rank."""
-        is_cut_alike = self.ranges == other.ranges and self.dim == other.dim
-        return self.shape == other.shape and is_cut_alike
-
     def __deepcopy__(self, memo) -> Piece:
         """The same: it only describes."""
         return self
 
 
 def whole_of(value: Any) -> Any:
-    """The whole tensor of a piece, a DTensor or a ShardedTensor, a collective; others as they are.
-
-    DCP's load_sharded_optimizer_state_dict gives ShardedTensors.
-    """
-    if hasattr(value, "full_tensor"):
+    """The whole tensor of a DTensor or a ShardedTensor, a collective; others as they are."""
+    if isinstance(value, DTensor):
         return value.full_tensor()
     if not isinstance(value, ShardedTensor):
         return value
@@ -157,11 +141,10 @@ def pieces_of_shard(shard: Shard) -> dict[int, Piece]:
 
 
 def _without_values(shard: Shard) -> dict[int, Piece]:
-    group = shard.sharding.shard
+    sharding = shard.sharding
+    group = sharding.shard
     size = group.size() if group else 1
     return {
-        id(p): Piece(
-            name, p.shape, [(0, p.numel())] * size, p.shape, group, sharding=shard.sharding
-        )
+        id(p): Piece(name, p.shape, [(0, p.numel())] * size, p.shape, group, sharding=sharding)
         for name, p in own_parameters_of(shard.modules, shard.ignored)
     }

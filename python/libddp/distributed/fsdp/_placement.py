@@ -24,6 +24,14 @@ def placements_of(sharding: Sharding, dim: int = 0) -> tuple:
     return (*replicate, Shard(dim)) if sharding.shard is not None else replicate
 
 
+def with_dtype(spec: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
+    """The same of a tensor of another dtype."""
+    if spec.tensor_meta.dtype == dtype:
+        return spec
+    meta = TensorMeta(spec.shape, spec.stride, dtype)
+    return DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta)
+
+
 def dim_of(
     name: str, parameter: torch.nn.Parameter, choose: Callable | None, num_ranks: int
 ) -> int:
@@ -61,14 +69,9 @@ def spec_of(name: str, parameter: torch.nn.Parameter, sharding: Sharding, dim: i
     """Of the DTensor that scripts see; of one that is a DTensor already, over both meshes.
 
     Raises:
-        ArgumentError: the parameter is a scalar, or a DTensor whose mesh is not beside the one that
-            it is to be sharded over.
+        ArgumentError: the parameter is a DTensor whose mesh is not beside the one that it is to be
+            sharded over.
     """
-    if parameter.dim() == 0:
-        raise ArgumentError(
-            f"libddp fsdp: parameter {name!r} is a scalar, which cannot be cut into rows. Hint: "
-            "make it a tensor of one element, or leave it out (ignored_params)."
-        )
     if isinstance(parameter, DTensor):
         return _spec_over_both(name, parameter._spec, sharding, dim)
     meta = TensorMeta(parameter.shape, parameter.stride(), parameter.dtype)

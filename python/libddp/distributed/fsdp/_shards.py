@@ -50,8 +50,12 @@ class Sharding:
     keep_low_gradients: bool = False
     forward_prefetch: bool = True
     backward_prefetch: bool = True
+    #: torch's group behind `shard`.
+    process_group: Any = None
     #: The same ranks as a DeviceMesh; None where it is not known.
     mesh: Any = None
+    #: Sharded state dicts hold DTensors; else torch's ShardedTensors.
+    saves_dtensors: bool = True
     #: torch's shard_placement_fn.
     choose_placement: Callable | None = None
     #: Scripts see DTensors; else the parameters themselves, which show what this rank owns.
@@ -396,6 +400,12 @@ def attach(
             raise ArgumentError(
                 f"libddp fsdp: module {name or type(each).__name__!r} is wrapped already. "
                 "Hint: wrap each module once."
+            )
+    for own, parameter in parameters:
+        if parameter.dim() == 0:
+            raise ArgumentError(
+                f"libddp fsdp: parameter {own!r} is a scalar, which cannot be cut into rows. Hint: "
+                "make it a tensor of one element, or leave it out (ignored_params, ignored_states)."
             )
     shard = Shard(modules, name, sharding, parameters, list(ignored or ()))
     if ignored is None or not _is_deferred(shard):

@@ -37,15 +37,16 @@ class StateMethods:
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Whole tensors under their names from before the wrapping, or pieces; collective.
 
-        With SHARDED_STATE_DICT the pieces are what torch.distributed.checkpoint saves, and loads in
-        place from a checkpoint of any number of ranks.
+        With SHARDED_STATE_DICT they are torch's: DTensors where the model was given a device_mesh,
+        else ShardedTensors. torch.distributed.checkpoint saves them, and loads in place from a
+        checkpoint of any number of ranks.
         """
         prefix = kwargs.get("prefix", "")
         if not _state_dict.is_full(self._state_dict_type):
             state = super().state_dict(*args, **kwargs)
             _state_dict.without_prefix(state, prefix)
             if _state_dict.is_sharded(self._state_dict_type):
-                _sharded_state.mark_pieces(state, self, prefix)
+                _sharded_state.convert_all(state, self, prefix, self._state_dict_config)
                 _state_dict.restore_buffers(state, prefix, self._buffer_dtypes)
             return state
         with _state_dict.summoned(self._shard, keep=False) as is_outermost:
@@ -154,8 +155,10 @@ class StateMethods:
             group: not needed.
         """
         roots = _roots(model)
-        if any(_state_dict.is_sharded(root._state_dict_type) for root in roots):
-            return _optim_state.sharded_state(model, optim, optim_state_dict)
+        for root in roots:
+            if _state_dict.is_sharded(root._state_dict_type):
+                config = root._optim_state_dict_config
+                return _optim_state.sharded_state(model, optim, optim_state_dict, config)
         full = _optim_state.full_state(model, optim, optim_state_dict)
         if all(_state_dict.wants_result(r._optim_state_dict_config, r.rank) for r in roots):
             return full
@@ -195,7 +198,8 @@ class StateMethods:
     @staticmethod
     def sharded_optim_state_dict(model: torch.nn.Module, optim, group=None) -> dict[str, Any]:
         """optim_state_dict with pieces (torch's older name)."""
-        return _optim_state.sharded_state(model, optim, None)
+        config = ShardedOptimStateDictConfig()
+        return _optim_state.sharded_state(model, optim, None, config)
 
     @staticmethod
     def flatten_sharded_optim_state_dict(

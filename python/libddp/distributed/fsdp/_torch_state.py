@@ -1,8 +1,8 @@
 """torch.distributed.checkpoint.state_dict's functions, for models that libddp has sharded.
 
 Once something is sharded, get_model_state_dict and its five siblings look whether the model that
-they are given is; any other goes the old way. Without options they give ShardedPieces, which DCP
-saves and loads in place; with full_state_dict whole tensors, gathered one by one.
+they are given is; any other goes the old way. Without options they give DTensors or ShardedTensors,
+which DCP saves and loads in place; with full_state_dict whole tensors, gathered one by one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import StateDictType
+from torch.distributed.fsdp import (
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictType,
+)
 
 from libddp import _after_import
 from libddp.distributed.fsdp import _deferred, _loading, _optim_state
-from libddp.distributed.fsdp._sharded_state import ShardedPiece, mark_pieces
+from libddp.distributed.fsdp._pieces import whole_of
+from libddp.distributed.fsdp._sharded_state import convert, convert_all
 from libddp.distributed.fsdp._shards import shards_in
 from libddp.distributed.fsdp._state_dict import canonical
 
@@ -55,20 +60,26 @@ def _for_sharded(theirs: Callable, ours: Callable) -> Callable:
     return choose
 
 
-def pieces_in_state(model: torch.nn.Module) -> dict[str, Any]:
-    """The state dict with pieces, whichever way the model is sharded."""
+def sharded_state(model: torch.nn.Module, use_dtensor: bool = True) -> dict[str, Any]:
+    """The state dict with what this rank owns, whichever way the model is sharded.
+
+    Args:
+        use_dtensor: DTensors wherever the mesh is known; else as torch's FSDP1 has it.
+    """
     from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
 
-    with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+    config = ShardedStateDictConfig(_use_dtensor=use_dtensor)
+    kind = StateDictType.SHARDED_STATE_DICT
+    with FullyShardedDataParallel.state_dict_type(model, kind, config):
         state = model.state_dict()
-    mark_pieces(state, model, "")
+    convert_all(state, model, "", config)
     return state
 
 
 def _get_model(model, info) -> dict[str, Any]:
     if not info.handle_model:
         return {}
-    state = dict(pieces_in_state(model))
+    state = dict(sharded_state(model, use_dtensor=info.full_state_dict))
     if info.submodule_prefixes:
         state = {k: v for k, v in state.items() if k.startswith(tuple(info.submodule_prefixes))}
     if info.ignore_frozen_params:
@@ -84,9 +95,10 @@ def _get_optimizers(model, optimizers, info) -> dict[str, Any]:
     from torch.distributed.checkpoint import state_dict as torchs
 
     state: dict[str, Any] = {"state": {}, "param_groups": []}
+    config = ShardedOptimStateDictConfig(_use_dtensor=info.full_state_dict)
     for optimizer in optimizers:
         torchs._init_optim_state(optimizer)
-        found = _optim_state.sharded_state(model, optimizer, None)
+        found = _optim_state.sharded_state(model, optimizer, None, config)
         state["state"].update(found["state"])
         state["param_groups"] += found["param_groups"]
     if info.flatten_optimizer_state_dict:
@@ -151,8 +163,8 @@ def _finished(state: dict[str, Any], info) -> dict[str, Any]:
     wants = not info.full_state_dict or not info.cpu_offload or dist.get_rank() == 0
 
     def finish(_, value):
-        if info.full_state_dict and isinstance(value, ShardedPiece):
-            value = value.full_tensor()
+        if info.full_state_dict:
+            value = whole_of(value)
         return value if wants else None
 
     finished = _mapped(state, finish)
@@ -179,7 +191,7 @@ def _from_first(state: dict[str, Any], piece_at: Callable) -> dict[str, Any]:
         dist.broadcast(whole, src=0)
         piece = piece_at(path)
         is_cut = piece is not None and piece.group is not None and whole.shape == piece.shape
-        return ShardedPiece.of(piece.cut(whole), piece) if is_cut else whole
+        return convert(piece.cut(whole), piece) if is_cut else whole
 
     return _mapped(skeleton[0], receive)
 

@@ -111,7 +111,8 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
     ) -> None:
         super().__init__()
         strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
-        shard, replicate = _groups_of.groups_of(process_group, device_mesh, strategy)
+        groups = _groups_of.groups_of(process_group, device_mesh, strategy)
+        shard, replicate = groups.natives()
         precision = mixed_precision or MixedPrecision()
         _modules.check_device(device_id)
         ignored = _modules.Ignored.of(module, ignored_modules, ignored_states)
@@ -161,7 +162,9 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
             keep_low_gradients=precision.keep_low_precision_grads,
             forward_prefetch=forward_prefetch,
             backward_prefetch=backward_prefetch is BackwardPrefetch.BACKWARD_PRE,
-            mesh=_groups_of.mesh_of(process_group, device_mesh, strategy),
+            process_group=groups.shard,
+            mesh=groups.mesh,
+            saves_dtensors=device_mesh is not None,
         )
         self._make(parameters, sharding)
 
