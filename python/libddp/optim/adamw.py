@@ -104,6 +104,9 @@ class AdamW(torch.optim.AdamW):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """A state of torch's AdamW or of this one, saved by any number of ranks."""
         super().load_state_dict(state_dict)
+        for entries in self.state.values():
+            if "step" in entries:  # torch's AdamW counts in the default dtype
+                entries["step"] = torch.as_tensor(entries["step"], dtype=torch.float32)
         if self._shards is not None:
             self._shards.cut(self.state)
 

@@ -189,3 +189,18 @@ def test_a_scaled_gradient_of_another_layout_is_unscaled():
         scaler.step(optimizer)
     assert torch.equal(ours, theirs)
     assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_steps_that_are_counted_in_another_dtype():
+    """torch's AdamW counts in float64 where that is the default dtype, older ones in numbers."""
+    ours, theirs = model(), model()
+    mine, torchs = AdamW(groups(ours)), torch.optim.AdamW(groups(theirs), fused=True)
+    train(theirs, torchs, 3)
+    ours.load_state_dict(theirs.state_dict())
+    state = copy.deepcopy(torchs.state_dict())
+    for index, entries in state["state"].items():
+        entries["step"] = entries["step"].double() if index % 2 else entries["step"].item()
+    mine.load_state_dict(state)
+    train(ours, mine, 2, first=3)
+    train(theirs, torchs, 2, first=3)
+    assert equal(ours, theirs)
