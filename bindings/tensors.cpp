@@ -22,8 +22,10 @@ void collect(py::handle value, int depth, std::vector<at::Tensor>& found) {
     for (const auto& item : py::reinterpret_borrow<py::dict>(value)) {
       collect(item.second, depth + 1, found);
     }
-  } else if (py::hasattr(value, "__dataclass_fields__") && py::hasattr(value, "__dict__")) {
-    collect(value.attr("__dict__"), depth + 1, found);
+  } else if (py::hasattr(value, "__dataclass_fields__") && !PyType_Check(value.ptr())) {
+    for (const auto& [name, field] : py::dict(value.attr("__dataclass_fields__"))) {
+      collect(py::getattr(value, name, py::none()), depth + 1, found);
+    }
   }
 }
 

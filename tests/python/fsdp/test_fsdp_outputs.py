@@ -1,0 +1,79 @@
+"""What the forward of a sharded module may return: a backward pass from any part of it counts."""
+
+import dataclasses
+from typing import NamedTuple
+
+import checks
+import fsdp_models as models
+import torch
+from torch import nn
+
+
+@dataclasses.dataclass
+class Plain:
+    loss: torch.Tensor
+    rest: object = None
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    loss: torch.Tensor
+    rest: object = None
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class Frozen:
+    loss: torch.Tensor
+    rest: object = None
+
+
+class Named(NamedTuple):
+    loss: torch.Tensor
+    rest: object = None
+
+
+class Returning(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner, self.kind = nn.Linear(4, 3), kind
+
+    def forward(self, x):
+        hidden = self.inner(x)
+        return self.kind(hidden.pow(2).mean(), [{"hidden": hidden}])
+
+
+def faces():
+    fsdp = models.libddp_fsdp()
+    return (
+        fsdp.FullyShardedDataParallel,
+        fsdp.fully_shard,
+        lambda module: fsdp.fully_shard(module, use_dtensor=False),
+    )
+
+
+def check_outputs_of_any_class():
+    x = torch.ones(2, 4)
+    for kind in (Plain, Slots, Frozen, Named):
+        for part in (lambda out: out.loss, lambda out: out.rest[0]["hidden"].sum()):
+            plain = Returning(kind)
+            part(plain(x)).backward()
+            for face in faces():
+                model = face(Returning(kind))
+                output = model(x)
+                assert type(output) is kind
+                part(output).backward()
+                for own, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+                    assert torch.equal(own_rows(own.grad), rows(wanted.grad))
+
+
+def own_rows(grad):
+    return grad.to_local() if hasattr(grad, "to_local") else grad
+
+
+def rows(whole):
+    """This rank's."""
+    return whole.chunk(torch.distributed.get_world_size())[torch.distributed.get_rank()]
+
+
+results, test_on_two_ranks = checks.suite(globals(), 2)
