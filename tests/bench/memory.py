@@ -8,7 +8,7 @@ each) without files, summed over the ranks, above what they had with torch and t
 (parameters + gradients + optimizer state + buffers that are kept); `peak`: the most inside a step.
 `..._x`: in units of the model's parameters. `plan_...` is what `libddp plan` says, `..._ratio`
 measured / planned. glibc is told to give freed memory back (not with --default-malloc): otherwise
-it keeps holes of what a step has freed.
+it keeps holes of what a step has freed. `cleared`: between two steps, after zero_grad().
 """
 
 import argparse
@@ -106,10 +106,11 @@ def own_bytes() -> int:
     return field("smaps_rollup", "Pss_Anon") + field("smaps_rollup", "Pss_Shmem")
 
 
-def settle() -> int:
+def settle(options: argparse.Namespace) -> int:
     """What is this rank's, when all ranks have come here and given back what they could."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    if not options.default_malloc:
+        ctypes.CDLL(None).malloc_trim(0)
     dist.barrier()
     mine = own_bytes()
     dist.barrier()
@@ -149,15 +150,17 @@ def measure(candidate: str, optimizer_name: str, options: argparse.Namespace) ->
     tiny = wrap(prepare(gpt.seeded(2, 64, 4)))
     train(tiny, make_optimizer(optimizer_name, candidate, tiny), tokens[:1], STEPS)
     del tiny
-    base = settle()
+    base = settle(options)
     model = wrap(prepare(gpt.seeded(options.layers, options.width, options.heads)))
-    wrapped = settle() - base
+    wrapped = settle(options) - base
     optimizer = make_optimizer(optimizer_name, candidate, model)
     train(model, optimizer, tokens, STEPS)
-    state = settle() - base
+    state = settle(options) - base
     peak = peak_of(lambda: train(model, optimizer, tokens, 1)) - base
+    optimizer.zero_grad()
+    cleared = settle(options) - base
     dist.destroy_process_group()
-    return {"base": base, "wrapped": wrapped, "state": state, "peak": peak}
+    return {"base": base, "wrapped": wrapped, "state": state, "peak": peak, "cleared": cleared}
 
 
 def prepared(options: argparse.Namespace):
@@ -209,7 +212,7 @@ def line_of(candidate: str, optimizer: str, options: argparse.Namespace, plan_of
         "model_mib": round(parameters / 2**20, 1),
     }
     line["base_mib"] = round(total["base"] / 2**20, 1)
-    for key in ("wrapped", "state", "peak"):
+    for key in ("wrapped", "state", "peak", "cleared"):
         line[f"{key}_mib"] = round(total[key] / 2**20, 1)
         line[f"{key}_x"] = round(total[key] / parameters, 2)
     if plan := planned.get(PLANNED.get(candidate)):
