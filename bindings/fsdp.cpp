@@ -112,6 +112,24 @@ std::vector<std::string> averaged_of(const Unit& unit) {
   return names;
 }
 
+/// `hook(gradients, average)`, or `hook(gradients)` where nothing is sharded; None = no hook.
+void reduce_by(Unit& unit, const py::object& hook) {
+  if (hook.is_none()) return unit.reduce_by(nullptr);
+  // Released under the lock, whichever thread lets go of the unit.
+  const std::shared_ptr<py::object> held(new py::object(hook), [](py::object* object) {
+    const py::gil_scoped_acquire acquire;
+    delete object;
+  });
+  unit.reduce_by([held](const at::Tensor& gradients, const at::Tensor& average) {
+    try {
+      const py::gil_scoped_acquire acquire;
+      gradients.is_same(average) ? (*held)(gradients) : (*held)(gradients, average);
+    } catch (...) {
+      rethrow_as_python_error(std::current_exception());
+    }
+  });
+}
+
 /// The same memory as a tensor of its own, that begins there: a DTensor has the storage offset of
 /// its local tensor, and files get all of a tensor's storage.
 at::Tensor alias_of(const at::Tensor& tensor) {
@@ -133,7 +151,8 @@ void bind_fsdp(py::module_& module) {
       .def("layout", &layout_of, py::arg("rank"))
       .def("has_gradient_memory", &has_gradient_memory)
       .def("averaged", &averaged_of)
-      .def("divide_gradients_by", &Unit::divide_gradients_by, py::arg("divisor"));
+      .def("divide_gradients_by", &Unit::divide_gradients_by, py::arg("divisor"))
+      .def("reduce_by", &reduce_by, py::arg("hook"));
   py::class_<ShardedModel, std::shared_ptr<ShardedModel>>(module, "ShardedModel")
       .def(py::init(&make_model), py::arg("units"), py::kw_only(), py::arg("forward_prefetch"),
            py::arg("backward_prefetch"), py::arg("faces") = py::none())

@@ -203,6 +203,10 @@ void FlatParameter::fill_missing() {
 void FlatParameter::reduce() {
   if (!wants_average() || pass_->stage != Stage::Gradients) return;
   begin_reduction();
+  if (reduce_hook_) {
+    reduce_hook_(gradients_, pass_->average);
+    return end_reduction();
+  }
   const std::string label = averaged().label(label_);
   const CallOptions async{.async = true, .label = label};
   if (is_sharded()) {

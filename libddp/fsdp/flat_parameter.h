@@ -39,6 +39,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "libddp/autograd/accumulate_hooks.h"
@@ -118,6 +119,12 @@ class FlatParameter {
   /// Averages over all ranks, or sums over all ranks divided by what the script wants.
   void divide_gradients_by(std::optional<double> divisor) { divisor_ = divisor; }
   std::optional<double> divisor() const { return divisor_; }
+  /// Gets the whole gradients, the ranks' blocks one behind the other with zeros where nothing
+  /// came, and the own block, to be filled with what `.grad` is to be; where nothing is sharded
+  /// both are one tensor.
+  using ReduceHook = std::function<void(const at::Tensor& gradients, const at::Tensor& average)>;
+  /// In place of the group's collective.
+  void reduce_by(ReduceHook hook) { reduce_hook_ = std::move(hook); }
   /// How the first group, and the group of replicas after it, reduces.
   ReduceOptions first_reduction() const;
   ReduceOptions second_reduction() const;
@@ -227,6 +234,7 @@ class FlatParameter {
   Shows shows_ = Shows::Pieces;
   bool gradients_are_aside_ = false;
   std::optional<double> divisor_;
+  ReduceHook reduce_hook_;
   std::optional<Pass> pass_;
   /// Whole gradients, in the pool's memory; where nothing is sharded, gradient_block_ itself if
   /// nothing stands there. They last until the pass that averages them.

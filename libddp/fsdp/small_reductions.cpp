@@ -41,6 +41,7 @@ std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(t
 }  // namespace
 
 bool SmallReductions::takes(const Unit& unit) {
+  if (unit.has_reduce_hook()) return false;
   std::size_t bytes = 0;
   for (const auto& flat : unit.flats()) {
     if (flat->wants_average()) bytes += flat->gradient_bytes();

@@ -124,6 +124,11 @@ void Unit::divide_gradients_by(std::optional<double> divisor) {
   for (const auto& flat : flats_) flat->divide_gradients_by(divisor);
 }
 
+void Unit::reduce_by(FlatParameter::ReduceHook hook) {
+  has_reduce_hook_ = static_cast<bool>(hook);
+  for (const auto& flat : flats_) flat->reduce_by(hook);
+}
+
 void Unit::show_pieces(bool reshard) {
   is_held_ = false;
   for (const auto& flat : flats_) {

@@ -75,6 +75,11 @@ class Unit {
   /// Gradients become their sum over all ranks divided by this; nullopt = by the number of ranks.
   void divide_gradients_by(std::optional<double> divisor);
 
+  /// `hook` in place of the group's collective, which it must agree on with the other ranks' hooks;
+  /// null = the group's. REQUIRES: not both groups.
+  void reduce_by(FlatParameter::ReduceHook hook);
+  bool has_reduce_hook() const { return has_reduce_hook_; }
+
   /// The part of a pass that concerns this unit.
   void begin_pass();
   bool is_in_pass() const { return phase_ != Phase::Idle; }
@@ -136,6 +141,7 @@ class Unit {
   std::vector<std::unique_ptr<FlatParameter>> flats_;
   Phase phase_ = Phase::Idle;
   bool is_held_ = false;
+  bool has_reduce_hook_ = false;
   bool is_whole_ = false;
 };
 

@@ -52,6 +52,8 @@ def check_fsdp1_gives_what_torch_gives():
         fsdp.FullyShardedDataParallel.set_state_dict_type(
             model, fsdp.StateDictType.SHARDED_STATE_DICT
         )
+        config = fsdp.FullyShardedDataParallel.get_state_dict_type(model).state_dict_config
+        assert config._use_dtensor == (kind is DTensor)
         state = model.state_dict()
         assert list(state) == list(full)
         for key, value in state.items():
@@ -60,6 +62,9 @@ def check_fsdp1_gives_what_torch_gives():
         for name, entries in found.items():
             assert_is_chunk(entries["exp_avg"], moments["state"][name]["exp_avg"], kind)
             assert type(entries["step"]) is torch.Tensor
+    fsdp.FullyShardedDataParallel.set_state_dict_type(model, fsdp.StateDictType.LOCAL_STATE_DICT)
+    with pytest.raises(RuntimeError, match="DeviceMesh is not compatible with LOCAL_STATE_DICT"):
+        model.state_dict()
 
 
 def assert_is_chunk(value, whole, kind):

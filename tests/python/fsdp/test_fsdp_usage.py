@@ -419,8 +419,6 @@ def check_methods_of_torch():
         with pytest.raises(ValueError, match=f"{refused} is not supported"):
             getattr(model, refused)(print)
     assert _public(torchs.FSDPModule) <= set(dir(model))
-    with pytest.raises(ValueError, match="register_comm_hook is not supported"):
-        models.wrap().register_comm_hook(None, print)
     assert _public(torchs.FullyShardedDataParallel) <= set(dir(fsdp.FullyShardedDataParallel))
 
 

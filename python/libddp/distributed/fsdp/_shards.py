@@ -91,6 +91,8 @@ class Shard:
     is_stale: bool = False
     #: What gradients are divided by, if not by the number of ranks.
     divisor: float | None = None
+    #: In place of libddp's collectives: `hook(gradients, average)`.
+    hook: Callable | None = None
     #: Called when the module becomes part of a model that is used.
     on_join: Callable[[], None] | None = None
     #: How many calls of the module are running.
@@ -128,6 +130,7 @@ class Shard:
             keep_low_gradients=self.sharding.keep_low_gradients,
         )
         self.made.divide_gradients_by(self.divisor)
+        self.made.reduce_by(self.hook)
         if self.sharding.use_dtensor:
             for param in self.params:
                 param.settle()

@@ -41,6 +41,7 @@ class StateMethods:
         else ShardedTensors. torch.distributed.checkpoint saves them, and loads in place from a
         checkpoint of any number of ranks.
         """
+        _refuse_local(self)
         prefix = kwargs.get("prefix", "")
         if not _state_dict.is_full(self._state_dict_type):
             state = super().state_dict(*args, **kwargs)
@@ -105,6 +106,8 @@ class StateMethods:
             wrapped._state_dict_type = state_dict_type
             wrapped._state_dict_config = state_dict_config
             wrapped._optim_state_dict_config = optim_state_dict_config
+            if _state_dict.is_sharded(state_dict_type) and wrapped._device_mesh is not None:
+                state_dict_config._use_dtensor = optim_state_dict_config._use_dtensor = True
         return before
 
     @staticmethod
@@ -156,6 +159,7 @@ class StateMethods:
         """
         roots = _roots(model)
         for root in roots:
+            _refuse_local(root)
             if _state_dict.is_sharded(root._state_dict_type):
                 config = root._optim_state_dict_config
                 return _optim_state.sharded_state(model, optim, optim_state_dict, config)
@@ -273,6 +277,14 @@ def _checked(what: str, config, kinds: dict, state_dict_type: StateDictType):
         f"libddp fsdp: Expected {what} of type {kind} but got {type(config)}. "
         f"Hint: {state_dict_type} goes with {kind.__name__}."
     )
+
+
+def _refuse_local(wrapped: StateMethods) -> None:
+    if wrapped._state_dict_type is StateDictType.LOCAL_STATE_DICT and wrapped._device_mesh:
+        raise ArgumentError(
+            "libddp fsdp: DeviceMesh is not compatible with LOCAL_STATE_DICT. Hint: take "
+            "SHARDED_STATE_DICT, whose DTensors have to_local()."
+        )
 
 
 def _wrapped(model: torch.nn.Module) -> list[StateMethods]:

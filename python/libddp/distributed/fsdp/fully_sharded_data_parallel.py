@@ -29,6 +29,7 @@ from libddp.distributed.fsdp import (
     _again,
     _clip,
     _groups_of,
+    _hooks,
     _load_hooks,
     _modules,
     _scaler,
@@ -39,7 +40,7 @@ from libddp.distributed.fsdp import (
     _wrapping,
 )
 from libddp.distributed.fsdp._state_methods import StateMethods
-from libddp.errors import ArgumentError, StateError
+from libddp.errors import StateError
 
 
 class FullyShardedDataParallel(StateMethods, torch.nn.Module):
@@ -137,6 +138,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
                 device_mesh=device_mesh,
             )
         self.process_group = process_group or dist.group.WORLD
+        self._device_mesh = device_mesh
         self.sharding_strategy = strategy
         self.mixed_precision = precision
         self.cpu_offload = _modules.offload_of(cpu_offload)
@@ -266,16 +268,22 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         return total
 
     def register_comm_hook(self, state: object, hook: Callable) -> None:
-        """Not supported: averaging is in C++.
+        """Lets `hook` make each unit's averages, in place of libddp's collectives.
+
+        Args:
+            state: its first argument.
+            hook: `hook(state, gradients, average)` is called once per unit and dtype in each
+                backward pass that averages, in the same order on every rank. `gradients`: this
+                rank's whole gradients in the reduction's dtype, one dimension, equal blocks for the
+                ranks one behind the other. `average`: this rank's block, to be filled. Under
+                NO_SHARD, and on one rank, `hook(state, gradients)` works in place. torch's
+                default_hooks fit.
 
         Raises:
-            ArgumentError: always.
+            StateError: this is not the outermost wrapped module.
+            ArgumentError: it is not callable, there is one already, or the strategy is hybrid.
         """
-        raise ArgumentError(
-            "libddp fsdp: register_comm_hook is not supported: gradients are averaged in C++. "
-            "Hint: reduce_dtype of MixedPrecision sends fewer bytes; DistributedDataParallel takes "
-            "communication hooks."
-        )
+        _hooks.register(self, state, hook)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> FullyShardedDataParallel:
         """half(), to(dtype) and the like; with another dtype the model is sharded anew."""
