@@ -140,8 +140,7 @@ void LinkStage::report_mismatch(std::size_t peer, const LinkHeader& theirs) {
            "{}. Hint: every rank must make the same calls in the same order, with equal "
            "shapes and dtypes",
            local_.rank(), call_->description.to_string(call_->sequence), other.rank,
-           other.host_name, theirs.call_text()),
-       other.rank, other.pid});
+           other.host_name, theirs.call_text())});
   local_.throw_if_failed();
   throw StateError("libddp: a mismatch was not kept");
 }

@@ -115,9 +115,7 @@ void Mailbox::report_size(const Transfer& part, const Letter& letter) {
                             "{}, which sends {} bytes. Hint: tensors of a send and its recv must "
                             "have equal numbers of bytes",
                             core_.group_rank(core_.rank()), part.bytes, letter.tag,
-                            core_.group_rank(letter.source), letter.bytes),
-                        .peer_rank = core_.group_rank(letter.source),
-                        .peer_pid = core_.pid_of(letter.source)});
+                            core_.group_rank(letter.source), letter.bytes)});
 }
 
 }  // namespace libddp

@@ -47,6 +47,8 @@ struct MeshFailure {
   enum class Kind { Peer, Timeout, Aborted, Network };
   Kind kind = Kind::Peer;
   std::string message;
+  /// Whose deed it is; -1: this rank's, or, of Kind::Peer, that of no single rank (two that call
+  /// different things).
   int peer_rank = -1;
   pid_t peer_pid = 0;
 };

@@ -103,7 +103,8 @@ void MeshCore::adopt_failure_of_peer() {
       failure.message =
           fmt::format("rank {} (pid {}) {}: {}", group_rank(r), pid_of(r), deed, text);
     }
-    if (failure.peer_rank < 0 || failure.peer_rank == group_rank(rank_)) {
+    const bool is_nobodys = failure.peer_rank < 0 && kind == MeshFailure::Kind::Peer;
+    if (!is_nobodys && (failure.peer_rank < 0 || failure.peer_rank == group_rank(rank_))) {
       failure.peer_rank = group_rank(r);
       failure.peer_pid = pid_of(r);
     }
@@ -143,26 +144,17 @@ void MeshCore::report_mismatch() {
   throw_if_failed(call_);
   const std::vector<Camp> camps = camps_of(slots_[meeting_ & 1], meeting_);
   std::vector<std::string> deeds;
-  std::vector<int> deviating;
   for (const Camp& camp : camps) {
     deeds.push_back(fmt::format("{} called {}", ranks_text(*this, camp.ranks),
                                 last_call_of(camp.ranks.front())));
-    if (&camp != &camps.front()) {
-      deviating.insert(deviating.end(), camp.ranks.begin(), camp.ranks.end());
-    }
   }
-  // Of two ranks each blames the other; of more, the one that stands alone against a majority.
-  int culprit = deviating.size() == 1 && camps.front().ranks.size() > 1 ? deviating[0] : -1;
-  if (world_size_ == 2) culprit = 1 - rank_;
-  if (culprit == rank_) culprit = -1;
+  // Nobody is named as the peer: who is right is not known here.
   fail_and_throw(call_,
                  {.kind = MeshFailure::Kind::Peer,
                   .message = fmt::format(
                       "the ranks called different collectives: {}. Hint: every rank must make the "
                       "same calls in the same order, with equal shapes and dtypes",
-                      fmt::join(deeds, ", ")),
-                  .peer_rank = culprit >= 0 ? group_rank(culprit) : -1,
-                  .peer_pid = culprit >= 0 ? pid_of(culprit) : 0});
+                      fmt::join(deeds, ", "))});
 }
 
 }  // namespace libddp

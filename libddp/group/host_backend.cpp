@@ -54,7 +54,7 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
                               on_goodbye(rank, sequence, error);
                             },
                             [this] { return running_.load(std::memory_order_relaxed); },
-                            [this] { report_failure(); }});
+                            [this] { report_failure(/*waits=*/running_.load() != 0); }});
 }
 
 HostBackend::~HostBackend() {
@@ -205,7 +205,7 @@ void HostBackend::tell_peers() noexcept {
     std::lock_guard lock(watcher_mutex_);
     if (watcher_) watcher_->announce(*failure);
   }
-  report_failure();
+  report_failure(/*waits=*/true);
 }
 
 WorkPtr HostBackend::all_reduce(BackendCall call, const at::Tensor& tensor, double scale) {

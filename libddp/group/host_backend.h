@@ -98,8 +98,9 @@ class HostBackend : public Backend {
   /// ", which is in load (data.py:31) < ..." for the message of a timeout.
   std::string where_are(const std::vector<int>& ranks);
   RunningCallText describe_running();
-  /// Once: the flight log's file and the report, if this rank is the one to write it.
-  void report_failure() noexcept;
+  /// The flight log's file and the report, if this rank is the one to write it, each once.
+  /// `waits`: in an operation of this rank, which raises the failure.
+  void report_failure(bool waits) noexcept;
   bool writes_report(const MeshFailure& failure) const;
   std::string report_text(const MeshFailure& failure);
 
@@ -126,6 +127,7 @@ class HostBackend : public Backend {
   FlightLog flight_log_;
   const std::function<std::string(const std::vector<int>&)> notes_;
   std::atomic<bool> is_reported_{false};
+  std::atomic<bool> is_flight_written_{false};
   /// What ranks that did not come have answered, for the report.
   std::mutex stacks_mutex_;
   std::map<int, std::string> stacks_;

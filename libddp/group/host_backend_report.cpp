@@ -84,12 +84,17 @@ RunningCallText HostBackend::describe_running() {
   return text;
 }
 
-void HostBackend::report_failure() noexcept {
+void HostBackend::report_failure(bool waits) noexcept {
   const auto failure = mesh_->failure();
-  if (!failure || is_reported_.exchange(true)) return;
+  if (!failure) return;
   try {
-    if (writes_report(*failure)) log_text(LogLevel::Error, report_text(*failure));
-    if (const auto folder = env_text("LIBDDP_FLIGHT_LOG_DIR")) {
+    // An error that all ranks meet is nobody's: who has one of its own does not come any more.
+    const bool is_due = waits || failure->message.find(" aborted: ") == std::string::npos;
+    if (is_due && !is_reported_.exchange(true) && writes_report(*failure)) {
+      log_text(LogLevel::Error, report_text(*failure));
+    }
+    const auto folder = env_text("LIBDDP_FLIGHT_LOG_DIR");
+    if (folder && !is_flight_written_.exchange(true)) {
       const std::string path = fmt::format("{}/flight-{}-rank{}.json", *folder,
                                            as_file_name(identity_.name), identity_.rank);
       write_whole_file(path, flight_log_json(flight_log_, identity_, failure->message));
@@ -101,7 +106,8 @@ void HostBackend::report_failure() noexcept {
 }
 
 // One rank writes: the one whose own time was over, because it has asked for the stacks; where a
-// peer is to blame, the lowest of the others. What this rank ended itself needs no report.
+// peer is to blame, the lowest of the others, and where nobody is, rank 0. What this rank ended
+// itself needs no report.
 bool HostBackend::writes_report(const MeshFailure& failure) const {
   if (failure.kind == MeshFailure::Kind::Timeout) return true;
   if (failure.kind == MeshFailure::Kind::Aborted) return false;

@@ -3,7 +3,8 @@
 A worker leaves what it died of in the file that the launcher named for it (`record_error`). The
 launcher's own look at exit codes cannot tell cause from effect: the rank that raised is often still
 printing when another has already ended because of it. So `report` reads the files of all ranks of
-this host, and what a rank suffered from another one (PeerError) comes after what started it.
+this host, and what a rank suffered from another one (PeerError) comes after what started it. An
+error that all ranks met alike, or that is between ranks, is pinned on none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import glob
 import json
 import math
 import os
+import re
 import sys
 import time
 import traceback
@@ -19,6 +21,8 @@ from dataclasses import dataclass
 
 _FILE = "TORCHELASTIC_ERROR_FILE"
 _MAX_TEXT = 2000
+_MAX_PLACES = 4
+_TOLD = ("time", "follows", "is_nobodys")
 
 
 @dataclass
@@ -32,6 +36,8 @@ class LastWords:
     when: float
     #: Ended because of another rank.
     follows: bool
+    #: It is between ranks that called different things.
+    is_nobodys: bool = False
     #: The file that says so; None where the process left none.
     path: str | None = None
 
@@ -52,6 +58,7 @@ def record_error(error: BaseException, place: tuple[str, int] | None) -> None:
         "place": list(place or ()),
         "time": time.monotonic(),
         "follows": isinstance(error, PeerError),
+        "is_nobodys": isinstance(error, PeerError) and error.peer_rank < 0,
     }
     text = "".join(traceback.format_exception_only(error)).strip()[:_MAX_TEXT]
     stack = "".join(traceback.format_exception(error))
@@ -69,19 +76,44 @@ def report(failures) -> LastWords:
     Args:
         failures: torch's ProcessFailure by rank.
     """
-    ends = _collect(failures)
-    first = min(ends, key=lambda end: (end.follows, end.when))
-    others = sorted(end.rank for end in ends if end.rank != first.rank)
-    lines = [f"libddp run: failed; rank {first.rank} was first: {first.text}"]
-    if first.place:
-        lines.append(f"  at:   {first.place}")
-    if others:
-        lines.append(f"  then: rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}")
-    lines.append(f"  logs: {_logs(first, failures)}")
-    code = failures[first.rank].exitcode if first.rank in failures else 1
-    lines.append(f"  exit code of rank {first.rank}: {code}; of libddp run: 1")
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    ends = sorted(_collect(failures), key=lambda end: (end.follows, end.when))
+    first, of_rank = ends[0], ""
+    if first.is_nobodys:
+        lines = _between(ends)
+    elif len(ends) > 1 and len({(_without_rank(end.text), end.place) for end in ends}) == 1:
+        lines = [f"alike on {_named(ends)}: {_without_rank(first.text)}", *_at(first.place)]
+    else:
+        lines = [f"rank {first.rank} was first: {first.text}", *_at(first.place)]
+        if len(ends) > 1:
+            lines.append(f"  then: {_named(ends[1:])}")
+        code = failures[first.rank].exitcode if first.rank in failures else 1
+        of_rank = f"of rank {first.rank}: {code}; "
+    lines += [f"  logs: {_logs(first, failures)}", f"  exit code {of_rank}of libddp run: 1"]
+    print("libddp run: failed;", "\n".join(lines), file=sys.stderr, flush=True)
     return first
+
+
+def _between(ends: list[LastWords]) -> list[str]:
+    """The cause, which each of them tells after its own call, and where each of them was."""
+    _, _, text = ends[0].text.partition("] ")
+    _, _, cause = text.partition(": ")
+    places = [f"{end.place} (rank {end.rank})" for end in ends if end.place]
+    lines = [f"between ranks: {cause or ends[0].text}"]
+    return lines + [line for place in places[:_MAX_PLACES] for line in _at(place)]
+
+
+def _at(place: str) -> list[str]:
+    return [f"  at:   {place}"] if place else []
+
+
+def _named(ends: list[LastWords]) -> str:
+    ranks = sorted(end.rank for end in ends)
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _without_rank(text: str) -> str:
+    """An error's text without the rank that says it."""
+    return re.sub(r", rank \d+/\d+\]", "]", text)
 
 
 def _collect(failures) -> list[LastWords]:
@@ -110,7 +142,9 @@ def _read(path: str) -> LastWords | None:
         told = message["extraInfo"]["libddp"]
         place = "{}:{}".format(*told["place"]) if told["place"] else ""
         text = message["message"]
-        return LastWords(told["rank"], text, place, told["time"], told["follows"], path)
+        return LastWords(
+            told["rank"], text, place, told["time"], told["follows"], told["is_nobodys"], path
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

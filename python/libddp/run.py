@@ -15,6 +15,7 @@ A thin layer over torch.distributed.run with two flags and four defaults of its 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -99,6 +100,13 @@ def require_script(args) -> None:
     sys.exit(2)
 
 
+def quieten_torchrun() -> None:
+    """What it logs of the first process that it saw end would be taken for the cause."""
+    if "LOGLEVEL" not in os.environ and "TORCH_LOGS" not in os.environ:
+        name = "torch.distributed.elastic.multiprocessing.api"
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
 @record
 def main(arguments: Sequence[str] | None = None) -> None:
     """Starts the workers and waits for them; the exit status says how they ended.
@@ -115,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wish_drop_in(args)
     _run_key.hand_out(args)
     _rendezvous.prepare(args)
+    quieten_torchrun()
     workers = torchrun.determine_local_world_size(args.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
     try:
