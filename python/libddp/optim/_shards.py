@@ -82,14 +82,18 @@ class Shards:
         """Zeros for what is owned."""
         for parameter in parameters:
             moments = zip(self._moments(), self._shards.new_moments(parameter), strict=True)
-            state[parameter].update({"step": torch.zeros(()), **dict(moments)})
+            state[parameter].update(
+                {"step": torch.zeros((), dtype=torch.float32, device="cpu"), **dict(moments)}
+            )
 
     def cut(self, state: dict) -> None:
         """Whole states that were loaded become this rank's part of them."""
         if not self._shards.is_ready:
             return
         for parameter, entries in state.items():
-            mine = {"step": torch.as_tensor(entries["step"], dtype=torch.float32).clone()}
+            mine = {
+                "step": torch.as_tensor(entries["step"], dtype=torch.float32, device="cpu").clone()
+            }
             for number, key in enumerate(self._moments()):
                 mine[key] = self._shards.load_moment(number, parameter, entries.get(key))
             state[parameter] = mine

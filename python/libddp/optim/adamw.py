@@ -106,7 +106,9 @@ class AdamW(torch.optim.AdamW):
         super().load_state_dict(state_dict)
         for entries in self.state.values():
             if "step" in entries:  # torch's AdamW counts in the default dtype
-                entries["step"] = torch.as_tensor(entries["step"], dtype=torch.float32)
+                entries["step"] = torch.as_tensor(
+                    entries["step"], dtype=torch.float32, device="cpu"
+                )
         if self._shards is not None:
             self._shards.cut(self.state)
 

@@ -47,14 +47,14 @@ def _text(error: Exception) -> str:
 def _first_of(group, text: str) -> str:
     """The text of the first rank that has one, on all ranks."""
     data = text.encode()
-    sizes = torch.zeros(group.size(), dtype=torch.int64)
+    sizes = torch.zeros(group.size(), dtype=torch.int64, device="cpu")
     sizes[group.rank()] = len(data)
     group.all_reduce(sizes, op=dist.ReduceOp.SUM)
     speakers = sizes.nonzero().flatten().tolist()
     if not speakers:
         return ""
     root = speakers[0]
-    told = torch.zeros(int(sizes[root]), dtype=torch.uint8)
+    told = torch.zeros(int(sizes[root]), dtype=torch.uint8, device="cpu")
     if group.rank() == root:
         told.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     group.broadcast(told, root=root)

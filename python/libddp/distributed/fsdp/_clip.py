@@ -137,7 +137,7 @@ class _Part:
     def _count_nonzero(self) -> torch.Tensor:
         """torch's norm of order 0: how many tensors, not elements, have a value other than 0."""
         has_any = [tensor is not None and bool(tensor.any()) for tensor in self._entries]
-        on_any_rank = torch.tensor(has_any, dtype=torch.double)
+        on_any_rank = torch.tensor(has_any, dtype=torch.double, device="cpu")
         self.group.all_reduce(on_any_rank, op=dist.ReduceOp.MAX)
         return on_any_rank.sum().to(self._dtype())
 
@@ -215,7 +215,11 @@ def _across(norm: torch.Tensor | None, norm_type: float, group) -> torch.Tensor:
     """The norm of what all ranks of `group` have together; None where a rank has nothing."""
     if math.isinf(norm_type):
         return _largest(norm, math.copysign(1.0, norm_type), group)
-    power = torch.zeros((), dtype=torch.double) if norm is None else norm.double().pow(norm_type)
+    power = (
+        torch.zeros((), dtype=torch.double, device="cpu")
+        if norm is None
+        else norm.double().pow(norm_type)
+    )
     group.all_reduce(power, op=dist.ReduceOp.SUM)
     return power.pow(1.0 / norm_type)
 
@@ -224,9 +228,13 @@ def _largest(norm: torch.Tensor | None, sign: float, group) -> torch.Tensor:
     """Largest (sign 1) or smallest (-1) of all ranks' norms; NaN if one is, which MAX may drop."""
     nothing = 0.0 if sign > 0 else -math.inf
     own = nothing if norm is None else sign * norm.item()
-    both = torch.tensor([nothing if math.isnan(own) else own, math.isnan(own)], dtype=torch.double)
+    both = torch.tensor(
+        [nothing if math.isnan(own) else own, math.isnan(own)], dtype=torch.double, device="cpu"
+    )
     group.all_reduce(both, op=dist.ReduceOp.MAX)
-    return torch.tensor(math.nan, dtype=torch.double) if both[1] > 0 else sign * both[0]
+    return (
+        torch.tensor(math.nan, dtype=torch.double, device="cpu") if both[1] > 0 else sign * both[0]
+    )
 
 
 @torch.no_grad()

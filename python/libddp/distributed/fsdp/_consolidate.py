@@ -125,6 +125,6 @@ class _Dcp:
         import torch.distributed.checkpoint as dcp
 
         dtype, shape = self.tensors[key]
-        state = {key: torch.empty(shape, dtype=dtype)}
+        state = {key: torch.empty(shape, dtype=dtype, device="cpu")}
         dcp.load(state, checkpoint_id=self._folder, no_dist=True)
         return state[key]

@@ -28,7 +28,7 @@ _C = load()
 #: References to an object of a local variable, as getrefcount sees them.
 _NO_OTHERS = 2
 #: What a DTensor without memory has for its local tensor.
-_NOTHING = torch.empty(0)
+_NOTHING = torch.empty(0, device="cpu")
 
 
 class ShardedParam:
@@ -127,7 +127,7 @@ class ShardedParam:
         self.spec = self.sharded._spec
         self.shown = self.shown_local = self.spare = None
         local = self.to_unit(self.sharded._local_tensor)
-        whole = torch.empty(self.unit_shape, dtype=local.dtype)
+        whole = torch.empty(self.unit_shape, dtype=local.dtype, device="cpu")
         sharding.own_rows(whole).copy_(local)
         self.unsharded = torch.nn.Parameter(whole, self.sharded.requires_grad)
 

@@ -81,7 +81,7 @@ def _check_alike(names: list[str], pieces: dict[str, Piece]) -> None:
     for group in dict.fromkeys(piece.group for piece in pieces.values()):
         if group is None or group.size() == 1:
             continue
-        ends = torch.tensor([digest, -digest])
+        ends = torch.tensor([digest, -digest], device="cpu")
         group.all_reduce(ends, op=dist.ReduceOp.MAX)
         if ends[0] != -ends[1]:
             raise ArgumentError(

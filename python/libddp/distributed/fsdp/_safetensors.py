@@ -155,7 +155,7 @@ class Reader:
     def read(self, name: str, begin: int, end: int) -> torch.Tensor:
         """Elements [begin, end) of a tensor, in one dimension."""
         dtype = self.dtype(name)
-        found = torch.empty(end - begin, dtype=dtype)
+        found = torch.empty(end - begin, dtype=dtype, device="cpu")
         with open(self._path, "rb") as file:
             file.seek(self.offset(name) + begin * dtype.itemsize)
             count = file.readinto(_bytes(found).numpy()) if end > begin else 0

@@ -39,6 +39,6 @@ def _agree(found: dict[torch.device, torch.Tensor], groups: list) -> None:
     """Infinite on all ranks if on one; `found` is the scaler's own record."""
     device = torch.device("cpu")
     if device not in found:
-        found[device] = torch.zeros(())
+        found[device] = torch.zeros((), device="cpu")
     for group in groups:
         group.all_reduce(found[device], op=dist.ReduceOp.MAX)

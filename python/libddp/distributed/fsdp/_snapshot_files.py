@@ -75,7 +75,7 @@ class Snapshot:
     def read(self, key: str, begin: int, end: int) -> torch.Tensor:
         """Elements [begin, end) of a tensor, in one dimension."""
         stored = self.tensors[key]
-        out = torch.empty(end - begin, dtype=stored.dtype)
+        out = torch.empty(end - begin, dtype=stored.dtype, device="cpu")
         for piece in stored.pieces:
             first, last = max(begin, piece["begin"]), min(end, piece["end"])
             if first < last:

@@ -48,7 +48,7 @@ def clock_offsets(group) -> list[int]:
 
 def _all_clock_names(group) -> list[bytes]:
     own = clock_name().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
-    names = torch.empty(group.size() * _NAME_BYTES, dtype=torch.uint8)
+    names = torch.empty(group.size() * _NAME_BYTES, dtype=torch.uint8, device="cpu")
     group.all_gather_into(names, torch.frombuffer(bytearray(own), dtype=torch.uint8))
     parts = names.view(group.size(), _NAME_BYTES)
     return [bytes(part.tolist()).rstrip(b"\0") for part in parts]
@@ -56,7 +56,7 @@ def _all_clock_names(group) -> list[bytes]:
 
 def _measure(group, rank: int) -> int:
     """Rank 0 asks `rank` for its time; the others have no part in it."""
-    message = torch.zeros(1, dtype=torch.int64)
+    message = torch.zeros(1, dtype=torch.int64, device="cpu")
     if group.rank() == rank:
         for _ in range(_NUM_EXCHANGES):
             group.recv(message, 0)

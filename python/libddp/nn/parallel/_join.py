@@ -119,7 +119,7 @@ def agree_to_synchronise(ddp, wanted: bool) -> tuple[bool, bool]:
     They have none to average while all parameters are frozen.
     """
     trains = wanted and any(p.requires_grad for p in ddp._trained)
-    votes = torch.tensor([float(wanted), float(trains)])
+    votes = torch.tensor([float(wanted), float(trains)], device="cpu")
     dist.all_reduce(votes, group=ddp.process_group)
     num_active, num_training = votes.tolist()
     if num_active > 0 and not ddp._divide_by_initial_world_size:
@@ -135,6 +135,6 @@ def common_rank(ddp, is_candidate: bool) -> int:
 
 def highest(ddp, value: int) -> int:
     """The largest value of all ranks."""
-    shared = torch.tensor([value])
+    shared = torch.tensor([value], device="cpu")
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=ddp.process_group)
     return int(shared.item())

@@ -159,8 +159,8 @@ def write_whole(path: Path, text: str) -> None:
 def _gather(group, record: dict) -> list[dict]:
     """One record per rank on rank 0; elsewhere an empty list."""
     own = _as_tensor(bytearray(json.dumps(record).encode()))
-    sizes = torch.empty(group.size(), dtype=torch.int64)
-    group.all_gather_into(sizes, torch.tensor([own.numel()]))
+    sizes = torch.empty(group.size(), dtype=torch.int64, device="cpu")
+    group.all_gather_into(sizes, torch.tensor([own.numel()], device="cpu"))
     parts = [bytearray(size) for size in sizes.tolist()] if group.rank() == 0 else []
     group.gather([_as_tensor(part) for part in parts], own, 0)
     return [json.loads(part) for part in parts]
@@ -174,7 +174,7 @@ def _as_tensor(data: bytearray) -> torch.Tensor:
 def _raise_everywhere(group, failure: Exception | None) -> None:
     """Every rank raises rank 0's error, if there is one."""
     text = bytearray(str(failure or "").encode())
-    head = torch.tensor([len(text), int(isinstance(failure, StateError))])
+    head = torch.tensor([len(text), int(isinstance(failure, StateError))], device="cpu")
     group.broadcast(head, 0)
     size, is_state = head.tolist()
     if size == 0:
