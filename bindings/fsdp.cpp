@@ -152,6 +152,7 @@ void bind_fsdp(py::module_& module) {
       .def("has_gradient_memory", &has_gradient_memory)
       .def("averaged", &averaged_of)
       .def("divide_gradients_by", &Unit::divide_gradients_by, py::arg("divisor"))
+      .def("zero_unused", &Unit::zero_unused, py::arg("zeroes"))
       .def("reduce_by", &reduce_by, py::arg("hook"));
   py::class_<ShardedModel, std::shared_ptr<ShardedModel>>(module, "ShardedModel")
       .def(py::init(&make_model), py::arg("units"), py::kw_only(), py::arg("forward_prefetch"),

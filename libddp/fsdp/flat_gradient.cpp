@@ -1,6 +1,7 @@
 // The gradients of a FlatParameter: from autograd's tensors to averaged pieces.
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -198,6 +199,32 @@ void FlatParameter::fill_missing() {
     }
   }
   clear_until(layout_.blocks_numel());
+  if (!zeroes_unused_) note_used();
+}
+
+/// So that the average tells whether any rank has used a parameter.
+void FlatParameter::note_used() {
+  const c10::NoGradGuard no_grad;
+  const auto count = static_cast<std::int64_t>(size());
+  at::Tensor notes = at::ones({count}, reduce_dtype_);
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (!is_filled(i)) notes.narrow(0, static_cast<std::int64_t>(i), 1).zero_();
+  }
+  for (int rank = 0; rank < layout_.world_size(); ++rank) {
+    const std::int64_t begin = layout_.block_numel() * rank + layout_.notes_offset();
+    gradients_.narrow(0, begin, count).copy_(notes);
+  }
+}
+
+/// What no rank has used gets no gradient.
+void FlatParameter::leave_out_unused(const at::Tensor& result) {
+  const auto count = static_cast<std::int64_t>(size());
+  at::Tensor notes = result.narrow(0, layout_.notes_offset(), count);
+  const at::Tensor used = notes.to(at::kFloat);
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (used.const_data_ptr<float>()[i] == 0) members_[i].gradient = Gradient::None;
+  }
+  notes.zero_();
 }
 
 void FlatParameter::reduce() {
@@ -279,6 +306,7 @@ void FlatParameter::install() {
   collect();
   const c10::NoGradGuard no_grad;
   const at::Tensor result = std::exchange(pass_->average, at::Tensor());
+  if (!zeroes_unused_) leave_out_unused(result);
   keeps_any() ? add_to_kept(result) : move_to_block(result);
   if (!is_sharded()) end_array();
   pass_.reset();

@@ -27,6 +27,8 @@ FlatLayout::FlatLayout(std::vector<Shape> shapes, int world_size)
     piece_offsets_.push_back(block_numel_);
     block_numel_ += round_up(piece(i, 0).numel(), kAlignment);  // nobody has more
   }
+  notes_offset_ = block_numel_;
+  block_numel_ += round_up(static_cast<std::int64_t>(size()), kAlignment);
   // Collectives and allocations of nothing would be a case of their own.
   whole_numel_ = std::max(whole_numel_, kAlignment);
   block_numel_ = std::max(block_numel_, kAlignment);

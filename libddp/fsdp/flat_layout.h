@@ -55,6 +55,8 @@ class FlatLayout {
   Piece piece(std::size_t parameter, int rank) const;
   /// [rows, ...]; [1] or [0] of a scalar.
   Shape piece_shape(std::size_t parameter, int rank) const;
+  /// In each block: `size()` elements behind the pieces, for a word about each parameter.
+  std::int64_t notes_offset() const { return notes_offset_; }
   /// In each block.
   std::int64_t piece_offset(std::size_t parameter) const { return piece_offsets_[parameter]; }
   /// The same, in the blocks of all ranks.
@@ -72,6 +74,7 @@ class FlatLayout {
   std::vector<std::int64_t> offsets_;
   std::int64_t whole_numel_ = 0;
   std::vector<std::int64_t> piece_offsets_;
+  std::int64_t notes_offset_ = 0;
   std::int64_t block_numel_ = 0;
 };
 

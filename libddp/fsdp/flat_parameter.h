@@ -125,6 +125,8 @@ class FlatParameter {
   using ReduceHook = std::function<void(const at::Tensor& gradients, const at::Tensor& average)>;
   /// In place of the group's collective.
   void reduce_by(ReduceHook hook) { reduce_hook_ = std::move(hook); }
+  /// Parameters that no rank has used in a pass get zeros; else they keep what they have.
+  void zero_unused(bool zeroes) { zeroes_unused_ = zeroes; }
   /// How the first group, and the group of replicas after it, reduces.
   ReduceOptions first_reduction() const;
   ReduceOptions second_reduction() const;
@@ -206,6 +208,8 @@ class FlatParameter {
   void copy_in(const at::Tensor& grad, std::size_t index);
   void copy_bytes_in(const at::Tensor& grad, std::size_t index);
   void fill_missing();
+  void note_used();
+  void leave_out_unused(const at::Tensor& result);
   void begin_array();
   /// `is_overwritten`: all of it, so that it need not be zeros.
   void begin_block(bool is_overwritten);
@@ -235,6 +239,7 @@ class FlatParameter {
   bool gradients_are_aside_ = false;
   std::optional<double> divisor_;
   ReduceHook reduce_hook_;
+  bool zeroes_unused_ = true;
   std::optional<Pass> pass_;
   /// Whole gradients, in the pool's memory; where nothing is sharded, gradient_block_ itself if
   /// nothing stands there. They last until the pass that averages them.

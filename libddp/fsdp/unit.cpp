@@ -124,6 +124,10 @@ void Unit::divide_gradients_by(std::optional<double> divisor) {
   for (const auto& flat : flats_) flat->divide_gradients_by(divisor);
 }
 
+void Unit::zero_unused(bool zeroes) {
+  for (const auto& flat : flats_) flat->zero_unused(zeroes);
+}
+
 void Unit::reduce_by(FlatParameter::ReduceHook hook) {
   has_reduce_hook_ = static_cast<bool>(hook);
   for (const auto& flat : flats_) flat->reduce_by(hook);

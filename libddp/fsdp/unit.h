@@ -75,6 +75,10 @@ class Unit {
   /// Gradients become their sum over all ranks divided by this; nullopt = by the number of ranks.
   void divide_gradients_by(std::optional<double> divisor);
 
+  /// Parameters of a used unit that got no gradient on any rank: zeros, as torch's FSDP1 has it
+  /// (the default), or what they had, as its fully_shard. On some ranks only: zeros count there.
+  void zero_unused(bool zeroes);
+
   /// `hook` in place of the group's collective, which it must agree on with the other ranks' hooks;
   /// null = the group's. REQUIRES: not both groups.
   void reduce_by(FlatParameter::ReduceHook hook);

@@ -351,6 +351,7 @@ class Unit:
         """Whether averaged gradients are there, in `.grad` or kept by somebody."""
     def averaged(self) -> list[str]:
         """Parameters that the last pass has given averages, until their hooks have run."""
+    def zero_unused(self, zeroes: bool) -> None: ...
     def reduce_by(self, hook: Callable[..., object] | None) -> None: ...
     def divide_gradients_by(self, divisor: float | None) -> None:
         """None: by the number of ranks."""

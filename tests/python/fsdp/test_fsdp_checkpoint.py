@@ -1,5 +1,6 @@
 """Sharded state through torch's distributed checkpoint, on another number of ranks."""
 
+import checks
 import fsdp_models as models
 import pytest
 import ranks
@@ -53,6 +54,21 @@ def load(folder):
     return found
 
 
+def check_local_states_are_not_taken_for_whole_ones():
+    """As plain tensors they were: a checkpoint had those of one rank for all."""
+    fsdp, folder = models.libddp_fsdp().FullyShardedDataParallel, checks.shared_folder()
+    source, target = models.wrap(), models.wrap(models.build(seed=5))
+    for model in (source, target):
+        fsdp.set_state_dict_type(model, StateDictType.LOCAL_STATE_DICT)
+    dcp.save(source.state_dict(), checkpoint_id=folder)
+    state = target.state_dict()
+    dcp.load(state, checkpoint_id=folder)
+    target.load_state_dict(state)
+    for model in (source, target):
+        fsdp.set_state_dict_type(model, StateDictType.FULL_STATE_DICT)
+    assert_same(target.state_dict(), source.state_dict())
+
+
 def flat(state, prefix=""):
     for key, value in state.items():
         if isinstance(value, dict):
@@ -61,7 +77,7 @@ def flat(state, prefix=""):
             yield prefix + key, value
 
 
-def check_equal(found, wanted):
+def assert_same(found, wanted):
     found, wanted = dict(flat(found)), dict(flat(wanted))
     assert found.keys() == wanted.keys()
     for key, value in wanted.items():
@@ -73,4 +89,7 @@ def test_another_number_of_ranks(tmp_path, path):
     before, after = path
     wanted = ranks.run(save, before, str(tmp_path / "saved"))[0]
     for found in ranks.run(load, after, str(tmp_path / "saved")):
-        check_equal(found, wanted)
+        assert_same(found, wanted)
+
+
+results, test_on_two_ranks = checks.suite(globals(), 2)

@@ -371,7 +371,9 @@ def check_refusals():
     with pytest.raises(RuntimeError, match=r"FSDPTinyGpt cannot be copied.*Hint: build a second"):
         copy.deepcopy(models.shard())
     for container in (torch.nn.ModuleList([torch.nn.Linear(2, 2)]), torch.nn.ModuleDict()):
-        with pytest.raises(ValueError, match=f"does not take a {type(container).__name__}"):
+        with pytest.raises(
+            ValueError, match=rf"do not implement forward: {type(container).__name__}"
+        ):
             fsdp.fully_shard(container)
     scalar = torch.nn.Module()
     scalar.p = torch.nn.Parameter(torch.ones(()))

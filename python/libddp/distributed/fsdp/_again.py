@@ -25,7 +25,9 @@ _changing: set[int] = set()
 def converts(shard: _shards.Shard, function: Callable) -> bool:
     """Whether nn.Module._apply with this function gives the parameters another dtype."""
     dtypes = {p.dtype for each in _shards.shards_in(shard.module) for _, p in each.parameters}
-    return any(function(torch.empty(0, dtype=dtype)).dtype != dtype for dtype in dtypes)
+    return any(
+        function(torch.empty(0, dtype=dtype, device="cpu")).dtype != dtype for dtype in dtypes
+    )
 
 
 def is_changing(shard: _shards.Shard) -> bool:

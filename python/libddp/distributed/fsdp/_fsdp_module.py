@@ -128,8 +128,18 @@ class FSDPModule:
     def set_reduce_scatter_max_input_buffers(self, *args: Any, **kwargs: Any) -> None:
         """Without effect: at most two units' whole gradients are there at a time."""
 
-    def set_reduce_scatter_unused_params(self, *args: Any, **kwargs: Any) -> None:
-        """Without effect: parameters of a used unit that got no gradient count as zeros."""
+    def set_reduce_scatter_unused_params(
+        self, reduce_scatter_unused_params: bool, *, recurse: bool = True
+    ) -> None:
+        """Whether parameters of a used unit that got no gradient on any rank have zeros then;
+        otherwise their gradients stay what they were. On some ranks only, zeros count in any case.
+        """
+        for module in self.modules() if recurse else [self]:
+            shard = _shards.shard_of(module)
+            if shard is not None:
+                shard.sharding.zeroes_unused = reduce_scatter_unused_params
+                if shard.made is not None:
+                    shard.made.zero_unused(reduce_scatter_unused_params)
 
     def set_symm_mem_for_comm(self, *args: Any, **kwargs: Any) -> None:
         """Without effect: flat arrays lie in the group's memory anyway."""

@@ -105,6 +105,7 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> _shards
         process_group=groups.shard,
         mesh=groups.mesh,
         choose_placement=shard_placement_fn,
+        zeroes_unused=False,
         use_dtensor=use_dtensor,
     )
 
@@ -142,8 +143,8 @@ def _refuse(module, dp_mesh_dims) -> None:
     is_list = isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict))
     if is_list and type(module).forward is torch.nn.Module.forward:
         raise ArgumentError(
-            f"libddp fsdp: fully_shard does not take a {type(module).__name__}, which has no "
-            "forward that could gather its parameters. Hint: call it once for each element."
+            "libddp fsdp: fully_shard does not support containers that do not implement forward: "
+            f"{type(module).__name__}. Hint: call it once for each element."
         )
     if dp_mesh_dims is not None:
         raise ArgumentError(

@@ -76,12 +76,17 @@ def own_part(value: Any, piece: Piece) -> torch.Tensor | None:
     if parts != _chunks(piece) or dist.get_process_group_ranks(value._process_group) != ranks:
         return None
     shards = value.local_shards()
-    return shards[0].tensor if shards else torch.empty(piece.own_shape, dtype=value.dtype)
+    return (
+        shards[0].tensor
+        if shards
+        else torch.empty(piece.own_shape, dtype=value.dtype, device="cpu")
+    )
 
 
 def convert(tensor: torch.Tensor, piece: Piece, config: Any = None) -> torch.Tensor:
     """As torch's configuration of a sharded state dict wants it; None = DTensors."""
-    wants_dtensor = config is None or config._use_dtensor or piece.sharding.saves_dtensors
+    wished = config is None or getattr(config, "_use_dtensor", False)
+    wants_dtensor = wished or piece.sharding.saves_dtensors
     return (as_dtensor if wants_dtensor and _has_mesh(piece) else as_sharded_tensor)(tensor, piece)
 
 

@@ -58,6 +58,8 @@ class Sharding:
     saves_dtensors: bool = True
     #: torch's shard_placement_fn.
     choose_placement: Callable | None = None
+    #: A parameter of a used unit that got no gradient on any rank has zeros; else what it had.
+    zeroes_unused: bool = True
     #: Scripts see DTensors; else the parameters themselves, which show what this rank owns.
     use_dtensor: bool = False
 
@@ -130,6 +132,7 @@ class Shard:
             keep_low_gradients=self.sharding.keep_low_gradients,
         )
         self.made.divide_gradients_by(self.divisor)
+        self.made.zero_unused(self.sharding.zeroes_unused)
         self.made.reduce_by(self.hook)
         if self.sharding.use_dtensor:
             for param in self.params:
@@ -408,7 +411,8 @@ def attach(
         if parameter.dim() == 0:
             raise ArgumentError(
                 f"libddp fsdp: parameter {own!r} is a scalar, which cannot be cut into rows. Hint: "
-                "make it a tensor of one element, or leave it out (ignored_params, ignored_states)."
+                f"Change {own} to a 1D tensor with numel equal to 1., or leave it out "
+                "(ignored_params, ignored_states)."
             )
     shard = Shard(modules, name, sharding, parameters, list(ignored or ()))
     if ignored is None or not _is_deferred(shard):
@@ -422,7 +426,7 @@ def attach(
 
 def _is_deferred(shard: Shard) -> bool:
     """Whether all ranks have all parameters on the meta device: others shard, or refuse, now."""
-    has_values = torch.zeros(1)
+    has_values = torch.zeros(1, device="cpu")
     if not shard.parameters or any(not p.is_meta for _, p in shard.parameters):
         has_values += 1
     for group in shard.groups():

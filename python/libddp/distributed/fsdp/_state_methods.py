@@ -38,16 +38,16 @@ class StateMethods:
         """Whole tensors under their names from before the wrapping, or pieces; collective.
 
         With SHARDED_STATE_DICT they are torch's: DTensors where the model was given a device_mesh,
-        else ShardedTensors. torch.distributed.checkpoint saves them, and loads in place from a
-        checkpoint of any number of ranks.
+        else ShardedTensors, which LOCAL_STATE_DICT gives too. torch.distributed.checkpoint saves
+        them, and loads in place from a checkpoint of any number of ranks.
         """
         _refuse_local(self)
         prefix = kwargs.get("prefix", "")
         if not _state_dict.is_full(self._state_dict_type):
             state = super().state_dict(*args, **kwargs)
             _state_dict.without_prefix(state, prefix)
+            _sharded_state.convert_all(state, self, prefix, self._state_dict_config)
             if _state_dict.is_sharded(self._state_dict_type):
-                _sharded_state.convert_all(state, self, prefix, self._state_dict_config)
                 _state_dict.restore_buffers(state, prefix, self._buffer_dtypes)
             return state
         with _state_dict.summoned(self._shard, keep=False) as is_outermost:
