@@ -49,3 +49,28 @@ TEST_CASE("a rank that costs little is not worth a word", "[slow_rank]") {
   REQUIRE(watch.shares()[1] < 0.11);
   REQUIRE(watch.shares()[0] == 0.0);
 }
+
+TEST_CASE("a rank that pauses now and then is not slow", "[slow_rank]") {
+  SlowRankWatch watch(2);
+  std::int64_t now = 1000;
+  std::vector<std::int64_t> waited(2, 0);
+  // Rank 0 evaluates for the time of ten passes, and saves for that of three.
+  const auto pause = [&](std::int64_t length) {
+    now += length;
+    return run_passes(watch, 1, length, 0, now, waited);
+  };
+  for (int window = 0; window < 4; ++window) {
+    REQUIRE_FALSE(run_passes(watch, 10, 1, 0, now, waited));
+    REQUIRE_FALSE(pause(100));
+    REQUIRE_FALSE(pause(30));
+    REQUIRE_FALSE(run_passes(watch, kWindow - 12, 1, 0, now, waited));
+  }
+  REQUIRE(watch.shares()[0] > 0.3);  // the others have waited all the same
+  // Often is not now and then.
+  std::optional<SlowRankWatch::Slow> slow;
+  for (int pass = 0; pass < 2 * kWindow && !slow; ++pass) {
+    slow = pass % 5 == 0 ? pause(40) : run_passes(watch, 1, 1, 0, now, waited);
+  }
+  REQUIRE(slow);
+  REQUIRE(slow->rank == 0);
+}

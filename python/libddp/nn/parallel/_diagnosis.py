@@ -35,7 +35,8 @@ class Diagnoses:
         """For whom this rank waited: parts of the time of the last 25 steps, by rank.
 
         Only what the end of a backward pass, or a forward that takes rank 0's buffers, had to wait
-        for counts. Empty before 25 steps are over. A rank above 0.2 is also named in the log
+        for counts. Empty before 25 steps are over. A rank above 0.2 without the three steps that
+        cost most (one that evaluates or saves alone) is also named in the log
         (`event=slow_rank`).
 
         Example:
