@@ -10,6 +10,8 @@
 # LIBDDP_SYSTEM_PACKAGES  Debian packages that the caller needs besides (default: none)
 # LIBDDP_SUDO=1           install missing Debian packages with sudo; root installs them without,
 #                         everybody else is told what is missing
+# LIBDDP_BEAT             seconds between two words of what is being done (default: 1 on a terminal,
+#                         where a line is overwritten, else 30)
 
 libddp_say() { printf 'setup: %s\n' "$*" >&2; }
 
@@ -84,6 +86,68 @@ sys.exit(sys.prefix != sys.base_prefix or not oldest <= torch.major_minor <= new
 PYTHON
 }
 
+# What to install first where there is no torch yet. As a requirement of the build alone, pip would
+# unpack its gigabytes a second time, into an environment for that build.
+libddp_missing_torch() {
+    "$1" - "$2/python/_build" <<'PYTHON' 2>/dev/null || return 0 # pip will say what is wrong
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import target_torch
+
+print("" if target_torch.find() else target_torch.DEFAULT_REQUIREMENT)
+PYTHON
+}
+
+# pip install with the given arguments, its output in LOG: every few seconds it says for how long it
+# has run and what pip said last. If it fails, the end of LOG is shown.
+libddp_pip() (
+    local venv=$1 name=$2 log=$1/libddp-install.log
+    shift 2
+    set -o pipefail
+    if "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar=off "$@" 2>&1 |
+        libddp_beat "$name" "$log"; then
+        return 0
+    fi
+    tail -n 100 "$log" >&2
+    libddp_say "pip install ${*: -1} failed, see above (all of it: $log)"
+    return 1
+)
+
+libddp_beat() {
+    local name=$1 log=$2 begin=$SECONDS line='' rest='' said='' told=0 status=0 seconds
+    local beat=30 start='' end='\n'
+    if [ -t 2 ]; then beat=1 start='\r\033[K' end=''; fi
+    beat=${LIBDDP_BEAT:-$beat}
+    : >"$log"
+    while [ "$status" = 0 ] || [ "$status" -gt 128 ]; do
+        status=0
+        IFS= read -r -t "$beat" line || status=$? # above 128: no whole line in that time
+        rest+=$line
+        if [ "$status" = 0 ]; then
+            printf '%s\n' "$rest" >>"$log"
+            said=$(libddp_trim "$rest") rest=''
+        fi
+        seconds=$((SECONDS - begin))
+        [ "$seconds" -ge $((told + beat)) ] || continue
+        told=$seconds
+        printf -v line '%d:%02d %s: %s' $((seconds / 60)) $((seconds % 60)) "$name" "$said"
+        # shellcheck disable=SC2059
+        printf "${start}setup: %s$end" "${line:0:71}" >&2
+    done
+    printf '%s' "$rest" >>"$log"
+    # shellcheck disable=SC2059
+    printf "$start" >&2
+}
+
+# A line of pip in short.
+libddp_trim() {
+    local line=${1#"${1%%[![:space:]]*}"}
+    line=${line%: started}
+    line=${line%: still running...}
+    printf '%s' "${line% (from *}"
+}
+
 # Changes whenever an installation made earlier would not be what an installation now would give.
 libddp_state() {
     local root=$1 venv=$2
@@ -102,12 +166,14 @@ for name in ("libddp", "torch"):
 }
 
 libddp_install() {
-    local root=$1 venv=$2 extras=$3 what
+    local root=$1 venv=$2 extras=$3 what torch
     local stamp=$venv/.libddp-state has=$venv/.libddp-extras
     if [ "$(libddp_state "$root" "$venv")" != "$(cat "$stamp" 2>/dev/null)" ]; then
         libddp_system "$venv/bin/python" || return 1
         libddp_say "installing libddp[$extras] into $venv (a few minutes; torch too if missing)"
         rm -f "$stamp" "$has"
+        torch=$(libddp_missing_torch "$venv/bin/python" "$root")
+        [ -z "$torch" ] || libddp_pip "$venv" torch "$torch" || return 1
         what="${root}[$extras]"
     elif ! grep -qxF "$extras" "$has"; then
         libddp_say "adding packages for libddp[$extras] to $venv"
@@ -115,10 +181,8 @@ libddp_install() {
     else
         return 0
     fi
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$what" || {
-        libddp_say "pip install $what failed, see above"
-        return 1
-    }
+    # Verbose, to see how far the build is.
+    libddp_pip "$venv" libddp --verbose "$what" || return 1
     echo "$extras" >>"$has"
     libddp_state "$root" "$venv" >"$stamp"
     libddp_say "done"

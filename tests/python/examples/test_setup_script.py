@@ -1,6 +1,7 @@
 """examples/setup.sh: installs once, again only after a change, and says what went wrong."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,8 +16,15 @@ FAKE_PYTHON = """#!/bin/sh
 if [ "$1 $2" = "-m pip" ]; then
     shift 2
     echo "pip $*" >> "$CALLS"
+    if [ -n "$PIP_SECONDS" ]; then
+        echo "Collecting torch"
+        echo "  Building wheel for libddp (pyproject.toml): started" >&2
+        sleep "$PIP_SECONDS"
+        echo "what went wrong"
+    fi
     exit "${PIP_STATUS:-0}"
 fi
+case "$2" in */_build) echo "$TORCH" ;; esac
 exit 0
 """
 
@@ -60,7 +68,7 @@ def test_installs_once_and_again_after_a_change(checkout):
     assert first.stdout == f"{checkout}/venv\n"
     assert "installing libddp[examples]" in first.stderr
     assert calls(checkout) == [
-        f"pip install --quiet --disable-pip-version-check {checkout}[examples]"
+        f"pip install --disable-pip-version-check --progress-bar=off --verbose {checkout}[examples]"
     ]
     again = setup(checkout)
     assert (again.returncode, again.stdout, again.stderr) == (0, first.stdout, "")
@@ -89,6 +97,32 @@ def test_a_failed_installation_is_tried_again(checkout):
     assert f"setup: pip install {checkout}[examples] failed" in failed.stderr
     assert setup(checkout).returncode == 0
     assert len(calls(checkout)) == 2
+
+
+def test_a_missing_torch_is_installed_first(checkout):
+    assert setup(checkout, TORCH="torch==2.15.*").returncode == 0
+    assert [call.split()[-1] for call in calls(checkout)] == [
+        "torch==2.15.*",
+        f"{checkout}[examples]",
+    ]
+
+
+def test_says_for_how_long_and_what_it_does(checkout):
+    result = setup(checkout, PIP_SECONDS="2.5", LIBDDP_BEAT="1")
+    beats = result.stderr.splitlines()[1:-1]
+    assert len(beats) >= 2
+    wanted = r"setup: 0:\d\d libddp: (Building wheel for libddp \(pyproject.toml\)|what went wrong)"
+    assert all(re.fullmatch(wanted, beat) for beat in beats), result.stderr
+    assert "went wrong" not in result.stdout
+    log = (checkout / "venv" / "libddp-install.log").read_text()
+    assert log.splitlines()[0] == "Collecting torch"
+
+
+def test_a_failure_shows_what_pip_said(checkout):
+    result = setup(checkout, PIP_SECONDS="0", PIP_STATUS="1")
+    assert "Collecting torch\n" in result.stderr
+    assert "what went wrong\n" in result.stderr
+    assert result.stderr.endswith(f"(all of it: {checkout}/venv/libddp-install.log)\n")
 
 
 def test_missing_packages_are_named_where_they_cannot_be_installed(checkout):
