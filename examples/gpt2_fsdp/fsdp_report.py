@@ -70,14 +70,10 @@ class Report:
             f"iter {iteration}: loss {loss:.4f}, {1000 * seconds:.1f} ms, {rate:,.0f} tokens/s, "
             f"peak memory {max(memory_mib):.0f} MiB a rank"
         )
-        record = {"iter": iteration, "loss": loss, "lr": self._trainer.rate}
-        record |= {"ms": round(1000 * seconds, 3), "tokens_per_second": round(rate, 1)}
-        record |= {f"memory_mib/{rank}": round(mib, 1) for rank, mib in enumerate(memory_mib)}
-        if self._value is not None:
-            record["val_loss"] = self._value
-        record["tokens"] = (iteration + 1) * tokens
-        self._metrics.write(record)
-        self._value = None
+        known = {f"memory_mib/{rank}": round(mib, 1) for rank, mib in enumerate(memory_mib)}
+        known |= {"loss": loss, "lr": self._trainer.rate}
+        known |= {"ms": round(1000 * seconds, 3), "tokens_per_second": round(rate, 1)}
+        self._write(iteration, known | {"tokens": (iteration + 1) * tokens})
 
     def close(self, stop: StopSignal) -> None:
         """The last words; the last checkpoint is written."""
@@ -89,5 +85,14 @@ class Report:
             )
             return
         if self._value is not None:
-            self._metrics.write({"iter": trainer.iteration, "val_loss": self._value})
             self.say(f"done: val loss {self._value:.4f}, saved in {out}")
+            tokens = trainer.iteration * trainer.tokens_per_iteration
+            self._write(trainer.iteration, {"tokens": tokens})
+
+    def _write(self, iteration: int, known: dict) -> None:
+        """One line with all fields; None for what is not known."""
+        memory = (f"memory_mib/{rank}" for rank in range(self._trainer.ranks.world))
+        fields = ("iter", "loss", "lr", "ms", "tokens_per_second", *memory, "val_loss", "tokens")
+        record = dict.fromkeys(fields) | {"iter": iteration, "val_loss": self._value} | known
+        self._metrics.write(record)
+        self._value = None

@@ -50,7 +50,7 @@ class Metrics:
             raise UserError(f"cannot write {self._path}: {error.strerror}") from error
         if self._board:
             for name, value in record.items():
-                if name != "iter":
+                if name != "iter" and value is not None:
                     self._board.add_scalar(name, value, record["iter"])
 
 

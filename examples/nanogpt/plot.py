@@ -27,7 +27,7 @@ def plot(folder: Path) -> Path:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot(xlabel="iteration", ylabel="loss (nats per character)")
     axes.plot([r["iter"] for r in records], [r["loss"] for r in records], label="training")
-    evaluated = [r for r in records if "val_loss" in r]
+    evaluated = [r for r in records if r.get("val_loss") is not None]
     if evaluated:
         steps, values = [r["iter"] for r in evaluated], [r["val_loss"] for r in evaluated]
         axes.plot(steps, values, "o-", label="validation")

@@ -1,8 +1,8 @@
 """What the user sees: a bar on a terminal, plain lines everywhere else; and the clock behind it.
 
 progress = Progress(first=0, last=600)
-progress.log(100, loss=2.1, seconds=0.21, mfu=0.0012)
-# iter 100: loss 2.1000, time 210.00ms, mfu 0.12%
+progress.log(100, loss=2.1, seconds=0.21, tokens_per_second=9752.4)
+# iter 100: loss 2.1000, time 210.00ms, 9,752 tokens/s
 """
 
 import contextlib
@@ -32,14 +32,21 @@ class Progress:
         else:
             print(text, flush=True)
 
-    def log(self, iteration: int, loss: float, seconds: float, mfu: float) -> None:
+    def log(
+        self,
+        iteration: int,
+        loss: float,
+        seconds: float,
+        tokens_per_second: float,
+        mfu: float | None = None,
+    ) -> None:
+        speed = f"{tokens_per_second:,.0f} tokens/s"
+        if mfu is not None:
+            speed += f", mfu {100 * mfu:.2f}%"
         if self._bar:
-            self._bar.set_postfix_str(f"loss {loss:.4f}, mfu {100 * mfu:.2f}%", refresh=False)
+            self._bar.set_postfix_str(f"loss {loss:.4f}, {speed}", refresh=False)
         else:
-            self.say(
-                f"iter {iteration}: loss {loss:.4f}, time {1000 * seconds:.2f}ms, "
-                f"mfu {100 * mfu:.2f}%"
-            )
+            self.say(f"iter {iteration}: loss {loss:.4f}, time {1000 * seconds:.2f}ms, {speed}")
 
     def advance(self) -> None:
         if self._bar:
@@ -70,8 +77,10 @@ class Stopwatch:
     def lap(self) -> None:
         self._laps += 1
 
-    def mean(self) -> float:
-        """Mean of the laps since the last call."""
+    def mean(self) -> float | None:
+        """Mean of the laps since the last call; None where there was none."""
+        if not self._laps:
+            return None
         mean = (time.perf_counter() - self._began) / self._laps
         self._restart()
         return mean

@@ -14,6 +14,7 @@ from metrics import Metrics
 from plot import plot
 from progress import Progress, Stopwatch
 from sample import continue_text
+from schedule import learning_rate
 from settings import SampleSettings, TrainSettings
 from stop import StopSignal
 from trainer import Trainer
@@ -30,6 +31,7 @@ class Report:
         self._progress = Progress(first, last)
         self._watch = Stopwatch()
         self._saved_at = time.monotonic()
+        self._seconds: float | None = None
         self._evaluated: dict = {}
 
     def __enter__(self) -> "Report":
@@ -68,12 +70,9 @@ class Report:
         self._progress.advance()
         if iteration % self._settings.log_interval and not self._evaluated:
             return
-        value = loss.item()
-        seconds = self._watch.mean()
-        mfu = self._trainer.mfu(seconds)
-        self._progress.log(iteration, value, seconds, mfu)
-        timing = {"lr": self._trainer.rate, "ms": round(1000 * seconds, 3), "mfu": mfu}
-        self._write(iteration, value, **timing)
+        record = self._write(iteration, loss.item())
+        speed = {name: record[name] for name in ("tokens_per_second", "mfu")}
+        self._progress.log(iteration, record["loss"], self._seconds, **speed)
 
     def save(self) -> None:
         resume.store(self._trainer)
@@ -84,15 +83,29 @@ class Report:
         return f"val loss {value:.4f} (unigram baseline {self._baseline:.4f})"
 
     def _evaluate(self, iteration: int) -> None:
-        self._evaluated = self._trainer.evaluate() | {"unigram_baseline": self._baseline}
+        self._evaluated = self._trainer.evaluate()
         train_loss = self._evaluated["train_loss"]
         self.say(f"iter {iteration}: {self.summary()}, train loss {train_loss:.4f}")
 
-    def _write(self, iteration: int, loss: float, **more) -> None:
-        done = self._trainer.iteration * self._trainer.tokens_per_iteration
-        record = {"iter": iteration, "loss": loss, **more, "tokens": done}
-        self._metrics.write(record | self._evaluated)
+    def _write(self, iteration: int, loss: float) -> dict:
+        """One line with all fields; None where there is no number."""
+        trainer, tokens = self._trainer, self._trainer.tokens_per_iteration
+        self._seconds = seconds = self._watch.mean() or self._seconds
+        record = {
+            "iter": iteration,
+            "loss": loss,
+            "lr": learning_rate(iteration, self._settings),
+            "ms": round(1000 * seconds, 3) if seconds else None,
+            "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
+            "mfu": trainer.mfu(seconds) if seconds else None,
+            "tokens": trainer.iteration * tokens,
+            "train_loss": self._evaluated.get("train_loss"),
+            "val_loss": self._evaluated.get("val_loss"),
+            "unigram_baseline": self._baseline,
+        }
+        self._metrics.write(record)
         self._evaluated = {}
+        return record
 
 
 def opening(settings: TrainSettings, first: int, last: int) -> str:

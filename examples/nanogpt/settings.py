@@ -61,7 +61,7 @@ class TrainSettings(CommonSettings):
     dtype: str = key("float32", "float32, bfloat16 or float16 (autocast)")
     compile: bool = key(False, "torch.compile the network")
     seed: int = key(1337, "rank r draws from seed + r")
-    peak_tflops: float = key(312.0, "TFLOP/s that count as 100% mfu (an A100 in bfloat16)")
+    peak_tflops: float = key(312.0, "TFLOP/s of a GPU that count as 100% mfu (an A100 in bfloat16)")
 
 
 @dataclass

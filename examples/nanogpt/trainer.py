@@ -129,8 +129,10 @@ class Trainer:
         self.best_val_loss = min(self.best_val_loss, self.val_loss)
         return means
 
-    def mfu(self, seconds: float) -> float:
-        """Model FLOP/s of this rank over the peak, for iterations of `seconds`."""
+    def mfu(self, seconds: float) -> float | None:
+        """Model FLOP/s of this rank over a GPU's peak, for iterations of `seconds`; CPU: None."""
+        if self.ranks.device.type == "cpu":
+            return None
         sequences = self._local_steps * self.settings.batch_size
         return self.core.estimate_mfu(sequences, seconds, self.settings.peak_tflops * 1e12)
 

@@ -20,7 +20,7 @@ from stop import StopSignal
 def write(folder, first, iterations, **more):
     target = Metrics(folder, first, **more)
     for iteration in iterations:
-        target.write({"iter": iteration, "loss": 4.0 - iteration})
+        target.write({"iter": iteration, "loss": 4.0 - iteration, "val_loss": None})
     target.close()
 
 
@@ -28,7 +28,8 @@ def test_metrics_append_without_duplicates(tmp_path):
     write(tmp_path, 0, [0, 1, 2])
     write(tmp_path, 2, [2, 3])
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [{"iter": n, "loss": 4.0 - n} for n in range(4)]
+    records = [json.loads(line) for line in lines]
+    assert records == [{"iter": n, "loss": 4.0 - n, "val_loss": None} for n in range(4)]
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):
@@ -68,19 +69,22 @@ def test_tensorboard_gets_every_number(tmp_path):
     write(tmp_path, 0, [0, 1], tensorboard=True)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(0, 4.0), (1, 3.0)]
+    assert "val_loss" not in events.Tags()["scalars"]
 
 
 def test_log_line(capsys):
     progress = Progress(0, 200)
-    progress.log(100, 2.12344, 0.2105, 0.0012)
-    assert capsys.readouterr().out == "iter 100: loss 2.1234, time 210.50ms, mfu 0.12%\n"
+    progress.log(100, 2.12344, 0.2105, 9752.4)
+    assert capsys.readouterr().out == "iter 100: loss 2.1234, time 210.50ms, 9,752 tokens/s\n"
+    progress.log(100, 2.12344, 0.2105, 9752.4, mfu=0.4012)
+    assert capsys.readouterr().out.endswith("9,752 tokens/s, mfu 40.12%\n")
 
 
 def test_a_terminal_gets_a_bar(monkeypatch, capsys):
     pytest.importorskip("tqdm")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     progress = Progress(2, 4)
-    progress.log(2, 1.5, 0.1, 0.01)
+    progress.log(2, 1.5, 0.1, 1000.0)
     progress.say("a line")
     progress.advance()
     progress.advance()
@@ -105,6 +109,7 @@ def test_the_clock_leaves_out_what_is_paused(monkeypatch):
     now[0] += 1
     watch.lap()
     assert watch.mean() == 1.0
+    assert watch.mean() is None
 
 
 def test_plot(tmp_path):
@@ -113,7 +118,8 @@ def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
     target = Metrics(tmp_path, 0)
     for n in range(5):
-        target.write({"iter": n, "loss": 4.0 - n, "val_loss": 4.1 - n, "unigram_baseline": 3.3})
+        value = 4.1 - n if n % 2 else None
+        target.write({"iter": n, "loss": 4.0 - n, "val_loss": value, "unigram_baseline": 3.3})
     target.close()
     assert plot(tmp_path).read_bytes().startswith(b"\x89PNG")
 

@@ -21,6 +21,7 @@ from states import assert_same
 from trainer import Ranks, Trainer
 
 SCRIPT = Path(train.__file__)
+CLOCK = ("ms", "tokens_per_second", "mfu")
 TINY = [*nanogpt_runs.TINY, "--lr_decay_iters=20", "--eval_interval=10"]
 
 
@@ -43,7 +44,7 @@ def run(out, text_file, *more) -> int:
 def lines(out) -> list[dict]:
     """The metrics without what depends on the clock."""
     records = metrics.read(out / "metrics.jsonl")
-    return [{k: v for k, v in r.items() if k not in ("ms", "mfu")} for r in records]
+    return [{k: v for k, v in r.items() if k not in CLOCK} for r in records]
 
 
 def stop_in_iteration(monkeypatch, number: int) -> None:
@@ -88,6 +89,26 @@ def test_a_complete_run_stays_or_is_extended(tmp_path, text_file, capsys):
     assert run(out, text_file, "--max_iters=4", "--extend=True") == 0
     assert "was complete at iteration 4: training on to 8" in capsys.readouterr().out
     assert [r["iter"] for r in lines(out)] == list(range(9))
+
+
+def test_every_line_of_the_metrics_has_the_same_fields(tmp_path, text_file, capsys):
+    out = tmp_path / "out"
+    run(out, text_file, "--max_iters=12", "--log_interval=5")
+    shown = capsys.readouterr().out
+    assert " tokens/s\n" in shown
+    assert "mfu" not in shown  # of which GPU?
+    records = metrics.read(out / "metrics.jsonl")
+    assert [r["iter"] for r in records] == [0, 5, 10, 12]
+    fields = "iter loss lr ms tokens_per_second mfu tokens train_loss val_loss unigram_baseline"
+    assert all(list(r) == fields.split() for r in records)
+    assert all(r["mfu"] is None and r["ms"] > 0 and r["lr"] > 0 for r in records)
+    assert all(r["tokens_per_second"] == pytest.approx(512e3 / r["ms"], rel=1e-3) for r in records)
+    assert [r["val_loss"] is not None for r in records] == [True, False, True, True]
+    # Once more over the end: nothing has been timed, and the line stands all the same.
+    run(out, text_file, "--max_iters=12", "--log_interval=5")
+    again = metrics.read(out / "metrics.jsonl")[-1]
+    assert list(again) == fields.split()
+    assert again == records[-1] | dict.fromkeys(CLOCK)
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path, text_file):
@@ -186,7 +207,7 @@ def test_ranks_train_on_the_same_global_batch(tmp_path, text_file, launcher, ran
     assert [r["iter"] for r in lines(several)] == list(range(21))
     # Rank 0's own loss is over its part of the batch; the evaluation is over the same text.
     for a, b in zip(lines(several), lines(one), strict=True):
-        assert json.dumps(a.get("lr")) == json.dumps(b.get("lr"))
+        assert json.dumps(a["lr"]) == json.dumps(b["lr"])
         assert a["tokens"] == b["tokens"]
-        if "val_loss" in a:
+        if a["val_loss"] is not None:
             assert a["val_loss"] == pytest.approx(b["val_loss"], rel=1e-3)

@@ -75,6 +75,7 @@ def runs(data, tmp_path_factory):
 def test_a_run_learns_and_reports(runs, gpt2):
     records = lines(runs / "whole")
     assert [r["iter"] for r in records] == list(range(11))
+    assert len({tuple(r) for r in records}) == 1, "all lines have the same fields"
     assert records[-1]["val_loss"] < 0.8 * records[0]["val_loss"]
     assert {"loss", "lr", "ms", "tokens_per_second", "memory_mib/0", "memory_mib/1"} <= set(
         records[3]
