@@ -24,6 +24,9 @@ _LIBRARIES = tuple(
     os.path.join(os.path.dirname(os.path.abspath(path)), "")
     for path in (torch.__file__, os.path.dirname(__file__))
 )
+#: Python's own, in which an environment's packages may lie.
+_STANDARD = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
+_PACKAGES = tuple(_STANDARD + name for name in ("site-packages", "dist-packages"))
 _MAX_TEXT = 500
 
 
@@ -87,10 +90,19 @@ def program_line(error: BaseException) -> tuple[str, int] | None:
     trace = error.__traceback__
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
-        if place is None or not os.path.abspath(path).startswith(_LIBRARIES):
+        if place is None or _is_program(path):
             place = (path, trace.tb_lineno)
         trace = trace.tb_next
     return place
+
+
+def _is_program(path: str) -> bool:
+    if path.startswith("<frozen "):
+        return False
+    path = os.path.abspath(path)
+    if path.startswith(_STANDARD) and not path.startswith(_PACKAGES):
+        return False
+    return not path.startswith(_LIBRARIES)
 
 
 def live_groups() -> list:

@@ -1,5 +1,6 @@
 """What the other ranks learn when one raises in a training step, caught or not."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -215,4 +216,8 @@ def test_descriptions_name_the_innermost_line_of_the_program():
     assert text.startswith("RuntimeError: ")
     assert f"({os.path.basename(__file__)}:" in text
     assert "\n" not in text
+    for call in (lambda: json.loads("{"), lambda: importlib.import_module("no_such_module")):
+        with pytest.raises((ValueError, ImportError)) as caught:
+            call()
+        assert f"({os.path.basename(__file__)}:" in describe(caught.value)
     assert describe(KeyError()) == "KeyError"
