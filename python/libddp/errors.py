@@ -12,7 +12,7 @@ Each one subclasses torch's `DistError` family and, where there is one, the buil
 | TimeoutError | DistNetworkError, builtins.TimeoutError | a deadline passed |
 | PeerError | DistBackendError | another rank died, failed, or called something else |
 | DeviceError | DistBackendError | CUDA or NCCL failed |
-| SnapshotError | DistError (RuntimeError) | a snapshot file is missing, truncated or damaged |
+| SnapshotError | DistError (RuntimeError) | a snapshot is missing, damaged or cannot be written |
 
 Example:
     >>> from libddp.errors import PeerError
@@ -77,4 +77,4 @@ class DeviceError(Error, DistBackendError):
 
 
 class SnapshotError(Error):
-    """A snapshot file is missing, truncated or damaged."""
+    """A snapshot file is missing, truncated or damaged, or cannot be written."""

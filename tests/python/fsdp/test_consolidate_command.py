@@ -64,7 +64,7 @@ def test_wrong_input(checkpoints, tmp_path, capsys):
         ((file, path), "is no folder"),
         ((tmp_path, path), "is no checkpoint: "),
         ((checkpoints / "snapshot", tmp_path), "is a folder. Hint: name the file in it"),
-        ((checkpoints / "snapshot", tmp_path / "no" / "file"), "No such file or directory"),
+        ((checkpoints / "snapshot", tmp_path / "no" / "file"), "no/file: No such file"),
         ((checkpoints / "dcp", path), "begins with 'model.'"),
     ):
         status, printed = run(capsys, *arguments)

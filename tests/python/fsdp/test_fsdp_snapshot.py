@@ -1,6 +1,8 @@
 """Snapshots and checkpoints of sharded models on other numbers of ranks, and as one file."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -151,15 +153,48 @@ def check_snapshots_of_other_models():
         fsdp.load_snapshot(folder, model, optimizer)
 
 
-def check_a_rank_that_cannot_write():
+def check_a_path_that_cannot_be_written():
     fsdp, model = models.libddp_fsdp(), models.shard()
     folder = checks.shared_folder()
     (folder / "file").write_text("")
-    with pytest.raises((OSError, ValueError), match=r"rank 0 could not write|Not a"):
-        fsdp.save_safetensors(model, folder / "file" / "model.safetensors")
-    with pytest.raises((OSError, ValueError)):
+    cases = (
+        (fsdp.save_safetensors, "file/model.safetensors", "Not a directory", "a file stands where"),
+        (fsdp.save_safetensors, "no/model.safetensors", "No such file", "choose a path whose"),
+    )
+    for save, path, reason, hint in cases:
+        wanted = rf"cannot write {folder / path}: {reason}.* Hint: {hint}"
+        with pytest.raises(fsdp_errors().SnapshotError, match=wanted):
+            save(model, folder / path)
+    wanted = rf"cannot write {folder / 'file'}: File exists\. Hint: a file stands where a folder"
+    with pytest.raises(fsdp_errors().SnapshotError, match=wanted) as caught:
         fsdp.save_snapshot(folder / "file", model)
+    assert isinstance(caught.value.__cause__, FileExistsError)
     models.train(model, 1)
+
+
+def check_one_rank_without_room():
+    fsdp, folder = models.libddp_fsdp(), checks.shared_folder() / "full"
+    model, optimizer = make(models.shard, steps=1)
+    fsdp.save_snapshot(folder, model, optimizer, "first")
+    for full in (1, 0):  # rank 1 in its file; rank 0 in the index, which comes when all files are
+        calls = []
+
+        def fsync(descriptor, full=full, calls=calls):
+            calls.append(descriptor)
+            if dist.get_rank() == full and len(calls) > (0 if full else 2):
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", fsync)
+            name = r"/rank-1-of-2\.\w+\.safetensors" if full else ""
+            wanted = rf"cannot write {folder}{name}: No space left .* Hint: make room there"
+            with pytest.raises(fsdp_errors().SnapshotError, match=wanted) as caught:
+                fsdp.save_snapshot(folder, model, optimizer, "second")
+        is_own = dist.get_rank() == full
+        assert (f"rank {full} could not write" in str(caught.value)) != is_own
+        dist.barrier()
+        assert not list(folder.glob("*.tmp"))
+        assert fsdp.load_snapshot(folder, model, optimizer) == "first"
 
 
 def fsdp_errors():

@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from libddp.errors import ArgumentError
+from libddp.errors import ArgumentError, SnapshotError
 
 _Result = TypeVar("_Result")
+#: Before the text of such an error.
+_SNAPSHOT = "\0"
 
 
 def together(groups: Iterable[Any], what: str, function: Callable[[], _Result]) -> _Result:
@@ -21,7 +23,8 @@ def together(groups: Iterable[Any], what: str, function: Callable[[], _Result]) 
         what: "load a state dict": what could not be done.
 
     Raises:
-        What `function` raised here; ArgumentError where only another rank's did.
+        What `function` raised here. Where only another rank's did: SnapshotError if it was one
+        (a file, about which this rank may know nothing), else ArgumentError.
     """
     error = result = None
     try:
@@ -29,11 +32,15 @@ def together(groups: Iterable[Any], what: str, function: Callable[[], _Result]) 
     except Exception as caught:
         error = caught
     text = "" if error is None else f"rank {dist.get_rank()} could not {what}: {_text(error)}"
+    if isinstance(error, SnapshotError):
+        text = _SNAPSHOT + text
     for group in groups:
         if group is not None and group.size() > 1:
             text = _first_of(group, text)
     if error is not None:
         raise error
+    if text.startswith(_SNAPSHOT):
+        raise SnapshotError(f"libddp fsdp: {text[len(_SNAPSHOT) :]}")
     if text:
         raise ArgumentError(f"libddp fsdp: {text} Hint: give every rank the same.")
     return result

@@ -31,7 +31,7 @@ def save_safetensors(model: torch.nn.Module, path: str | os.PathLike) -> None:
         path: of the file.
 
     Raises:
-        OSError: rank 0 cannot write; the others raise ArgumentError with its text.
+        SnapshotError: rank 0 cannot write, on every rank; names the path, and says why.
 
     Example:
         >>> save_safetensors(model, "model.safetensors")          # doctest: +SKIP
@@ -69,7 +69,8 @@ def consolidate(folder: str | os.PathLike, path: str | os.PathLike, prefix="mode
         The number of tensors in the file.
 
     Raises:
-        SnapshotError: the checkpoint is damaged, or nothing in it begins with `prefix`.
+        SnapshotError: the checkpoint is damaged, nothing in it begins with `prefix`, or `path`
+            cannot be written.
     """
     found = _Snapshot(folder) if (Path(folder) / INDEX).exists() else _Dcp(folder)
     tensors = {k: v for k, v in found.tensors.items() if k.startswith(prefix)}

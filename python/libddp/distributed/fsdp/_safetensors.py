@@ -12,10 +12,12 @@ when it is whole and on the disk.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -48,6 +50,29 @@ def name_of(dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
+_HINTS = {
+    (errno.ENOSPC, errno.EDQUOT): "make room there; what was there before is whole.",
+    (errno.EACCES, errno.EPERM, errno.EROFS): "choose a path that this user may write to.",
+    (errno.ENOTDIR, errno.EEXIST): "a file stands where a folder must be; choose another path.",
+    (errno.EISDIR,): "a folder stands where the file must be; choose another path.",
+    (errno.ENOENT,): "choose a path whose folder is there.",
+}
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what the system may refuse. Raises: SnapshotError, names `path` and the reason."""
+    try:
+        yield
+    except OSError as error:
+        hint = next((h for numbers, h in _HINTS.items() if error.errno in numbers), None)
+        at = f" ({error.filename})" if error.filename not in (None, str(path), path) else ""
+        raise SnapshotError(
+            f"libddp: cannot write {path}: {error.strerror or error}{at}. "
+            f"Hint: {hint or 'look at that disk, or choose another path.'}"
+        ) from error
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames in it durable."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -63,6 +88,9 @@ class Writer:
     Attributes:
         offsets: name -> where its bytes begin in the file.
         size: of the whole file, in bytes.
+
+    Raises:
+        SnapshotError: the system refuses; names the file. Nothing is left of what was written.
     """
 
     def __init__(
@@ -89,8 +117,13 @@ class Writer:
         self._path, self._fresh = path, path.with_name(path.name + ".tmp")
 
     def __enter__(self) -> Writer:
-        self._file = open(self._fresh, "wb")
-        self._file.write(len(self._head).to_bytes(8, "little") + self._head)
+        with writing(self._path):
+            self._file = open(self._fresh, "wb")
+            try:
+                self._file.write(len(self._head).to_bytes(8, "little") + self._head)
+            except OSError:
+                self._discard()
+                raise
         return self
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
@@ -100,18 +133,30 @@ class Writer:
                 f"libddp: {name!r} does not begin at byte {self._file.tell()} of {self._path}. "
                 "Hint: write all tensors in their order, with the shapes that were announced."
             )
-        self._file.write(_bytes(tensor.detach().cpu().contiguous()).numpy())
+        data = _bytes(tensor.detach().cpu().contiguous()).numpy()
+        with writing(self._path):
+            self._file.write(data)
 
     def __exit__(self, kind, *_) -> None:
-        is_whole = kind is None and self._file.tell() == self.size
-        if is_whole:
+        try:
+            if kind is None and self._file.tell() == self.size:
+                self._publish()
+        finally:
+            self._discard()
+
+    def _publish(self) -> None:
+        with writing(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
-        self._file.close()
-        if is_whole:
+            self._file.close()
             os.replace(self._fresh, self._path)
             sync_folder(self._path.parent)
-        else:
+
+    def _discard(self) -> None:
+        """What has no name yet; an error of that would hide the one that led here."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
             self._fresh.unlink(missing_ok=True)
 
 

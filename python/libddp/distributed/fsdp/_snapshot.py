@@ -13,7 +13,7 @@ import torch.distributed as dist
 from libddp._version import __version__
 from libddp.distributed._groups import native
 from libddp.distributed.fsdp import _agreement, _deferred, _entries, _optim_state
-from libddp.distributed.fsdp._safetensors import Writer, name_of
+from libddp.distributed.fsdp._safetensors import Writer, name_of, writing
 from libddp.distributed.fsdp._snapshot_files import FORMAT, INDEX, VERSION, Snapshot, write_index
 from libddp.errors import ArgumentError
 
@@ -34,7 +34,7 @@ def save_snapshot(
         extra: what else belongs to it; anything that JSON has.
 
     Raises:
-        OSError: this rank cannot write; the other ranks raise ArgumentError with its text.
+        SnapshotError: a rank cannot write, on every rank; names the path, and says why.
 
     Example:
         >>> save_snapshot("out/snapshot", model, optimizer, {"step": 100})  # doctest: +SKIP
@@ -82,7 +82,8 @@ def load_snapshot(folder: str | os.PathLike, model: torch.nn.Module, optimizer=N
         The `extra` of save_snapshot.
 
     Raises:
-        SnapshotError: a file is missing, truncated or of another snapshot; names it.
+        SnapshotError: a file is missing, truncated or of another snapshot, for this rank or
+            another one; names it.
         ArgumentError: parameters that are missing, too many or of another shape, of which the
             first is named with its module; or another rank's error.
     """
@@ -111,7 +112,8 @@ def _together(what: str):
 
 def _write(folder: Path, name: str, entries: list[_entries.Entry]) -> dict[str, Any]:
     """This rank's file; returns what the index has to know of it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     own = [entry for entry in entries if entry.is_writer and entry.end > entry.begin]
     shapes = {entry.key: (entry.tensor.dtype, entry.tensor.shape) for entry in own}
     with Writer(folder / name, shapes) as file:
@@ -146,7 +148,8 @@ def _publish(folder: Path, index: dict[str, Any]) -> None:
     write_index(folder, index)
     for path in folder.glob("rank-*-of-*.*.safetensors*"):
         if path.name not in index["files"]:
-            path.unlink(missing_ok=True)
+            with writing(folder):
+                path.unlink(missing_ok=True)
 
 
 def _check(snapshot: Snapshot, entries: list[_entries.Entry], prefix: str) -> None:

@@ -11,6 +11,7 @@ the bytes [offset, offset + length) of its file. Thread rule: immutable once ope
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from libddp.distributed.fsdp._safetensors import DTYPES, Reader, sync_folder
+from libddp.distributed.fsdp._safetensors import DTYPES, Reader, sync_folder, writing
 from libddp.errors import SnapshotError
 
 INDEX, FORMAT, VERSION = "index.json", "libddp-snapshot", 1
@@ -104,14 +105,23 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def write_index(folder: Path, index: dict[str, Any]) -> None:
-    """Puts it in place at once: from then on this is the folder's snapshot."""
-    fresh = folder / (INDEX + ".tmp")
-    with open(fresh, "w") as file:
-        json.dump(index, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, folder / INDEX)
-    sync_folder(folder)
+    """Puts it in place at once: from then on this is the folder's snapshot.
+
+    Raises: SnapshotError, the system refuses.
+    """
+    text, fresh = json.dumps(index), folder / (INDEX + ".tmp")
+    with writing(folder):
+        try:
+            with open(fresh, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, folder / INDEX)
+        except OSError:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise
+        sync_folder(folder)
 
 
 def _open(folder: Path, name: str, size: int) -> Reader:
