@@ -29,4 +29,3 @@ def test_on_two_ranks(page, tmp_path):
 @pytest.mark.parametrize("page", [p for p in snippets.PAGES if wanted(p, is_alone=True)])
 def test_in_one_process(page, tmp_path):
     assert run(page, tmp_path) == wanted(page, is_alone=True)
-
