@@ -3,7 +3,7 @@
 // Activation checkpointing for LibTorch: a block keeps its inputs and runs again in backward.
 // Thread rule: see checkpoint_node.h.
 //
-//   at::Tensor y = libddp::checkpoint([b](at::Tensor h) { return b->forward(h); },
+//   at::Tensor y = libddp::checkpoint([b](at::Tensor h) mutable { return b->forward(h); },
 //                                     b->parameters(), x);
 //   at::Tensor z = libddp::checkpoint_sequential(blocks, 4, x);   // vector of module holders
 //
@@ -98,7 +98,8 @@ at::Tensor checkpoint_sequential(const std::vector<Module>& modules, std::size_t
                         " segments. Hint: at least one module per segment.");
   }
   const auto run = [](const std::vector<Module>& part, at::Tensor tensor) {
-    for (const Module& module : part) tensor = module->forward(tensor);
+    // Copies: what a const holder shows has no forward, since that of torch's modules is not const.
+    for (Module module : part) tensor = module->forward(tensor);
     return tensor;
   };
   for (std::size_t start = 0; start + size <= size * (segments - 1); start += size) {

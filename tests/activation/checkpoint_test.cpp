@@ -116,6 +116,19 @@ TEST_CASE("checkpoint_sequential") {
   CHECK(contains(text, "3 modules do not make 4 segments"));
 }
 
+TEST_CASE("modules in torch's holders, whose forward is not const") {
+  std::vector<torch::nn::Linear> layers;
+  for (int i = 0; i < 3; ++i) layers.emplace_back(4, 4);
+  const at::Tensor x = at::ones({2, 4});
+  at::Tensor wanted = x;
+  for (auto& layer : layers) wanted = layer(wanted);
+  CHECK(at::equal(checkpoint_sequential(layers, 3, x), wanted));
+  torch::nn::Linear b = layers[0];
+  const auto y =
+      checkpoint([b](at::Tensor h) mutable { return b->forward(h); }, b->parameters(), x);
+  CHECK(at::equal(y, b(x)));
+}
+
 TEST_CASE("checkpoints nest") {
   const Blocks blocks = make_blocks();
   const auto run = [&](at::Tensor x) {
