@@ -8,9 +8,9 @@ A snippet runs as printed, on two ranks, unless an HTML comment stands right bef
     code that stands before the snippet
     -->
 
-Words: `continued` (in the namespace of the page's snippet before), `alone` (one process, no launcher),
-`rank-0` (the other ranks pass it over), `run` (a shell snippet, which is only read otherwise),
-`not run: REASON`.
+Words: `continued` (in the namespace of the page's snippet before), `alone` (one process, no
+launcher), `rank-0` (the other ranks pass it over), `run` (a shell snippet, which is only read
+otherwise), `not run: REASON`.
 """
 
 from __future__ import annotations
