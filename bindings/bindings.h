@@ -16,6 +16,7 @@ void bind_interpreter(pybind11::module_& module);
 void bind_ddp(pybind11::module_& module);
 void bind_activation(pybind11::module_& module);
 void bind_fsdp(pybind11::module_& module);
+void bind_fsdp_faces(pybind11::module_& module);
 void bind_optim(pybind11::module_& module);
 
 }  // namespace libddp

@@ -1,7 +1,5 @@
 // libddp._C.Unit and ShardedModel: what libddp.distributed.fsdp calls.
 
-#include <ATen/ops/from_blob.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -130,19 +128,11 @@ void reduce_by(Unit& unit, const py::object& hook) {
   });
 }
 
-/// The same memory as a tensor of its own, that begins there: a DTensor has the storage offset of
-/// its local tensor, and files get all of a tensor's storage.
-at::Tensor alias_of(const at::Tensor& tensor) {
-  return at::from_blob(
-      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {},
-      tensor.options().requires_grad(false));
-}
-
 }  // namespace
 
 void bind_fsdp(py::module_& module) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
-  module.def("alias_of", &alias_of, py::arg("tensor"));
+  bind_fsdp_faces(module);
   py::class_<Unit, std::shared_ptr<Unit>>(module, "Unit")
       .def(py::init(&make_unit), py::kw_only(), py::arg("name"), py::arg("parameters"),
            py::arg("shard"), py::arg("replicate"), py::arg("keep_unsharded"),

@@ -1,5 +1,6 @@
 #include "bindings/tensors.h"
 
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -39,6 +40,12 @@ NamedTensors named(const PythonTensors& tensors) {
 
 void collect_tensors_of(py::handle value, std::vector<at::Tensor>& found) {
   collect(value, 0, found);
+}
+
+at::Tensor alias_of(const at::Tensor& tensor) {
+  return at::from_blob(
+      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {},
+      tensor.options().requires_grad(false));
 }
 
 void rethrow_as_python_error(std::exception_ptr error) {

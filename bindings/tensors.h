@@ -24,6 +24,10 @@ NamedTensors named(const PythonTensors& tensors);
 /// Tensors in tensors, tuples, lists, dicts and dataclasses.
 void collect_tensors_of(pybind11::handle value, std::vector<at::Tensor>& found);
 
+/// The same memory as a tensor of its own, that begins there: a DTensor has the storage offset of
+/// its local tensor, and files get all of a tensor's storage.
+at::Tensor alias_of(const at::Tensor& tensor);
+
 /// Autograd knows only Python errors that are already set; any other exception would come out of
 /// backward() as a plain RuntimeError. Takes the lock itself.
 [[noreturn]] void rethrow_as_python_error(std::exception_ptr error);

@@ -250,6 +250,15 @@ class ShardedParam:
         self.take_over()
 
 
+def rows_of(params: list[ShardedParam]) -> list[tuple]:
+    """What the bindings need of each, to do in every step what its methods do; empty where some of
+    the two forms differ in more than who owns what.
+    """
+    if any(param.dim or param.inner is not None or param.local is None for param in params):
+        return []
+    return [(p, p.sharded, p.unsharded, p.local, tuple(p.places)) for p in params]
+
+
 class Faces:
     """Of a whole model: what the C++ model calls."""
 
@@ -264,28 +273,37 @@ class Faces:
     def take_over(self) -> None:
         """A step or a pass begins."""
         for shard in self._shards:
-            if not shard.is_held:
-                for param in shard.params:
-                    param.take_over()
+            if shard.is_held:
+                continue
+            _C.take_over_faces(shard.rows, _NOTHING)
+            for param in shard.params if not shard.rows else ():
+                param.take_over()
 
     def show_gradients(self) -> None:
         """A pass has ended."""
         for shard in self._shards:
-            for param in shard.params:
-                param.show_gradient()
+            self._show_gradients(shard)
 
     def show_gradients_of(self, unit: Any) -> None:
         """The averages of a unit are there, in the middle of a pass."""
-        for param in self._by_unit[id(unit)].params:
+        self._show_gradients(self._by_unit[id(unit)])
+
+    @staticmethod
+    def _show_gradients(shard: Shard) -> None:
+        _C.show_face_gradients(shard.rows)
+        for param in shard.params if not shard.rows else ():
             param.show_gradient()
 
     def has_late_hooks(self, unit: Any) -> bool:
-        return any(param.has_hooks() for param in self._by_unit[id(unit)].params)
+        shard = self._by_unit[id(unit)]
+        if shard.rows:
+            return _C.have_face_hooks(shard.rows)
+        return any(param.has_hooks() for param in shard.params)
 
     @torch.no_grad()
     def run_late_hooks(self, unit: Any) -> None:
-        params = [param for param in self._by_unit[id(unit)].params if param.has_hooks()]
-        if params:
+        if self.has_late_hooks(unit):
+            params = [param for param in self._by_unit[id(unit)].params if param.has_hooks()]
             averaged = set(unit.averaged())
             for param in params:
                 if param.name in averaged:

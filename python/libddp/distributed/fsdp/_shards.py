@@ -87,6 +87,8 @@ class Shard:
     made: Any = None
     #: Where scripts see DTensors: both forms of each parameter, in the same order.
     params: list[ShardedParam] = field(default_factory=list)
+    #: The same for the bindings, see rows_of.
+    rows: list[tuple] = field(default_factory=list)
     #: A script wants whole parameters outside of the forward.
     is_held: bool = False
     #: The unit was made anew: the model that has the old one must be made anew too.
@@ -154,13 +156,22 @@ class Shard:
         self._show_sharded()
 
     def _show_sharded(self) -> None:
-        self.parameters = [(param.name, param.sharded) for param in self.params]
+        self._take_rows()
         self.show(sharded=True)
 
     def show(self, sharded: bool) -> None:
         """What the module has for parameters: DTensors, or whole plain tensors."""
+        if self.rows:
+            _C.show_faces(self.rows, sharded)
+            return
         for param in self.params:
             param.register(param.sharded if sharded else param.whole())
+
+    def _take_rows(self) -> None:
+        from libddp.distributed.fsdp._dtensors import rows_of
+
+        self.parameters = [(param.name, param.sharded) for param in self.params]
+        self.rows = rows_of(self.params)
 
     def _find_params(self) -> None:
         """Both forms of the parameters, which may be DTensors of this unit already."""
@@ -272,9 +283,13 @@ class Shard:
 
     def adopt(self) -> None:
         """Takes over parameters that a script has converted, or put others in the place of."""
+        if self.rows and _C.are_faces_settled(self.rows):
+            return
         if all(param.is_settled() for param in self.params):
             return
-        if all(param.adopt(self.name) for param in self.params):
+        is_adopted = all(param.adopt(self.name) for param in self.params)
+        self._take_rows()
+        if is_adopted:
             return
         self.made = None  # of another dtype: the unit is made anew
         self._find_and_make()
