@@ -1,7 +1,6 @@
 // The gradients of a FlatParameter: from autograd's tensors to averaged pieces.
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -202,29 +201,31 @@ void FlatParameter::fill_missing() {
   if (!zeroes_unused_) note_used();
 }
 
-/// So that the average tells whether any rank has used a parameter.
+/// So that the average tells whether any rank has used a parameter: zero bytes, or not.
 void FlatParameter::note_used() {
-  const c10::NoGradGuard no_grad;
-  const auto count = static_cast<std::int64_t>(size());
-  at::Tensor notes = at::ones({count}, reduce_dtype_);
-  for (std::size_t i = 0; i < size(); ++i) {
-    if (!is_filled(i)) notes.narrow(0, static_cast<std::int64_t>(i), 1).zero_();
-  }
+  const std::size_t element = gradients_.element_size();
+  auto* const bytes = static_cast<std::byte*>(gradients_.mutable_data_ptr());
   for (int rank = 0; rank < layout_.world_size(); ++rank) {
     const std::int64_t begin = layout_.block_numel() * rank + layout_.notes_offset();
-    gradients_.narrow(0, begin, count).copy_(notes);
+    for (std::size_t i = 0; i < size(); ++i) {
+      std::byte* const note = bytes + (static_cast<std::size_t>(begin) + i) * element;
+      if (is_filled(i)) std::memcpy(note, one_.const_data_ptr(), element);
+    }
   }
 }
 
 /// What no rank has used gets no gradient.
 void FlatParameter::leave_out_unused(const at::Tensor& result) {
-  const auto count = static_cast<std::int64_t>(size());
-  at::Tensor notes = result.narrow(0, layout_.notes_offset(), count);
-  const at::Tensor used = notes.to(at::kFloat);
+  const std::size_t element = result.element_size();
+  auto* const notes = static_cast<std::byte*>(result.mutable_data_ptr()) +
+                      static_cast<std::size_t>(layout_.notes_offset()) * element;
   for (std::size_t i = 0; i < size(); ++i) {
-    if (used.const_data_ptr<float>()[i] == 0) members_[i].gradient = Gradient::None;
+    std::byte* const note = notes + i * element;
+    const bool is_zero =
+        std::all_of(note, note + element, [](std::byte byte) { return byte == std::byte{}; });
+    if (is_zero) members_[i].gradient = Gradient::None;
+    std::memset(note, 0, element);
   }
-  notes.zero_();
 }
 
 void FlatParameter::reduce() {

@@ -1,6 +1,7 @@
 #include "libddp/fsdp/flat_parameter.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -46,7 +47,8 @@ FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
       gradient_dtype_(!options.keep_low_gradients ? dtype_
                       : is_sharded()              ? compute_dtype_
                                                   : reduce_dtype_),
-      members_(size()) {
+      members_(size()),
+      one_(at::ones({1}, reduce_dtype_)) {
   memory_ = FlatMemory::make({options_.shard, layout_, dtype_, compute_dtype_, label_}, pool_);
   const c10::NoGradGuard no_grad;
   for (std::size_t i = 0; i < size(); ++i) {

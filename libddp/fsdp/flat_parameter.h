@@ -240,6 +240,8 @@ class FlatParameter {
   std::optional<double> divisor_;
   ReduceHook reduce_hook_;
   bool zeroes_unused_ = true;
+  /// What note_used writes.
+  const at::Tensor one_;
   std::optional<Pass> pass_;
   /// Whole gradients, in the pool's memory; where nothing is sharded, gradient_block_ itself if
   /// nothing stands there. They last until the pass that averages them.

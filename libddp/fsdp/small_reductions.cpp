@@ -36,7 +36,7 @@ void for_blocks(const FlatParameter& flat, std::int64_t from, std::int64_t total
   }
 }
 
-std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+std::byte* begin_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
 }  // namespace
 
@@ -112,10 +112,10 @@ void SmallReductions::launch(Batch& batch, bool async) {
 void SmallReductions::pack(Batch& batch) {
   std::int64_t from = 0;
   for (const FlatParameter* const flat : batch.flats) {
-    const std::byte* const array = bytes_of(flat->whole_gradient());
+    const std::byte* const array = begin_of(flat->whole_gradient());
     for_blocks(*flat, from, batch.block_numel, blocks_of(*flat),
                [&](std::size_t in_array, std::size_t in_batch, std::size_t bytes) {
-                 std::memcpy(bytes_of(batch.sent) + in_batch, array + in_array, bytes);
+                 std::memcpy(begin_of(batch.sent) + in_batch, array + in_array, bytes);
                });
     from += flat->layout().block_numel();
   }
@@ -138,10 +138,10 @@ void SmallReductions::collect() {
 void SmallReductions::unpack(Batch& batch) {
   std::int64_t from = 0;
   for (FlatParameter* const flat : batch.flats) {
-    std::byte* const array = bytes_of(flat->average());
+    std::byte* const array = begin_of(flat->average());
     for_blocks(*flat, from, batch.block_numel, /*blocks=*/1,
                [&](std::size_t in_array, std::size_t in_batch, std::size_t bytes) {
-                 std::memcpy(array + in_array, bytes_of(batch.averages) + in_batch, bytes);
+                 std::memcpy(array + in_array, begin_of(batch.averages) + in_batch, bytes);
                });
     flat->end_reduction();
     from += flat->layout().block_numel();

@@ -302,8 +302,11 @@ class Faces:
 
     @torch.no_grad()
     def run_late_hooks(self, unit: Any) -> None:
-        if self.has_late_hooks(unit):
-            params = [param for param in self._by_unit[id(unit)].params if param.has_hooks()]
+        shard = self._by_unit[id(unit)]
+        if shard.rows and not _C.have_face_hooks(shard.rows):
+            return
+        params = [param for param in shard.params if param.has_hooks()]
+        if params:
             averaged = set(unit.averaged())
             for param in params:
                 if param.name in averaged:
