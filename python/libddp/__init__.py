@@ -14,6 +14,7 @@ The exception classes of `libddp.errors` and the sub-packages are loaded when th
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,11 @@ def __getattr__(name: str):
 def __dir__() -> list[str]:
     return sorted(__all__)
 
+
+if "LIBDDP_LAUNCHER_PID" in os.environ:  # of `libddp run`, or of a process below it
+    from libddp._worker import watch
+
+    watch()
 
 if drop_in_wanted():
     # torch first: at its end it installs libddp, for which no part of libddp may be half imported.

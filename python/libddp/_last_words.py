@@ -117,6 +117,8 @@ def _without_rank(text: str) -> str:
 
 
 def _collect(failures) -> list[LastWords]:
+    from libddp import _worker_ends
+
     ends = {}
     for failure in failures.values():
         folder = os.path.dirname(os.path.dirname(failure.error_file))
@@ -131,7 +133,7 @@ def _collect(failures) -> list[LastWords]:
                 text = text.get("message", "")
             when = -math.inf if failure.exitcode < 0 else math.inf
             ends[rank] = LastWords(rank, str(text)[:_MAX_TEXT], "", when, False)
-    return list(ends.values())
+    return _worker_ends.complete(list(ends.values()), failures, _read)
 
 
 def _read(path: str) -> LastWords | None:

@@ -30,7 +30,7 @@ from torch.distributed.elastic.multiprocessing.errors import (
     record,
 )
 
-from libddp import _last_words, _rendezvous, _run_key
+from libddp import _last_words, _rendezvous, _run_key, _worker, _worker_ends
 from libddp._autoload import DROP_IN
 
 _RENDEZVOUS_FLAGS = ("rdzv_endpoint", "rdzv_id", "rdzv_backend", "master_addr", "master_port")
@@ -126,14 +126,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     quieten_torchrun()
     workers = torchrun.determine_local_world_size(args.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
+    os.environ[_worker.LAUNCHER] = str(os.getpid())
     try:
-        torchrun.run(args)
+        with _worker_ends.watched() as ended:
+            torchrun.run(args)
     except SignalException as end:
         name = signal.Signals(end.sigval).name
         print(f"libddp run: ended by {name}; the workers are stopped", file=sys.stderr)
         sys.exit(128 + end.sigval)
     except ChildFailedError as failed:
-        first = _last_words.report(failed.failures)
+        first = _last_words.report(ended.failures(failed.failures))
         if first.path and "TORCHELASTIC_ERROR_FILE" in os.environ:  # a launcher above this one
             get_error_handler().dump_error_file(first.path, 1)
         sys.exit(1)

@@ -72,7 +72,8 @@ def _is_registered(name: str) -> bool:
 
 def create(options, pg_options):
     """The c10d backend of one group; torch calls it on each of the group's ranks."""
-    _exit.install()
+    ranks = options.global_ranks_in_group
+    _exit.install(ranks[options.group_rank] if ranks else options.group_rank)
     return _C.create_backend(options, pg_options, **vars(_links.default()))
 
 

@@ -15,25 +15,26 @@ import sys
 from functools import cache
 from multiprocessing.util import Finalize
 
-import torch
 import torch.distributed.distributed_c10d as c10d
 
-from libddp import _last_words
+from libddp import _worker
+from libddp._program_line import program_line
 
-_LIBRARIES = tuple(
-    os.path.join(os.path.dirname(os.path.abspath(path)), "")
-    for path in (torch.__file__, os.path.dirname(__file__))
-)
-#: Python's own, in which an environment's packages may lie.
-_STANDARD = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
-_PACKAGES = tuple(_STANDARD + name for name in ("site-packages", "dist-packages"))
 _MAX_TEXT = 500
+#: This process's rank in its first group, by process: a forked child is another rank.
+_ranks: dict[int, int] = {}
 
 
-def install() -> None:
-    """Hooks into the end of the process, once."""
+def install(rank: int) -> None:
+    """Hooks into the end of the process, once.
+
+    Args:
+        rank: of this process in the whole job.
+    """
     _hook_interpreter()
-    _hook_multiprocessing(os.getpid())
+    if os.getpid() not in _ranks:
+        _ranks[os.getpid()] = rank
+        _hook_multiprocessing(rank)
 
 
 @cache
@@ -42,7 +43,7 @@ def _hook_interpreter() -> None:
 
     def abort_and_report(kind, value, trace):
         try:
-            _last_words.record_error(value, program_line(value))
+            _worker.record(value)
             abort(describe(value))
         finally:
             previous(kind, value, trace)
@@ -51,13 +52,13 @@ def _hook_interpreter() -> None:
     atexit.register(leave)
 
 
-@cache
-def _hook_multiprocessing(_pid: int) -> None:
+def _hook_multiprocessing(rank: int) -> None:
     """In each child anew: its exceptions never come to sys.excepthook, but its finalizers see them.
 
     They run in a `finally` around the child's function.
     """
     if multiprocessing.parent_process() is not None:
+        _worker.begin_spawned(rank)
         Finalize(None, end_child, exitpriority=100)
 
 
@@ -65,6 +66,7 @@ def end_child() -> None:
     """As the end of an interpreter."""
     error = _behind_exit(sys.exc_info()[1])
     if error is not None:
+        _worker.record_spawned(error, _ranks[os.getpid()])
         abort(describe(error))
     leave()
 
@@ -82,27 +84,6 @@ def describe(error: BaseException) -> str:
     text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")[:_MAX_TEXT]
     place = program_line(error)
     return f"{text} ({os.path.basename(place[0])}:{place[1]})" if place else text
-
-
-def program_line(error: BaseException) -> tuple[str, int] | None:
-    """Path and number of the program's innermost line under an exception."""
-    place = None
-    trace = error.__traceback__
-    while trace is not None:
-        path = trace.tb_frame.f_code.co_filename
-        if place is None or _is_program(path):
-            place = (path, trace.tb_lineno)
-        trace = trace.tb_next
-    return place
-
-
-def _is_program(path: str) -> bool:
-    if path.startswith("<frozen "):
-        return False
-    path = os.path.abspath(path)
-    if path.startswith(_STANDARD) and not path.startswith(_PACKAGES):
-        return False
-    return not path.startswith(_LIBRARIES)
 
 
 def live_groups() -> list:

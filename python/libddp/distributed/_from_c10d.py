@@ -53,7 +53,7 @@ def from_c10d(group=None) -> _C.ProcessGroup:
             f"libddp: from_c10d: {group!r} is a {type(group).__name__}. Hint: pass a group of "
             "torch.distributed, as new_group() returns it."
         )
-    _exit.install()
+    _exit.install(c10d.get_rank() if c10d.is_initialized() else 0)
     if not isinstance(group, c10d.ProcessGroup):
         return _C.from_c10d(group)
     ranks = c10d.get_process_group_ranks(group) if group in c10d._world.pg_group_ranks else []

@@ -1,7 +1,14 @@
 """How `libddp run` ends when a rank fails: one screen, and the rank that failed first."""
 
+import os
+from types import SimpleNamespace
+from unittest.mock import patch
+
 import pytest
 from launches import finish, launch, ranks
+from libddp.errors import PeerError
+
+from libddp import _last_words, _worker
 
 RAISES = """
 import os, time
@@ -24,9 +31,9 @@ def last_words(output: str) -> str:
     return output[output.index("libddp run: failed") :]
 
 
-def run(folder, text):
+def run(folder, text, number=2):
     (folder / "train.py").write_text(text)
-    ((status, output),) = finish(launch([*ranks(2), "train.py"], folder), deadline=300)
+    ((status, output),) = finish(launch([*ranks(number), "train.py"], folder), deadline=300)
     return status, output
 
 
@@ -105,3 +112,148 @@ def test_what_all_ranks_meet_is_pinned_on_none(tmp_path, text, told):
     assert "alike on ranks 0, 1: " in end
     assert told in end
     assert "was first" not in end
+
+
+#: Names only torch, as a script for the drop-in does.
+EARLY = """
+import json, os, time
+import torch
+
+rank = int(os.environ["RANK"])
+if rank == 0:
+    time.sleep(600)
+config = json.loads("no json")
+"""
+
+
+def test_an_exception_before_the_group_is_named_with_the_programs_line(tmp_path):
+    status, output = run(tmp_path, EARLY)
+    assert status == 1
+    end = last_words(output)
+    line = EARLY.splitlines().index('config = json.loads("no json")') + 1
+    assert "rank 1 was first: json.decoder.JSONDecodeError: Expecting value" in end
+    assert f"  at:   {tmp_path}/train.py:{line}\n" in end
+
+
+REPLACED_HOOK = """
+import sys
+import torch
+
+sys.excepthook = lambda kind, value, trace: print("Oh dear:", value)
+raise ValueError("no such token")
+"""
+
+
+def test_an_exception_that_the_programs_own_hook_prints_is_named(tmp_path):
+    status, output = run(tmp_path, REPLACED_HOOK, number=1)
+    assert status == 1
+    assert "Oh dear: no such token" in output
+    assert "rank 0 was first: ValueError: no such token\n" in last_words(output)
+    assert "train.py:6\n" in last_words(output)
+
+
+FORGIVEN = """
+import os, subprocess, sys, time
+import torch
+
+if "HELPER" in os.environ:
+    raise ValueError("no cache yet")
+if os.environ["RANK"] == "0":
+    subprocess.run([sys.executable, __file__], env=os.environ | {"HELPER": "1"})
+    open("tried", "w").close()
+    time.sleep(600)
+while not os.path.exists("tried"):
+    time.sleep(0.1)
+sys.exit(3)
+"""
+
+
+def test_a_helper_that_fails_and_is_forgiven_is_not_named(tmp_path):
+    status, output = run(tmp_path, FORGIVEN)
+    assert status == 1
+    assert "ValueError: no cache yet" in output
+    end = last_words(output)
+    assert "rank 1 was first: exit code 3" in end
+    assert "no cache yet" not in end
+
+
+SPAWNS = """
+import os
+import torch
+import torch.multiprocessing as mp
+import libddp.distributed as dist
+
+def train(rank):
+    if BEFORE and rank == 1:
+        raise ValueError("no such token")
+    meet = "file://" + os.path.abspath("meet")
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        raise ValueError("no such token")
+    dist.all_reduce(torch.ones(1))
+
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=2)
+"""
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_spawned_rank_is_named_with_its_line(tmp_path, before):
+    text = SPAWNS.replace("BEFORE", str(before))
+    status, output = run(tmp_path, text, number=1)
+    assert status == 1
+    end = last_words(output)
+    raising = [n for n, line in enumerate(text.splitlines(), 1) if "raise" in line]
+    if before:  # which rank it was going to be, nobody knows yet
+        assert "rank 0 was first: ValueError: no such token (its process 1)\n" in end
+    else:
+        assert "rank 1 was first: ValueError: no such token\n" in end
+    assert f"  at:   {tmp_path}/train.py:{raising[not before]}\n" in end
+    assert len(end.splitlines()) <= 6
+
+
+def test_a_spawned_rank_that_was_killed_is_not_taken_for_another(tmp_path):
+    text = SPAWNS.replace("BEFORE", "False").replace(
+        'raise ValueError("no such token")', "os.kill(os.getpid(), 9)"
+    )
+    status, output = run(tmp_path, text, number=1)
+    assert status == 1
+    end = last_words(output)
+    assert "process 1 terminated with signal SIGKILL" in end.splitlines()[0]
+
+
+def workers_end(folder, exitcode, records):
+    """The screen's first line for worker 0 that started ranks 0 and 1, which left `records`."""
+    file = folder / "0" / "error.json"
+    file.parent.mkdir()
+    message = "Signal 9" if exitcode < 0 else "To enable traceback see: ..."
+    failure = SimpleNamespace(exitcode=exitcode, message=message, error_file=str(file))
+    with patch.dict(os.environ, TORCHELASTIC_ERROR_FILE=str(file)):
+        for rank, error in records:
+            _worker.begin_spawned(rank)
+            with patch.dict(os.environ):
+                _worker.record_spawned(error, rank)
+    return _last_words.report({0: failure})
+
+
+def lost() -> PeerError:
+    """A new one each time: an error is recorded once."""
+    return PeerError("libddp: rank 0 died")
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "records", "rank", "text"),
+    [
+        (1, [(1, ValueError("no such token")), (0, lost())], 1, "ValueError: no such token"),
+        (1, [(1, ValueError("first try")), (1, lost()), (0, KeyError("second"))], 0, "KeyError:"),
+        (-9, [(0, lost()), (1, lost())], 0, "Signal 9"),
+        (3, [], 0, "exit code 3"),
+    ],
+)
+def test_spawned_ranks_speak_for_their_worker(tmp_path, capsys, exitcode, records, rank, text):
+    first = workers_end(tmp_path, exitcode, records)
+    screen = capsys.readouterr().err
+    assert first.rank == rank
+    assert f"rank {rank} was first: {text}" in screen
+    assert len(screen.splitlines()) <= 6
