@@ -54,7 +54,7 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
                               on_goodbye(rank, sequence, error);
                             },
                             [this] { return running_.load(std::memory_order_relaxed); },
-                            [this] { report_failure(/*waits=*/running_.load() != 0); }});
+                            [this] { report_failure(/*waits=*/false); }});
 }
 
 HostBackend::~HostBackend() {

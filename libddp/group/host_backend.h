@@ -99,7 +99,7 @@ class HostBackend : public Backend {
   std::string where_are(const std::vector<int>& ranks);
   RunningCallText describe_running();
   /// The flight log's file and the report, if this rank is the one to write it, each once.
-  /// `waits`: in an operation of this rank, which raises the failure.
+  /// `waits`: an operation of this rank raises the failure.
   void report_failure(bool waits) noexcept;
   bool writes_report(const MeshFailure& failure) const;
   std::string report_text(const MeshFailure& failure);
