@@ -18,6 +18,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from libddp._load import load
 from libddp.distributed.fsdp import _placement
+from libddp.distributed.fsdp._extensions import Extension, has_extension
 from libddp.errors import ArgumentError, StateError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class ShardedParam:
 
     __slots__ = (
         "dim",
+        "extension",
         "inner",
         "local",
         "name",
@@ -50,7 +52,12 @@ class ShardedParam:
     )
 
     def __init__(
-        self, name: str, parameter: torch.nn.Parameter, sharding: Sharding, dim: int = 0
+        self,
+        name: str,
+        parameter: torch.nn.Parameter,
+        sharding: Sharding,
+        dim: int = 0,
+        module: torch.nn.Module | None = None,
     ) -> None:
         #: In the unit.
         self.name = name
@@ -64,6 +71,11 @@ class ShardedParam:
         if dim or self.inner is not None:
             own = self.to_unit(local_of(parameter.detach())).contiguous()
             self.unsharded = torch.nn.Parameter(own, parameter.requires_grad)
+        #: Of a class that says itself what is gathered.
+        self.extension: Extension | None = None
+        if has_extension(parameter) and dim == 0:
+            self.extension = Extension(parameter, sharding, module)
+            self._stand_in(parameter)
         #: Of that, whole.
         self.unit_shape = self.unsharded.shape
         #: None until there is a unit, or it is known that there is none yet.
@@ -95,9 +107,11 @@ class ShardedParam:
 
     def whole(self) -> torch.Tensor:
         """What the module has while it computes; where it is no parameter, with a graph."""
-        if self.dim == 0 and self.inner is None:
+        if not self.is_special():
             return self.unsharded
         with torch.enable_grad():  # a recomputation is announced without
+            if self.extension is not None:
+                return self.extension.whole(self.unsharded, self.sharded._local_tensor)
             whole = self.from_unit(self.unsharded)
             inner = self.inner
             if inner is None:
@@ -111,9 +125,19 @@ class ShardedParam:
                 stride=inner.stride,
             )
 
+    def is_special(self) -> bool:
+        """Whether the two forms differ in more than who owns what."""
+        return bool(self.dim) or self.inner is not None or self.extension is not None
+
+    def _stand_in(self, parameter: torch.Tensor) -> None:
+        """Of an extension's parameter the unit has the gradient alone."""
+        plain = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        self.unsharded = torch.nn.Parameter(plain, parameter.requires_grad)
+
     def show_on_meta(self, sharding: Sharding) -> None:
         """There is no memory yet."""
-        self._wrap(self.from_unit(sharding.own_rows(self.unsharded.detach())))
+        local = self.from_unit(sharding.own_rows(self.unsharded.detach()))
+        self._wrap(local if self.extension is None else self.extension.local)
 
     def _wrap(self, local: torch.Tensor) -> None:
         dtensor = DTensor(local, self.spec, requires_grad=False)
@@ -126,6 +150,11 @@ class ShardedParam:
             return
         self.spec = self.sharded._spec
         self.shown = self.shown_local = self.spare = None
+        if self.extension is not None:
+            self.extension.local = self.sharded._local_tensor
+            whole = torch.zeros(self.unit_shape, dtype=self.sharded.dtype, device="cpu")
+            self.unsharded = torch.nn.Parameter(whole, self.sharded.requires_grad)
+            return
         local = self.to_unit(self.sharded._local_tensor)
         whole = torch.empty(self.unit_shape, dtype=local.dtype, device="cpu")
         sharding.own_rows(whole).copy_(local)
@@ -133,7 +162,10 @@ class ShardedParam:
 
     def settle(self) -> None:
         """The unit has made its memory: `sharded` has what `unsharded` shows of it now."""
-        local = self.from_unit(_C.alias_of(self.unsharded))
+        if self.extension is not None:
+            local = self.extension.local
+        else:
+            local = self.from_unit(_C.alias_of(self.unsharded))
         if self.sharded is None:
             self._wrap(local)
         else:
@@ -254,7 +286,7 @@ def rows_of(params: list[ShardedParam]) -> list[tuple]:
     """What the bindings need of each, to do in every step what its methods do; empty where some of
     the two forms differ in more than who owns what.
     """
-    if any(param.dim or param.inner is not None or param.local is None for param in params):
+    if any(param.is_special() or param.local is None for param in params):
         return []
     return [(p, p.sharded, p.unsharded, p.local, tuple(p.places)) for p in params]
 

@@ -98,6 +98,7 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> _shards
     return _shards.Sharding(
         shard=shard,
         replicate=replicate,
+        policy=policy,
         param_dtype=policy.param_dtype,
         reduce_dtype=policy.reduce_dtype,
         output_dtype=policy.output_dtype,

@@ -24,6 +24,12 @@ def placements_of(sharding: Sharding, dim: int = 0) -> tuple:
     return (*replicate, Shard(dim)) if sharding.shard is not None else replicate
 
 
+def shard_mesh_of(sharding: Sharding) -> DeviceMesh:
+    """The ranks that own parts, without those that own the same."""
+    mesh = sharding.mesh
+    return mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[-1]]
+
+
 def with_dtype(spec: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
     """The same of a tensor of another dtype."""
     if spec.tensor_meta.dtype == dtype:

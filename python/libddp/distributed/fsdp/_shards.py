@@ -56,6 +56,8 @@ class Sharding:
     mesh: Any = None
     #: Sharded state dicts hold DTensors; else torch's ShardedTensors.
     saves_dtensors: bool = True
+    #: torch's MixedPrecisionPolicy, where there is one.
+    policy: Any = None
     #: torch's shard_placement_fn.
     choose_placement: Callable | None = None
     #: A parameter of a used unit that got no gradient on any rank has zeros; else what it had.
@@ -186,13 +188,18 @@ class Shard:
             own = [(r, key) for r, key, _, p in places if p is parameter]
             param = known.get((id(own[0][0]), own[0][1])) if is_dtensor(parameter) else None
             if param is None:
-                param = ShardedParam(name, parameter, self.sharding, self._dim_of(name, parameter))
+                dim, owner = self._dim_of(name, parameter), self._owner_of(parameter)
+                param = ShardedParam(name, parameter, self.sharding, dim, owner)
             else:  # as it was, or what a script has put in its place
                 param.sharded = parameter
             param.make_unsharded(self.sharding)
             param.places = own
             params.append(param)
         self.params = params
+
+    def _owner_of(self, parameter: torch.nn.Parameter) -> torch.nn.Module | None:
+        parts = (part for module in self.modules for part in module.modules())
+        return next((m for m in parts if any(p is parameter for p in m._parameters.values())), None)
 
     def _dim_of(self, name: str, parameter: torch.nn.Parameter) -> int:
         from libddp.distributed.fsdp._placement import dim_of
