@@ -375,6 +375,10 @@ def check_refusals():
             ValueError, match=rf"do not implement forward: {type(container).__name__}"
         ):
             fsdp.fully_shard(container)
+    from libddp.nn.parallel import DistributedDataParallel
+
+    with pytest.raises(ValueError, match=r"parameter 'embedding\.weight' is a DTensor"):
+        DistributedDataParallel(models.shard())
     scalar = torch.nn.Module()
     scalar.p = torch.nn.Parameter(torch.ones(()))
     with pytest.raises(ValueError, match="'p' is a scalar"):

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from libddp.distributed._from_c10d import from_c10d
 from libddp.distributed._groups import find, torch_side
@@ -117,6 +118,14 @@ def check_module(module: torch.nn.Module, parameters: list[tuple[str, torch.Tens
             raise ArgumentError(
                 "Modules with uninitialized parameters can't be used with "
                 f"`DistributedDataParallel`: {name!r}. Hint: run a dummy forward pass first."
+            )
+        if is_traceable_wrapper_subclass(parameter):
+            raise ArgumentError(
+                f"libddp: DistributedDataParallel: parameter {name!r} is a "
+                f"{type(parameter.data).__name__}, whose values are not in memory of its own. "
+                "Hint: shard and replicate the whole model by fully_shard with a mesh of two "
+                "dimensions, or pass the mesh's slice as device_mesh for tensor parallelism, or "
+                "leave it out (_ddp_params_and_buffers_to_ignore)."
             )
     for name, layer in module.named_modules():
         if isinstance(layer, torch.nn.SyncBatchNorm):
