@@ -20,9 +20,8 @@ import traceback
 from dataclasses import dataclass
 
 _FILE = "TORCHELASTIC_ERROR_FILE"
-_MAX_TEXT = 2000
+MAX_TEXT = 2000
 _MAX_PLACES = 4
-_TOLD = ("time", "follows", "is_nobodys")
 
 
 @dataclass
@@ -60,7 +59,7 @@ def record_error(error: BaseException, place: tuple[str, int] | None) -> None:
         "follows": isinstance(error, PeerError),
         "is_nobodys": isinstance(error, PeerError) and error.peer_rank < 0,
     }
-    text = "".join(traceback.format_exception_only(error)).strip()[:_MAX_TEXT]
+    text = "".join(traceback.format_exception_only(error)).strip()[:MAX_TEXT]
     stack = "".join(traceback.format_exception(error))
     extra = {"py_callstack": stack, "timestamp": str(int(time.time())), "libddp": told}
     try:
@@ -132,7 +131,7 @@ def _collect(failures) -> list[LastWords]:
             if isinstance(text, dict):
                 text = text.get("message", "")
             when = -math.inf if failure.exitcode < 0 else math.inf
-            ends[rank] = LastWords(rank, str(text)[:_MAX_TEXT], "", when, False)
+            ends[rank] = LastWords(rank, str(text)[:MAX_TEXT], "", when, False)
     return _worker_ends.complete(list(ends.values()), failures, _read)
 
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from libddp._last_words import MAX_TEXT
 from libddp._program_line import innermost, places_in
 
 _STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
 _CHILD = re.compile(r"-- Process (\d+) terminated with the following error:\n")
 _CHILD_ERRORS = "torch.multiprocessing.spawn.Process"
 _NOTHING_RECORDED = "To enable traceback see"
-_MAX_TEXT = 2000
 
 
 @dataclass
@@ -121,7 +121,7 @@ def _of_a_child(end):
     text = _last_error(trace)
     return replace(
         end,
-        text=f"{text[:_MAX_TEXT]} (its process {processes[-1].group(1)})",
+        text=f"{text[:MAX_TEXT]} (its process {processes[-1].group(1)})",
         place="{}:{}".format(*innermost(places)) if places else end.place,
         follows=text.partition(":")[0].endswith("PeerError"),
     )

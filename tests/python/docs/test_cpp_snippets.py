@@ -1,6 +1,5 @@
 """Every C++ snippet in README.md and docs compiles as it is printed, and runs on two ranks."""
 
-import os
 import re
 import shutil
 import socket
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import snippets
 import torch
-from launches import finish
+from launches import finish, start
 
 import libddp
 
@@ -53,26 +52,13 @@ def built(tmp_path_factory):
     return folder / "snippets"
 
 
-def start(command: list[str], folder: Path, **variables: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
 @pytest.mark.parametrize("number", range(len(ALL)), ids=lambda number: ALL[number].place)
 def test_on_two_ranks(built, tmp_path, number):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    command = [str(built), str(number)]
+    command = [built, number]
     both = [start(command, tmp_path, RANK=str(rank), **place) for rank in range(2)]
     for status, output in finish(*both, deadline=60):
         assert status == 0, output

@@ -15,8 +15,14 @@ def ranks(number: int, module: str = "libddp.run") -> list[str]:
 
 
 def launch(command, folder, **environment) -> subprocess.Popen:
+    """A Python program."""
+    return start([sys.executable, *command], folder, **environment)
+
+
+def start(command, folder, **environment) -> subprocess.Popen:
+    """Any program."""
     return subprocess.Popen(
-        [sys.executable, *map(str, command)],
+        list(map(str, command)),
         cwd=folder,
         env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
         stdin=subprocess.DEVNULL,

@@ -152,8 +152,7 @@ class ShardedParam:
         self.shown = self.shown_local = self.spare = None
         if self.extension is not None:
             self.extension.local = self.sharded._local_tensor
-            whole = torch.zeros(self.unit_shape, dtype=self.sharded.dtype, device="cpu")
-            self.unsharded = torch.nn.Parameter(whole, self.sharded.requires_grad)
+            self._stand_in(self.sharded)
             return
         local = self.to_unit(self.sharded._local_tensor)
         whole = torch.empty(self.unit_shape, dtype=local.dtype, device="cpu")

@@ -40,11 +40,6 @@ def sharded_state(
     return _by_name(model, optimizer, state_dict, sharded)
 
 
-def local_state(model: torch.nn.Module, optimizer) -> dict[str, Any]:
-    """The same with plain tensors."""
-    return _by_name(model, optimizer, None, lambda entries, _: dict(sorted(entries.items())))
-
-
 def _by_name(model, optimizer, state_dict, convert, check=None) -> dict[str, Any]:
     """In the order of the model: that of the optimizer may be another one on each rank."""
     state_dict = state_dict or optimizer.state_dict()

@@ -78,10 +78,6 @@ class Piece:
             return whole.narrow(self.dim, size * self.rank, size).clone()
         return whole.reshape(-1)[self.begin : self.end].clone().view(self.own_shape)
 
-    def __deepcopy__(self, memo) -> Piece:
-        """The same: it only describes."""
-        return self
-
 
 def whole_of(value: Any) -> Any:
     """The whole tensor of a DTensor or a ShardedTensor, a collective; others as they are."""
