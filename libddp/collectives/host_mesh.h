@@ -131,7 +131,7 @@ class HostMesh : public Mesh {
   std::byte* memory_of(int rank, std::uint64_t offset, std::uint64_t bytes) override;
   void fail(MeshFailure failure) noexcept override;
   std::optional<MeshFailure> failure() const override;
-  void throw_if_failed() const override;
+  void throw_if_failed(const MeshCall* call = nullptr) const override;
   std::string last_call_of(int rank) const override;
   std::optional<std::uint64_t> last_sequence_of(int rank) const override;
   void add_waits(std::vector<std::int64_t>& by_rank) const override;

@@ -96,7 +96,9 @@ class HostsMesh : public Mesh {
 
   void fail(MeshFailure failure) noexcept override { local_->fail(std::move(failure)); }
   std::optional<MeshFailure> failure() const override { return local_->failure(); }
-  void throw_if_failed() const override { local_->throw_if_failed(); }
+  void throw_if_failed(const MeshCall* call = nullptr) const override {
+    local_->throw_if_failed(call);
+  }
   std::string last_call_of(int rank) const override;
   std::optional<std::uint64_t> last_sequence_of(int rank) const override;
   void add_waits(std::vector<std::int64_t>& by_rank) const override { local_->add_waits(by_rank); }

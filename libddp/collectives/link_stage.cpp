@@ -127,7 +127,7 @@ void LinkStage::report_garbage(std::size_t peer, const std::string& what) {
                            "settings",
                            name_of(peers_[peer]), what),
                peers_[peer].rank, peers_[peer].pid});
-  local_.throw_if_failed();
+  local_.throw_if_failed(call_);
   throw StateError("libddp: a failure was not kept");
 }
 
@@ -141,7 +141,7 @@ void LinkStage::report_mismatch(std::size_t peer, const LinkHeader& theirs) {
            "shapes and dtypes",
            local_.rank(), call_->description.to_string(call_->sequence), other.rank,
            other.host_name, theirs.call_text())});
-  local_.throw_if_failed();
+  local_.throw_if_failed(call_);
   throw StateError("libddp: a mismatch was not kept");
 }
 
@@ -226,7 +226,7 @@ void LinkStage::broadcast(std::byte* data, std::size_t bytes, int root_host) {
 }
 
 void LinkStage::check(const std::deque<LinkFlow>& flows) {
-  local_.throw_if_failed();
+  local_.throw_if_failed(call_);
   check_interrupt();
   if (!deadline_.expired()) return;
   std::set<int> waited_for;
@@ -257,13 +257,13 @@ void LinkStage::check(const std::deque<LinkFlow>& flows) {
            call_->description.to_string(call_->sequence), waited.count(), fmt::join(names, ", "),
            notes),
        is_one ? first.rank : -1, is_one ? first.pid : 0});
-  local_.throw_if_failed();
+  local_.throw_if_failed(call_);
 }
 
 void LinkStage::report_lost(const LinkFlow& flow, int socket, int error) {
   const Deadline patience = Deadline::after(kCausePatience);
   while (!patience.expired()) {
-    local_.throw_if_failed();
+    local_.throw_if_failed(call_);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   const LinkPeer& peer = peers_[static_cast<std::size_t>(flow.peer)];
@@ -271,7 +271,7 @@ void LinkStage::report_lost(const LinkFlow& flow, int socket, int error) {
   failure.message =
       fmt::format("{}: {}", call_->description.to_string(call_->sequence), failure.message);
   local_.fail(std::move(failure));
-  local_.throw_if_failed();
+  local_.throw_if_failed(call_);
 }
 
 }  // namespace libddp

@@ -141,8 +141,9 @@ class Mesh {
   /// Poisons the group: wakes every waiter of this process. The first failure is kept.
   virtual void fail(MeshFailure failure) noexcept = 0;
   virtual std::optional<MeshFailure> failure() const = 0;
-  /// Throws the kept failure as PeerError, TimeoutError or StateError; returns if there is none.
-  virtual void throw_if_failed() const = 0;
+  /// Throws the kept failure as PeerError, TimeoutError or StateError, with the call that met it if
+  /// one did; returns if there is none.
+  virtual void throw_if_failed(const MeshCall* call = nullptr) const = 0;
 
   /// What a rank posted last, for messages about it: "all_reduce #42 float32 [8]" or "nothing yet".
   virtual std::string last_call_of(int rank) const = 0;

@@ -217,7 +217,7 @@ void C10dStage::wait_for(const WorkHandle& work) {
   std::unique_lock lock(ending->mutex);
   while (!ending->changed.wait_for(lock, kLook, [&] { return ending->has_come; })) {
     lock.unlock();
-    local_.throw_if_failed();
+    local_.throw_if_failed(call_);
     check_interrupt();
     if (patience.expired()) {
       fail(std::make_exception_ptr(
@@ -231,7 +231,7 @@ void C10dStage::wait_for(const WorkHandle& work) {
 void C10dStage::give_up(const std::exception_ptr& error) {
   const Deadline patience = Deadline::after(kCausePatience);
   while (!patience.expired()) {
-    local_.throw_if_failed();
+    local_.throw_if_failed(call_);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   fail(error);
@@ -248,7 +248,7 @@ void C10dStage::fail(const std::exception_ptr& error) {
     failure = {MeshFailure::Kind::Peer, e.what()};
   }
   local_.fail(std::move(failure));
-  local_.throw_if_failed();
+  local_.throw_if_failed(call_);
   throw StateError(identity_.where() + ": a failure was not kept");
 }
 

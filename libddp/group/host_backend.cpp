@@ -146,10 +146,10 @@ WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
 }
 
 void HostBackend::throw_if_left(const MeshCall& call) {
-  mesh_->throw_if_failed();
+  mesh_->throw_if_failed(&call);
   mesh_->fail(left_failure(first_to_leave_.load(), last_common_.load(),
                            call.description.to_string(call.sequence)));
-  mesh_->throw_if_failed();
+  mesh_->throw_if_failed(&call);
 }
 
 void HostBackend::on_goodbye(int rank, std::uint64_t sequence, const std::string& error) {
