@@ -448,6 +448,8 @@ def check_mistakes():
         holder = nn.ParameterList([torch.ones(3)])
     with pytest.raises(ValueError, match="no reset_parameters"):
         models.wrap(holder, auto_wrap_policy=None)
+    with pytest.raises(ValueError, match="expected 42 to be callable"):
+        models.wrap(holder, auto_wrap_policy=None, param_init_fn=42)
     assert MixedPrecision is fsdp.MixedPrecision
 
 
@@ -530,6 +532,19 @@ def check_a_warning_where_only_the_root_is_wrapped():
     else:
         assert found == []
     assert said(lambda: run(2, 256, fully_shard)) == []  # once
+
+
+def check_a_warning_for_containers_without_forward():
+    class Both(nn.ModuleList):
+        def forward(self, x):
+            return self[1](self[0](x))
+
+    pair = [models.wrap(nn.Linear(4, 4), auto_wrap_policy=None) for _ in range(2)]
+    for holder in (nn.ModuleList(pair), nn.ModuleDict({"first": pair[0], "second": pair[1]})):
+        found = said(functools.partial(models.wrap, holder, auto_wrap_policy=None))
+        assert len(found) == 1, found
+        assert f"implement forward: {type(holder).__name__}. Hint" in found[0]
+    assert said(lambda: models.wrap(Both(pair), auto_wrap_policy=None)) == []
 
 
 def check_models_that_differ():

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, Sharding
 from torch.distributed.utils import _get_root_modules
 
 from libddp.distributed._init import init_process_group
-from libddp.distributed.fsdp import _clip, _groups_of, _scaler, _shards, _torch_state
+from libddp.distributed.fsdp import _clip, _groups_of, _modules, _scaler, _shards, _torch_state
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
 from libddp.errors import ArgumentError
 
@@ -141,8 +141,7 @@ def _refuse(module, dp_mesh_dims) -> None:
             "libddp fsdp: fully_shard takes a module or a list of modules, not a "
             f"{type(module).__name__}. Hint: call it once for each module."
         )
-    is_list = isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict))
-    if is_list and type(module).forward is torch.nn.Module.forward:
+    if _modules.is_container(module):
         raise ArgumentError(
             "libddp fsdp: fully_shard does not support containers that do not implement forward: "
             f"{type(module).__name__}. Hint: call it once for each element."

@@ -85,8 +85,30 @@ def offload_of(cpu_offload: CPUOffload | bool | None) -> CPUOffload:
     return CPUOffload(offload_params=bool(cpu_offload))
 
 
+def is_container(module: torch.nn.Module) -> bool:
+    """Whether it only holds modules, so that no forward of its own makes their parameters whole."""
+    is_one = isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict))
+    return is_one and type(module).forward is torch.nn.Module.forward
+
+
+def warn_of_container(module: torch.nn.Module) -> None:
+    """As torch does it, which goes on as well: its elements may be wrapped themselves."""
+    if is_container(module):
+        warnings.warn(
+            "libddp fsdp: FSDP will not all-gather parameters for containers that do not implement "
+            f"forward: {type(module).__name__}. Hint: wrap each of its elements.",
+            stacklevel=3,
+        )
+
+
 def materialise(module: torch.nn.Module, init: Callable | None, ignored: Ignored) -> None:
     """Gives parameters on the meta device memory and values."""
+    if init is not None and not callable(init) and any(p.is_meta for p in module.parameters()):
+        raise ArgumentError(
+            f"libddp fsdp: param_init_fn: expected {init!r} to be callable, but got a "
+            f"{type(init).__name__}. Hint: pass a function of a module that gives its own "
+            "parameters memory and values."
+        )
     for name, part in module.named_modules():
         if part in ignored.modules:
             continue

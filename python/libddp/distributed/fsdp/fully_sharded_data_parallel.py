@@ -116,6 +116,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         shard, replicate = groups.natives()
         precision = mixed_precision or MixedPrecision()
         _modules.check_device(device_id)
+        _modules.warn_of_container(module)
         ignored = _modules.Ignored.of(module, ignored_modules, ignored_states)
         if auto_wrap_policy is not None:
             _wrapping.wrap_children(
