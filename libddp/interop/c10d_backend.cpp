@@ -59,6 +59,15 @@ at::Tensor C10dBackend::allocateTensor(long size, at::TensorOptions options) {
       [&] { return group_->allocate({size}, c10::typeMetaToScalarType(options.dtype())); });
 }
 
+c10::intrusive_ptr<c10d::Backend> C10dBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                     const std::vector<int>& ranks,
+                                                     const c10::intrusive_ptr<Options>& opts) {
+  Group part = for_torch([&] { return group_->split(ranks, opts ? opts->group_name : ""); });
+  if (!part) return nullptr;
+  if (opts) part->set_timeout(opts->timeout);
+  return c10::make_intrusive<C10dBackend>(store, std::move(part));
+}
+
 void C10dBackend::abort() {
   for_torch([&] { group_->abort(fmt::format("rank {} called abort()", group_->rank())); });
 }

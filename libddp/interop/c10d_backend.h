@@ -47,6 +47,12 @@ class C10dBackend final : public c10d::Backend {
   c10d::ErrorType getError() override;
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  bool supportsSplitting() const override { return true; }
+  /// For torch.distributed.split_group: over those of this group's ranks, in that order; null on a
+  /// rank that is not among them. With the name and the timeout of `opts`.
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& opts) override;
   void abort() override;
   void shutdown() override;
 

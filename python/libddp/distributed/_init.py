@@ -25,6 +25,9 @@ _C = load()
 #: torch's own, also after libddp.install() has put libddp's in their places.
 _torch_init, _torch_new_group = c10d.init_process_group, c10d.new_group
 _torch_get_backend = c10d.get_backend
+#: Newer versions of torch keep the order of ranks that a script wrote, and tell a rank in no part so.
+_KEEPS_ORDER = "sort_ranks" in inspect.signature(_torch_new_group).parameters
+_IN_NO_PART = c10d.GroupMember.NON_GROUP_MEMBER if _KEEPS_ORDER else None
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 _OUR_SCHEMES = ("env", "tcp", "file")
 #: group -> the backend name that its creator passed
@@ -164,7 +167,7 @@ def new_group(
     """
     more = {}
     if not sort_ranks:
-        if "sort_ranks" not in inspect.signature(_torch_new_group).parameters:
+        if not _KEEPS_ORDER:
             raise ArgumentError(
                 f"libddp: new_group(sort_ranks=False) needs a newer torch than {torch.__version__}."
             )
@@ -200,7 +203,7 @@ def split_group(
     """This rank's part of a group cut into parts. All ranks of `parent_pg` must call it.
 
     Args:
-        parent_pg: None = the default group. torch's own function wants one with CUDA.
+        parent_pg: None = the default group. torch's own function in 2.11 wants one with CUDA.
         split_ranks: lists of ranks of `parent_pg`; without a rank in two of them.
         timeout: None = 30 minutes.
         pg_options: as in new_group.
@@ -208,7 +211,8 @@ def split_group(
         backend: as in new_group; newer versions of torch have it.
 
     Returns:
-        The group of this rank's part, ordered by rank; None where it is in none.
+        The group of this rank's part; for a rank in none GroupMember.NON_GROUP_MEMBER. Its ranks
+        are ordered as in `split_ranks`. With torch 2.11, as there: by rank, and None.
 
     Raises:
         ArgumentError: a part is empty, names a rank twice or one that is not there.
@@ -227,22 +231,25 @@ def split_group(
             f"libddp: split_group: split_ranks={split_ranks} names a rank that the parent group "
             f"of {len(global_ranks)} does not have. Hint: they are ranks of the parent group."
         )
+    if not _KEEPS_ORDER:
+        split_ranks = [sorted(part) for part in split_ranks]
     own = next((part for part in split_ranks if dist.get_rank(parent) in part), None)
     if _groups.is_wrapped(parent) and (own or parent is c10d.GroupMember.WORLD):
-        parts = [[global_ranks[rank] for rank in sorted(part)] for part in split_ranks]
+        parts = [[global_ranks[rank] for rank in part] for part in split_ranks]
         return _split_wrapped(parent, parts, timeout, pg_options, group_desc)
     if own is None:
         # torch 2.15 counts groups made by their members alone: a rank in no part counts along, else
         # the groups that all ranks make later have other names here.
         c10d._process_group_name(global_ranks, use_hashed_name=True)
-        return None
+        return _IN_NO_PART
     return new_group(
-        [global_ranks[rank] for rank in sorted(own)],
+        [global_ranks[rank] for rank in own],
         timeout=timeout,
         backend=backend,
         pg_options=pg_options,
         use_local_synchronization=True,
         group_desc=group_desc,
+        sort_ranks=not _KEEPS_ORDER,
     )
 
 
@@ -250,7 +257,7 @@ def _split_wrapped(parent, parts: list[list[int]], timeout, pg_options, group_de
     """The part of a group of another backend: torch makes it, libddp wraps it."""
     # All ranks of the default group make all parts, which every backend can (MPI: no other way).
     is_whole = parent is c10d.GroupMember.WORLD
-    mine = None
+    mine, more = _IN_NO_PART, {"sort_ranks": False} if _KEEPS_ORDER else {}
     for part in parts:
         if not is_whole and dist.get_rank() not in part:
             continue
@@ -261,9 +268,10 @@ def _split_wrapped(parent, parts: list[list[int]], timeout, pg_options, group_de
             pg_options=pg_options,
             use_local_synchronization=not is_whole,
             group_desc=group_desc,
+            **more,
         )
         mine = group if dist.get_rank() in part else mine
-    if mine is not None:
+    if isinstance(mine, dist.ProcessGroup):
         from_c10d(mine)
     return mine
 

@@ -1,6 +1,7 @@
 """What torch expects of a c10d backend, as tables: torch's own functions over backend "libddp"."""
 
 import gc
+import inspect
 import threading
 import warnings
 from datetime import timedelta
@@ -292,19 +293,44 @@ def sum_of_ranks(group):
     return tensor.item()
 
 
+KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters  # torch 2.15
+
+
+def split_by(split_group):
+    mine = split_group(split_ranks=[[2, 0], [1, 3]], timeout=timedelta(seconds=17))
+    ranks = [[2, 0] if KEEPS_ORDER else [0, 2], [1, 3]][rank() % 2]
+    assert dist.get_process_group_ranks(mine) == ranks
+    assert dist.get_rank(mine) == ranks.index(rank())
+    assert sum_of_ranks(mine) == sum(ranks)
+    assert ddp_dist.native(mine).timeout == timedelta(seconds=17)
+    for _ in range(2):  # also under names that torch makes of equal ranks
+        alone = split_group(mine, split_ranks=[[1]])
+        if dist.get_rank(mine) == 1:
+            assert sum_of_ranks(alone) == rank()
+        else:
+            assert alone is (dist.GroupMember.NON_GROUP_MEMBER if KEEPS_ORDER else None)
+
+
+def check_split_group_of_torch():
+    if not KEEPS_ORDER:
+        return  # torch 2.11 splits groups with CUDA only
+    split_by(dist.split_group)
+    mine = dist.split_group(split_ranks=[[3, 2, 1, 0]])
+    dist.monitored_barrier(mine)
+    everyone = [None] * WORLD
+    dist.all_gather_object(everyone, rank(), group=mine)
+    assert everyone == [3, 2, 1, 0]
+
+
 def check_sub_groups():
-    halves, neighbours = rank() // 2, [0, 1] if rank() < 2 else [2, 3]
+    neighbours = [0, 1] if rank() < 2 else [2, 3]
     local = dist.new_group(neighbours, use_local_synchronization=True)
     assert sum_of_ranks(local) == sum(neighbours)
     mine, every = dist.new_subgroups(2)
     assert (len(every), sum_of_ranks(mine)) == (2, sum(neighbours))
     mine, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
     assert sum_of_ranks(mine) == 3
-    mine = ddp_dist.split_group(split_ranks=[[2, 0], [1, 3]])
-    assert dist.get_process_group_ranks(mine) == [rank() % 2, rank() % 2 + 2]
-    assert sum_of_ranks(mine) == 2 + 2 * (rank() % 2)
-    alone = ddp_dist.split_group(mine, split_ranks=[[1]])
-    assert (alone is None) == (halves == 0)
+    split_by(ddp_dist.split_group)
     for wrong, text in (([], "is empty"), ([[0], []], "empty part"), ([[0, 4]], "does not have")):
         with pytest.raises(ValueError, match=text):
             ddp_dist.split_group(split_ranks=wrong)
