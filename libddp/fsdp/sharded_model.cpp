@@ -115,7 +115,8 @@ void ShardedModel::after_forward(Unit& unit, const std::vector<at::Tensor>& outp
       return output.defined() && output.requires_grad();
     });
   }
-  if (!unit.is_in_pass()) {  // else its backward follows at once
+  // Not where its backward follows at once, or a call around this one still computes with it.
+  if (!unit.is_in_pass() && unit.forward.running == 0) {
     const bool stays = will_be_back && (is_root || unit.options().keep_unsharded);
     unit.show_pieces(/*reshard=*/!stays);
   }
@@ -125,7 +126,7 @@ void ShardedModel::after_forward(Unit& unit, const std::vector<at::Tensor>& outp
 void ShardedModel::forward_failed(Unit& unit) {
   --depth_;
   --unit.forward.running;
-  if (!unit.is_in_pass()) unit.show_pieces(/*reshard=*/true);
+  if (!unit.is_in_pass() && unit.forward.running == 0) unit.show_pieces(/*reshard=*/true);
   if (depth_ == 0 && !pass_) end_failed_reading(units_);
 }
 

@@ -25,7 +25,7 @@ _C = load()
 #: torch's own, also after libddp.install() has put libddp's in their places.
 _torch_init, _torch_new_group = c10d.init_process_group, c10d.new_group
 _torch_get_backend = c10d.get_backend
-#: Newer versions of torch keep the order of ranks that a script wrote, and tell a rank in no part so.
+#: Newer versions of torch keep the order in which a script names ranks.
 _KEEPS_ORDER = "sort_ranks" in inspect.signature(_torch_new_group).parameters
 _IN_NO_PART = c10d.GroupMember.NON_GROUP_MEMBER if _KEEPS_ORDER else None
 DEFAULT_TIMEOUT = timedelta(minutes=30)

@@ -242,7 +242,7 @@ class Shard:
         if sharding.cast_inputs or (self.is_root and sharding.cast_root_inputs):
             args, kwargs = _cast((args, kwargs), sharding.param_dtype)
         try:
-            if self.is_root:
+            if self.is_root and not self.is_running:
                 self._check_parameters()
                 model = self.model
             unit = self.unit
