@@ -216,9 +216,7 @@ std::optional<MeshFailure> HostMesh::failure() const {
   return failure ? std::optional(*failure) : std::nullopt;
 }
 
-void HostMesh::throw_if_failed(const MeshCall* call) const {
-  state_->core.throw_if_failed(call);
-}
+void HostMesh::throw_if_failed(const MeshCall* call) const { state_->core.throw_if_failed(call); }
 
 std::byte* HostMesh::memory_of(int rank, std::uint64_t offset, std::uint64_t bytes) {
   return state_->core.reach(nullptr, state_->core.index_of(rank), offset, bytes);
