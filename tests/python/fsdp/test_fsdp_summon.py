@@ -203,6 +203,39 @@ def check_what_torch_refuses():
         ).__enter__()
 
 
+def check_forward_inside():
+    """A model that writes text between two steps; no rank waits for another."""
+    from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
+
+    plain, x = models.build(Stack), batch()
+    low = MixedPrecision(param_dtype=torch.bfloat16)
+    kinds = [
+        {"sharding_strategy": strategy}
+        for strategy in ShardingStrategy
+        if "HYBRID" not in strategy.name
+    ]
+    for arguments in (*kinds, {"mixed_precision": low}):
+        model = wrap(**arguments)
+        summon = type(model).summon_full_params
+        for recurse in (True, False) if arguments in kinds else (True,):
+            with summon(model, recurse=recurse), torch.no_grad():
+                for _ in range(1 + dist.get_rank() * recurse):
+                    assert model.module(x).equal(plain(x)), arguments
+                    assert model(x).equal(plain(x)), arguments
+                    assert model.module.layers(x).equal(plain.layers(x)), arguments
+        with summon(model, rank0_only=True, writeback=False), torch.no_grad():
+            if dist.get_rank() == 0:
+                assert model.module(x).equal(plain(x))
+            else:
+                with pytest.raises(RuntimeError, match=r"rank0_only=True\) on another rank"):
+                    model(x)
+        with summon(model, writeback=False):
+            inside = model.layers(x).sum()
+        with pytest.raises(RuntimeError, match="ran inside of summon_full_params"):
+            inside.backward()
+        model(x).sum().backward()
+
+
 def check_another_shape_inside():
     model = wrap()
     summon = type(model).summon_full_params

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecision
 
 from libddp.distributed.fsdp import _shards
 from libddp.distributed.fsdp._pieces import pieces_of_shard
-from libddp.distributed.fsdp._state_dict import is_summoned, summoned
+from libddp.distributed.fsdp._state_dict import summoned
 from libddp.errors import StateError
 
 #: Modules whose parameters are being changed as a whole.
@@ -65,7 +65,7 @@ def again(root: _shards.Shard, change: Callable[[], object]) -> None:
 
 def _refuse(root: _shards.Shard, shards: list[_shards.Shard]) -> None:
     name = type(root.module).__name__
-    if any(is_summoned(shard) or shard.is_running for shard in shards):
+    if any(shard.summoned or shard.is_running for shard in shards):
         raise StateError(
             f"libddp fsdp: {name} cannot be converted while its parameters are whole. Hint: do it "
             "outside of summon_full_params and of forward."

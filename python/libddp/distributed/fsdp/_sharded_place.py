@@ -12,7 +12,6 @@ import torch
 
 from libddp.distributed.fsdp import _registry, _whole_tensor_optimizers
 from libddp.distributed.fsdp._shards import Shard
-from libddp.distributed.fsdp._state_dict import is_summoned
 
 
 class ShardedPlace:
@@ -24,7 +23,7 @@ class ShardedPlace:
 
     def is_whole(self, shard: Shard) -> bool:
         """Whether the parameter shows the whole tensor now."""
-        return shard.made is None or shard.is_running or is_summoned(shard)
+        return shard.made is None or shard.is_running or shard.summoned is not None
 
     def has_parts_of_values(self) -> bool:
         return self.spread() is not None

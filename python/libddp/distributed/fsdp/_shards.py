@@ -21,6 +21,7 @@ from torch.distributed.utils import _apply_to_tensors
 from libddp._load import load
 from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp import _advice
+from libddp.distributed.fsdp._summoned import Summoned
 from libddp.errors import ArgumentError, StateError
 from libddp.nn.parallel import _backward_errors, _dynamo
 
@@ -93,6 +94,8 @@ class Shard:
     rows: list[tuple] = field(default_factory=list)
     #: A script wants whole parameters outside of the forward.
     is_held: bool = False
+    #: Parameters show copies of whole tensors.
+    summoned: Summoned | None = None
     #: The unit was made anew: the model that has the old one must be made anew too.
     is_stale: bool = False
     #: What gradients are divided by, if not by the number of ranks.
@@ -237,6 +240,8 @@ class Shard:
 
     def run(self, forward, args, kwargs):
         """`forward(*args, **kwargs)` with whole parameters."""
+        if self.summoned:
+            return self.summoned.run(self.name, forward, args, kwargs)
         model = self.model or join(self)
         sharding = self.sharding
         if sharding.cast_inputs or (self.is_root and sharding.cast_root_inputs):
@@ -516,18 +521,16 @@ def model_of(shard: Shard):
 
 @contextmanager
 def whole_parameters(
-    shard: Shard, units: list, keep: bool, with_gradients: bool = False, rank0_only: bool = False
+    shard: Shard, units: list, keep: bool, with_gradients: bool = False, here: bool = True
 ) -> Iterator[None]:
     """Parameters of `units`, some of `shard`'s model, show copies of whole tensors; a collective.
 
     Args:
         keep: changes of the copies become the parameters' values.
         with_gradients: `.grad` shows whole gradients too.
-        rank0_only: on the first rank of the group.
+        here: on this rank too.
     """
     model = model_of(shard)
-    group = shard.sharding.shard or shard.sharding.replicate
-    here = not rank0_only or group is None or group.rank() == 0
     model.show_copies(units, with_gradients=with_gradients, here=here)
     try:
         yield

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.fsdp import StateDictType
 
 from libddp.distributed.fsdp._shards import Shard, shards_in, whole_parameters
+from libddp.distributed.fsdp._summoned import Summoned
 
 #: What FullyShardedDataParallel puts in front of its module's names.
 PREFIX = "_fsdp_wrapped_module."
@@ -101,24 +102,17 @@ def summoned(
     Yields:
         Whether anything was not.
     """
-    shards = shards_in(shard.module) if recurse else [shard]
-    units = [each.unit for each in shards if each.unit not in _summoned]
-    if not units:
+    shards = [s for s in (shards_in(shard.module) if recurse else [shard]) if s.summoned is None]
+    if not shards:
         yield False
         return
-    with whole_parameters(shard, units, keep, with_gradients, rank0_only):
-        _summoned.extend(units)
+    group = shard.sharding.shard or shard.sharding.replicate
+    here = not rank0_only or group is None or group.rank() == 0
+    with whole_parameters(shard, [s.unit for s in shards], keep, with_gradients, here):
+        for each in shards:
+            each.summoned = Summoned(here)
         try:
             yield True
         finally:
-            for unit in units:
-                _summoned.remove(unit)
-
-
-def is_summoned(shard: Shard) -> bool:
-    """Whether its parameters show copies of whole tensors."""
-    return any(unit is shard.made for unit in _summoned)
-
-
-#: Units whose parameters are whole.
-_summoned: list = []
+            for each in shards:
+                each.summoned = None
