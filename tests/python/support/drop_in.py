@@ -65,7 +65,7 @@ def run(command, folder: Path, **variables) -> subprocess.CompletedProcess:
         output, _ = process.communicate(timeout=DEADLINE)
     except subprocess.TimeoutExpired:
         process.terminate()  # a launcher ends its workers
-        output = process.communicate(timeout=240)[0] + "\n[ended at the deadline]"
+        output = process.communicate(timeout=90)[0] + "\n[ended at the deadline]"
     finally:
         process.kill()
         process.wait()
