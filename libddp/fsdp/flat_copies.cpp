@@ -60,7 +60,7 @@ std::vector<at::Tensor> FlatParameter::whole_gradients() const {
 at::Tensor FlatParameter::gather(const at::Tensor& block) const {
   if (!is_sharded()) return block;
   at::Tensor blocks = at::empty({layout_.blocks_numel()}, block.options());
-  options_.shard->all_gather_into(blocks, block, {.label = label_});
+  options_.shard->all_gather_into(blocks, block, {.label = call_label_});
   return blocks;
 }
 

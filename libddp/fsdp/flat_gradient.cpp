@@ -235,7 +235,7 @@ void FlatParameter::reduce() {
     reduce_hook_(gradients_, pass_->average);
     return end_reduction();
   }
-  const std::string label = averaged().label(label_);
+  const std::string label = averaged().label(call_label_);
   const CallOptions async{.async = true, .label = label};
   if (is_sharded()) {
     pass_->work =
@@ -295,7 +295,7 @@ void FlatParameter::collect() {
   const WorkPtr work = std::move(pass_->work);
   work->wait();
   if (is_sharded() && options_.replicate) {
-    const std::string label = averaged().label(label_);
+    const std::string label = averaged().label(call_label_);
     options_.replicate->all_reduce(pass_->average, second_reduction(), {.label = label});
   }
   end_reduction();

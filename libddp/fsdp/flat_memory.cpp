@@ -101,8 +101,7 @@ class GatheredMemory final : public FlatMemory {
     if (whole_.defined()) return;
     whole_ = pool_->take(spec_.layout.whole_numel(), spec_.compute_dtype);
     blocks_ = pool_->take(spec_.layout.blocks_numel(), spec_.compute_dtype);
-    work_ =
-        spec_.group->all_gather_into(blocks_, low_block_, {.async = true, .label = spec_.label});
+    work_ = spec_.group->all_gather_into(blocks_, low_block_, {.async = true, .label = label()});
     work_->on_complete([layout = layout_, blocks = blocks_, whole = whole_](Work& work) {
       if (!work.exception()) put_together(*layout, blocks, whole);
     });

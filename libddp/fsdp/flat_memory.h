@@ -46,6 +46,8 @@ class FlatMemory {
   /// Collective over the group. The contents are undefined.
   static std::unique_ptr<FlatMemory> make(Spec spec, std::shared_ptr<BufferPool> pool);
   virtual ~FlatMemory() = default;
+  /// What its collectives are called from now on.
+  void relabel(std::string label) { label_ = std::move(label); }
 
   /// What this rank owns of a parameter, in `dtype`.
   virtual at::Tensor piece(std::size_t parameter) const = 0;
@@ -66,16 +68,19 @@ class FlatMemory {
   virtual void reshard() {}
 
  protected:
-  explicit FlatMemory(Spec spec) : spec_(std::move(spec)) {}
+  explicit FlatMemory(Spec spec) : spec_(std::move(spec)), label_(spec_.label) {}
   int rank() const { return spec_.group ? spec_.group->rank() : 0; }
   int world_size() const { return spec_.group ? spec_.group->size() : 1; }
   bool computes_low() const { return spec_.compute_dtype != spec_.dtype; }
   void make_own_block(at::Tensor block) { own_block_ = std::move(block); }
   at::Tensor piece_of_block(const at::Tensor& block, std::size_t parameter) const;
 
+  const std::string& label() const { return label_; }
+
   const Spec spec_;
 
  private:
+  std::string label_;
   at::Tensor own_block_;
 };
 

@@ -37,6 +37,7 @@ FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
                              const ShardOptions& options, std::shared_ptr<BufferPool> pool,
                              const std::function<void(std::size_t)>& on_gradient)
     : label_(std::move(label)),
+      call_label_(label_),
       parameters_(std::move(parameters)),
       options_(options),
       pool_(std::move(pool)),
@@ -68,6 +69,12 @@ FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
                                                });
   }
   show_pieces();
+}
+
+void FlatParameter::set_place(std::uint64_t place, std::string label) {
+  place_ = place;
+  call_label_ = std::move(label);
+  memory_->relabel(call_label_);
 }
 
 TrainedSet FlatParameter::trained() const {

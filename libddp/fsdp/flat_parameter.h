@@ -63,6 +63,11 @@ class FlatParameter {
   FlatParameter(const FlatParameter&) = delete;
   FlatParameter& operator=(const FlatParameter&) = delete;
 
+  /// Which array of the model it is, alike on all ranks, and what its collectives are called from
+  /// now on: others may be of the same name and size, and must not be taken for this one.
+  void set_place(std::uint64_t place, std::string label);
+  std::uint64_t place() const { return place_; }
+
   std::size_t size() const { return parameters_.size(); }
   const NamedTensors& parameters() const { return parameters_; }
   const FlatLayout& layout() const { return layout_; }
@@ -224,6 +229,9 @@ class FlatParameter {
   bool is_sharded() const { return options_.shard && options_.shard->size() > 1; }
 
   const std::string label_;
+  /// Of its collectives.
+  std::string call_label_;
+  std::uint64_t place_ = 0;
   const NamedTensors parameters_;
   const ShardOptions options_;
   const std::shared_ptr<BufferPool> pool_;

@@ -48,7 +48,9 @@ void end_failed_reading(const std::vector<ShardedModel::UnitPtr>& units) noexcep
 std::shared_ptr<ShardedModel> ShardedModel::create(std::vector<UnitPtr> units,
                                                    ShardedModelOptions options) {
   std::shared_ptr<ShardedModel> model(new ShardedModel(std::move(units), std::move(options)));
+  std::size_t place = 0;
   for (const UnitPtr& unit : model->units_) {
+    unit->set_place(place++);
     unit->on_gradient([weak = std::weak_ptr(model)](Unit& of) {
       if (const auto self = weak.lock()) self->on_gradient(of);
     });

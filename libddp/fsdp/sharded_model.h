@@ -34,6 +34,11 @@
 // average is in `.grad`, on the piece: inside the pass, once the unit's average has come. An
 // optimizer that steps there changes a block of which all ranks have had the last gradient.
 //
+// NOTE [Ranks that run different units]
+// Units are often alike, in name and size too (experts, blocks wrapped one by one). Each collective
+// of units has their places in the model in its label, so ranks that have run different ones are
+// told so, and nothing is added to what does not belong to it.
+//
 // Where they are gathered, a unit's all-gather starts when the one before it begins to compute, in
 // the order of the first step; at most two gathered units wait. Reductions run beside the backward,
 // one at a time, so at most two units' whole gradients are there at a time. Small units are

@@ -1,6 +1,9 @@
 #include "libddp/fsdp/small_reductions.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -8,8 +11,6 @@
 
 namespace libddp {
 namespace {
-
-constexpr const char* kLabel = "gradients of small units";
 
 int blocks_of(const FlatParameter& flat) { return flat.layout().world_size(); }
 
@@ -85,10 +86,17 @@ SmallReductions::Batch& SmallReductions::batch_of(const FlatParameter& flat) {
   return batch;
 }
 
+// Which units they are counts: others may be as large.
 std::string SmallReductions::label_of(const Batch& batch) {
   TrainedSet trained;
-  for (const FlatParameter* const flat : batch.flats) trained.add(flat->averaged());
-  return trained.label(kLabel);
+  std::uint64_t places = 0;
+  for (const FlatParameter* const flat : batch.flats) {
+    trained.add(flat->averaged());
+    places = (places + flat->place() + 1) * 0x9E3779B97F4A7C15u;
+  }
+  return trained.label(fmt::format("gradients {:06x} of small units {} to {}", places >> 40,
+                                   batch.flats.front()->place() >> 16,
+                                   batch.flats.back()->place() >> 16));
 }
 
 void SmallReductions::launch(Batch& batch, bool async) {
@@ -97,8 +105,8 @@ void SmallReductions::launch(Batch& batch, bool async) {
   const int blocks = blocks_of(first);
   batch.sent = batch.pool->take(batch.block_numel * blocks, first.reduce_dtype());
   pack(batch);
-  const std::string label = label_of(batch);
-  const CallOptions options{.async = async, .label = label};
+  batch.label = label_of(batch);
+  const CallOptions options{.async = async, .label = batch.label};
   if (blocks == 1) {
     batch.averages = batch.sent;
     batch.work = group->all_reduce(batch.sent, first.first_reduction(), options);
@@ -128,7 +136,7 @@ void SmallReductions::collect() {
     const FlatParameter& first = *batch.flats.front();
     if (blocks_of(first) > 1 && first.options().replicate) {
       first.options().replicate->all_reduce(batch.averages, first.second_reduction(),
-                                            {.label = kLabel});
+                                            {.label = batch.label});
     }
     unpack(batch);
   }

@@ -57,6 +57,7 @@ class SmallReductions {
     at::Tensor sent;
     at::Tensor averages;
     WorkPtr work;
+    std::string label;
   };
 
   Batch& batch_of(const FlatParameter& flat);

@@ -86,6 +86,15 @@ Unit::Unit(std::string name, const NamedTensors& parameters, ShardOptions option
   }
 }
 
+void Unit::set_place(std::size_t place) {
+  for (std::size_t i = 0; i < flats_.size(); ++i) {
+    const std::string array = i == 0 ? "" : fmt::format(".{}", i);
+    // The name comes last: labels are cut.
+    flats_[i]->set_place((static_cast<std::uint64_t>(place) << 16) + i,
+                         fmt::format("unit {}{} '{}'", place, array, name_));
+  }
+}
+
 void Unit::take_written() {
   for (const auto& flat : flats_) flat->take_written();
 }

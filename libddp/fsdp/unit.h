@@ -43,6 +43,9 @@ class Unit {
   const ShardOptions& options() const { return options_; }
   const std::vector<std::unique_ptr<FlatParameter>>& flats() const { return flats_; }
 
+  /// Its place among the units of the model, see FlatParameter.
+  void set_place(std::size_t place);
+
   /// Called with the unit when autograd has written one of its gradients.
   void on_gradient(std::function<void(Unit&)> callback) { on_gradient_ = std::move(callback); }
 
