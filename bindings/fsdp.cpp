@@ -143,6 +143,7 @@ void bind_fsdp(py::module_& module) {
       .def("averaged", &averaged_of)
       .def("divide_gradients_by", &Unit::divide_gradients_by, py::arg("divisor"))
       .def("zero_unused", &Unit::zero_unused, py::arg("zeroes"))
+      .def("show_waiting", &Unit::show_waiting, py::arg("shows"))
       .def("reduce_by", &reduce_by, py::arg("hook"));
   py::class_<ShardedModel, std::shared_ptr<ShardedModel>>(module, "ShardedModel")
       .def(py::init(&make_model), py::arg("units"), py::kw_only(), py::arg("forward_prefetch"),
@@ -152,6 +153,7 @@ void bind_fsdp(py::module_& module) {
       .def("forward_failed", &ShardedModel::forward_failed, py::arg("unit"), unlocked)
       .def_property("syncs", &ShardedModel::syncs, &ShardedModel::set_sync)
       .def("publish", &ShardedModel::publish, unlocked)
+      .def("shows_larger_gradients", &ShardedModel::shows_larger_gradients)
       .def("average_waiting", &ShardedModel::average_waiting, unlocked)
       .def("unshard", &ShardedModel::unshard, py::arg("unit"), unlocked)
       .def("reshard", &ShardedModel::reshard, py::arg("unit"), unlocked)

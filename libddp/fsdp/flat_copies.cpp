@@ -92,7 +92,9 @@ void FlatParameter::end_copies(bool keep) {
 
 void FlatParameter::end_gradient_copy(std::size_t index, bool keep) {
   at::Tensor& grad = parameters_[index].tensor.mutable_grad();
-  at::Tensor kept = std::move(members_[index].aside);
+  Member& member = members_[index];
+  const bool waits = member.waiting.defined();
+  at::Tensor kept = std::exchange(waits ? member.waiting : member.aside, at::Tensor());
   if (keep && grad.defined()) {
     const FlatLayout::Piece piece = layout_.piece(index, rank());
     const at::Tensor changed = grad.reshape(-1).narrow(0, piece.begin, piece.numel());
@@ -101,6 +103,7 @@ void FlatParameter::end_gradient_copy(std::size_t index, bool keep) {
   }
   const bool was_cleared = keep && !grad.defined();
   grad = was_cleared ? at::Tensor() : std::move(kept);
+  member.shows_waiting = waits;
 }
 
 /// What is said where somebody has put a tensor of another shape there; empty if nobody has.

@@ -44,38 +44,22 @@ at::Tensor whole_storage(const at::Tensor& part, std::int64_t numel, at::ScalarT
 
 }  // namespace
 
-void FlatParameter::put_gradients_aside() {
-  if (gradients_are_aside_) return;
-  gradients_are_aside_ = true;
-  for (std::size_t i = 0; i < size(); ++i) {
-    const at::Tensor& parameter = parameters_[i].tensor;
-    if (!parameter.grad().defined()) continue;
-    members_[i].aside = std::exchange(parameter.mutable_grad(), at::Tensor());
-  }
-}
-
-void FlatParameter::give_gradients_back() {
-  if (!gradients_are_aside_) return;
-  gradients_are_aside_ = false;
-  for (std::size_t i = 0; i < size(); ++i) {
-    const at::Tensor& parameter = parameters_[i].tensor;
-    at::Tensor aside = std::exchange(members_[i].aside, at::Tensor());
-    if (aside.defined() || parameter.grad().defined()) parameter.mutable_grad() = std::move(aside);
-  }
-}
-
-void FlatParameter::begin_pass() {
+void FlatParameter::begin_pass(bool averages) {
   if (pass_) return;
   pass_.emplace();
+  pass_->averages = averages;
   put_gradients_aside();
+  const bool adds_to_kept = !averages && !is_sharded() && shows_waiting_;
   for (std::size_t i = 0; i < size(); ++i) {
-    Gradient& gradient = members_[i].gradient;
-    const bool is_here = gradient == Gradient::Here;
+    Member& member = members_[i];
     if (parameters_[i].tensor.requires_grad()) {
-      gradient = is_here ? Gradient::AwaitedAgain : Gradient::Awaited;
+      member.gradient = Gradient::Awaited;
       ++pass_->num_awaited;
-    } else if (gradient != Gradient::Absent && !is_here) {
-      gradient = Gradient::None;
+      if (adds_to_kept && member.aside.defined() && !member.waiting.defined()) {
+        member.waiting = std::exchange(member.aside, at::Tensor());
+      }
+    } else if (member.gradient != Gradient::Absent && member.gradient != Gradient::Waiting) {
+      member.gradient = Gradient::None;
     }
   }
   pass_->trains_all = pass_->num_awaited == size();
@@ -85,17 +69,35 @@ bool FlatParameter::take_gradient(std::size_t index) {
   at::Tensor& grad = parameters_[index].tensor.mutable_grad();
   if (!grad.defined()) return false;
   check(grad, index);
-  begin_array();
-  copy_in(grad, index);
+  if (pass_->averages) {
+    begin_array();
+    copy_in(grad, index);
+  } else {
+    add_to_waiting(grad, index);
+  }
   grad = at::Tensor();
-  const Gradient before = std::exchange(members_[index].gradient, Gradient::Here);
-  const bool was_awaited = before == Gradient::Awaited || before == Gradient::AwaitedAgain;
-  return was_awaited && --pass_->num_awaited == 0;
+  const Gradient now = pass_->averages ? Gradient::Here : Gradient::Waiting;
+  const Gradient before = std::exchange(members_[index].gradient, now);
+  return before == Gradient::Awaited && --pass_->num_awaited == 0;
+}
+
+/// In place, as autograd does it.
+void FlatParameter::add_to_waiting(const at::Tensor& grad, std::size_t index) {
+  const c10::NoGradGuard no_grad;
+  at::Tensor& waiting = members_[index].waiting;
+  if (!waiting.defined()) {
+    const bool fits = is_plain(grad) && grad.scalar_type() == reduce_dtype_;
+    waiting = fits ? grad.detach()
+                   : at::empty(grad.sizes(), grad.options().dtype(reduce_dtype_)).copy_(grad);
+  } else if (waiting.is_non_overlapping_and_dense()) {
+    waiting.add_(grad);
+  } else {
+    waiting = waiting.clone(at::MemoryFormat::Contiguous).add_(grad);
+  }
 }
 
 bool FlatParameter::is_filled(std::size_t index) const {
-  const Gradient gradient = members_[index].gradient;
-  return gradient == Gradient::Here || gradient == Gradient::AwaitedAgain;
+  return members_[index].gradient == Gradient::Here;
 }
 
 bool FlatParameter::wants_average() const {
@@ -127,7 +129,7 @@ void FlatParameter::check(const at::Tensor& grad, std::size_t index) const {
 
 void FlatParameter::begin_array() {
   if (gradients_.defined()) return;
-  if (!is_sharded() && reduce_dtype_ == gradient_dtype_ && !keeps_any()) {
+  if (!is_sharded() && reduce_dtype_ == gradient_dtype_ && !keeps_any() && !is_block_waiting()) {
     begin_block(/*is_overwritten=*/false);
     gradients_ = gradient_block_;
   } else {
@@ -263,6 +265,7 @@ TrainedSet FlatParameter::averaged() const {
 
 void FlatParameter::begin_reduction() {
   begin_array();
+  fill_in_waiting();
   fill_missing();
   pass_->stage = Stage::Reducing;
   if (!is_sharded()) {
@@ -316,6 +319,7 @@ void FlatParameter::install() {
   for (std::size_t i = 0; i < size(); ++i) {
     Member& member = members_[i];
     at::Tensor grad = std::exchange(member.aside, at::Tensor());
+    member.waiting = at::Tensor();
     const bool is_new = member.gradient != Gradient::None;
     if (is_new) member.gradient = Gradient::Installed;
     if (is_new || grad.defined()) parameters_[i].tensor.mutable_grad() = std::move(grad);
@@ -330,19 +334,19 @@ void FlatParameter::begin_again() {
     arrived.push_back(std::exchange(tensor.mutable_grad(), at::Tensor()));
   }
   install();
-  begin_pass();
+  begin_pass(/*averages=*/true);
   for (std::size_t i = 0; i < size(); ++i) {
     parameters_[i].tensor.mutable_grad() = std::move(arrived[i]);
   }
 }
 
-/// What has come waits in the array.
+/// What has come waits.
 void FlatParameter::end_pass_without_average() {
   pass_.reset();
   if (late_hooks_) late_hooks_->put_all_back();
   for (Member& member : members_) {
-    if (member.gradient == Gradient::Awaited) member.gradient = Gradient::Absent;
-    if (member.gradient == Gradient::AwaitedAgain) member.gradient = Gradient::Here;
+    if (member.gradient != Gradient::Awaited) continue;
+    member.gradient = member.waiting.defined() ? Gradient::Waiting : Gradient::Absent;
   }
   give_gradients_back();
 }
@@ -411,7 +415,9 @@ void FlatParameter::abandon() {
   end_array();
   if (is_sharded()) gradient_block_ = at::Tensor();  // half written
   pass_.reset();
-  for (Member& member : members_) member.gradient = Gradient::None;
+  for (Member& member : members_) {
+    member.gradient = member.waiting.defined() ? Gradient::Waiting : Gradient::None;
+  }
   give_gradients_back();
 }
 

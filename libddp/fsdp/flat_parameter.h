@@ -20,8 +20,10 @@
 //
 // NOTE [Gradients that are there already]
 // New gradients are added in place to tensors in `.grad`, pieces or a script's own, as by autograd.
-// Passes that do not synchronise add up whole gradients, which take the memory of the whole array
-// until the pass that does.
+// Passes that do not synchronise add up whole gradients, which wait for the pass that does. Between
+// passes they are what `.grad` shows, so that scripts may scale them or let go of them (zero_grad),
+// as in torch's FSDP1; or they are out of sight, as in torch's fully_shard. What `.grad` was before
+// is kept beside them. Where nothing is sharded they are added to it, and averaged with it.
 //
 // NOTE [Memory of gradients]
 // The pieces in `.grad` are parts of one block, which nobody else has between passes: it goes with
@@ -91,14 +93,17 @@ class FlatParameter {
     /// Whether this rank is one that shows them; all take part.
     bool here = true;
   };
+  /// Throws StateError where `.grad` shows something else than averages. Before any rank waits.
+  void check_copies(const CopyOptions& options) const;
   /// Lets the parameters show copies of the whole tensors, which may be changed; `keep` takes what
   /// this rank owns of them over. Throws StateError where a copy has another shape then.
   void show_copies(const CopyOptions& options);
   void end_copies(bool keep);
 
   // A backward pass.
-  /// Puts `.grad` aside: autograd will write whole gradients there.
-  void begin_pass();
+  /// Puts `.grad` aside: autograd will write whole gradients there. Where the pass does not average
+  /// they wait for one that does.
+  void begin_pass(bool averages);
   bool is_in_pass() const { return pass_.has_value(); }
   /// Whether gradients of this pass are still to come, and whether all parameters are trained by
   /// it.
@@ -106,8 +111,12 @@ class FlatParameter {
   bool trains_all() const { return pass_ && pass_->trains_all; }
   /// Moves the gradient of a parameter into the flat array. True if it was the last one missing.
   bool take_gradient(std::size_t index);
-  /// Whether whole gradients are there that have not been averaged.
-  bool has_gradients() const { return gradients_.defined(); }
+  /// Whether whole gradients of passes before this one wait to be averaged.
+  bool has_waiting() const;
+  /// Whether `.grad` shows them between passes (the default).
+  void show_waiting(bool shows) { shows_waiting_ = shows; }
+  /// Whether `.grad` of a parameter shows one now that is larger than the parameter.
+  bool shows_larger_gradients() const;
   /// Whether there is something to average: a parameter that this pass, or one before it that did
   /// not synchronise, has trained.
   bool wants_average() const;
@@ -169,15 +178,16 @@ class FlatParameter {
   enum class Shows : std::uint8_t { Pieces, Full, Copies };
   /// The new gradient of a parameter.
   enum class Gradient : std::uint8_t {
-    None,          // it is not trained
-    Awaited,       // this pass brings it
-    AwaitedAgain,  // this pass brings it, one of an earlier pass is in the array
-    Absent,        // it did not come: zeros
-    Here,          // it is in the array
-    Installed,     // `.grad` is the average
+    None,       // it is not trained
+    Awaited,    // this pass brings it
+    Absent,     // it did not come: zeros
+    Waiting,    // it is in `waiting`, where one of an Awaited may be too
+    Here,       // it is in the array
+    Installed,  // `.grad` is the average
   };
   enum class Stage : std::uint8_t { Gradients, Reducing, Averaged };
   struct Pass {
+    bool averages = true;
     std::size_t num_awaited = 0;
     bool trains_all = false;
     Stage stage = Stage::Gradients;
@@ -190,6 +200,9 @@ class FlatParameter {
     at::Tensor piece;
     /// What `.grad` was while gradients_are_aside_; new ones are added to it.
     at::Tensor aside;
+    /// The whole gradient that waits to be averaged, unless `.grad` shows it.
+    at::Tensor waiting;
+    bool shows_waiting = false;
     Gradient gradient = Gradient::None;
   };
 
@@ -208,6 +221,9 @@ class FlatParameter {
   at::Tensor piece_in(const at::Tensor& blocks, std::size_t index, int rank) const;
   void put_gradients_aside();
   void give_gradients_back();
+  void take_back(std::size_t index, at::Tensor grad);
+  void add_to_waiting(const at::Tensor& grad, std::size_t index);
+  void fill_in_waiting();
   at::Tensor make_gradient_piece(std::size_t index) const;
   void check(const at::Tensor& grad, std::size_t index) const;
   void copy_in(const at::Tensor& grad, std::size_t index);
@@ -225,6 +241,7 @@ class FlatParameter {
   /// Whether the array has a gradient of this parameter.
   bool is_filled(std::size_t index) const;
   bool keeps_any() const;
+  bool is_block_waiting() const;
   int rank() const { return options_.shard ? options_.shard->rank() : 0; }
   bool is_sharded() const { return options_.shard && options_.shard->size() > 1; }
 
@@ -248,11 +265,12 @@ class FlatParameter {
   std::optional<double> divisor_;
   ReduceHook reduce_hook_;
   bool zeroes_unused_ = true;
+  bool shows_waiting_ = true;
   /// What note_used writes.
   const at::Tensor one_;
   std::optional<Pass> pass_;
-  /// Whole gradients, in the pool's memory; where nothing is sharded, gradient_block_ itself if
-  /// nothing stands there. They last until the pass that averages them.
+  /// Whole gradients of a pass, in the pool's memory; where nothing is sharded, gradient_block_
+  /// itself if nothing stands there.
   at::Tensor gradients_;
   at::Tensor gradient_block_;
   /// That of the last pass, as long as somebody has a part of it.

@@ -191,7 +191,7 @@ void ShardedModel::before_backward(Unit& unit, bool accumulates) {
   if (!pass_) begin_pass();
   if (accumulates) {
     pass_->accumulates = true;
-    unit.begin_pass();
+    unit.begin_pass(pass_->syncs);
     if (has_late_hooks(unit)) pass_->has_late_hooks = true;
   }
   unit.show_full();
@@ -319,6 +319,13 @@ void ShardedModel::end_pass() {
   for (const UnitPtr& unit : units_) run_late_hooks(*unit);
 }
 
+bool ShardedModel::shows_larger_gradients() const {
+  return std::any_of(units_.begin(), units_.end(), [](const UnitPtr& unit) {
+    return std::any_of(unit->flats().begin(), unit->flats().end(),
+                       [](const auto& flat) { return flat->shows_larger_gradients(); });
+  });
+}
+
 void ShardedModel::average_waiting() {
   if (depth_ > 0 || pass_ || !syncs_) return;
   if (options_.faces) options_.faces->take_over();
@@ -334,8 +341,8 @@ bool ShardedModel::reduce_rest() {
   bool is_any = false;
   for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
     if ((*unit)->is_reducing()) continue;
-    if (!(*unit)->is_in_pass() && !(*unit)->has_gradients()) continue;
-    (*unit)->begin_pass();
+    if (!(*unit)->is_in_pass() && !(*unit)->has_waiting()) continue;
+    (*unit)->begin_pass(/*averages=*/true);
     if (!(*unit)->wants_average()) continue;
     is_any = true;
     reduce(**unit);
@@ -349,6 +356,9 @@ void ShardedModel::show_copies(const std::vector<UnitPtr>& units,
     throw StateError(
         "libddp fsdp: parameters cannot be summoned inside a forward or backward pass. Hint: call "
         "summon_full_params between steps.");
+  }
+  for (const UnitPtr& unit : units) {
+    for (const auto& flat : unit->flats()) flat->check_copies(options);
   }
   // A parameter that showed a tensor of inference mode could not be trained afterwards.
   const c10::InferenceMode normal(false);

@@ -116,6 +116,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void set_sync(bool sync) { syncs_ = sync; }
   bool syncs() const { return syncs_; }
 
+  /// Whether some `.grad` shows a whole gradient of this rank beside the rows that it owns, left by
+  /// a pass without synchronisation: nothing that an optimizer may use.
+  bool shows_larger_gradients() const;
+
   /// Averages what passes without synchronisation have left, if passes are to average; a
   /// collective. Without effect inside of a forward or backward pass.
   void average_waiting();

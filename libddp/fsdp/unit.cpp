@@ -137,6 +137,10 @@ void Unit::zero_unused(bool zeroes) {
   for (const auto& flat : flats_) flat->zero_unused(zeroes);
 }
 
+void Unit::show_waiting(bool shows) {
+  for (const auto& flat : flats_) flat->show_waiting(shows);
+}
+
 void Unit::reduce_by(FlatParameter::ReduceHook hook) {
   has_reduce_hook_ = static_cast<bool>(hook);
   for (const auto& flat : flats_) flat->reduce_by(hook);
@@ -156,10 +160,10 @@ bool Unit::shows_full() const {
                      [](const auto& flat) { return flat->shows_full(); });
 }
 
-void Unit::begin_pass() {
+void Unit::begin_pass(bool averages) {
   if (phase_ != Phase::Idle) return;
   phase_ = Phase::Gradients;
-  for (const auto& flat : flats_) flat->begin_pass();
+  for (const auto& flat : flats_) flat->begin_pass(averages);
 }
 
 void Unit::take_gradient(std::size_t flat, std::size_t index) {
@@ -198,9 +202,9 @@ bool Unit::wants_average() const {
                      [](const auto& flat) { return flat->wants_average(); });
 }
 
-bool Unit::has_gradients() const {
+bool Unit::has_waiting() const {
   return std::any_of(flats_.begin(), flats_.end(),
-                     [](const auto& flat) { return flat->has_gradients(); });
+                     [](const auto& flat) { return flat->has_waiting(); });
 }
 
 void Unit::reduce() {

@@ -82,13 +82,16 @@ class Unit {
   /// (the default), or what they had, as its fully_shard. On some ranks only: zeros count there.
   void zero_unused(bool zeroes);
 
+  /// Whether `.grad` shows what passes without synchronisation have left (the default).
+  void show_waiting(bool shows);
+
   /// `hook` in place of the group's collective, which it must agree on with the other ranks' hooks;
   /// null = the group's. REQUIRES: not both groups.
   void reduce_by(FlatParameter::ReduceHook hook);
   bool has_reduce_hook() const { return has_reduce_hook_; }
 
   /// The part of a pass that concerns this unit.
-  void begin_pass();
+  void begin_pass(bool averages);
   bool is_in_pass() const { return phase_ != Phase::Idle; }
   /// All gradients of this pass have come.
   bool is_complete() const { return phase_ == Phase::Complete; }
@@ -97,7 +100,7 @@ class Unit {
   bool trains_all() const;
   /// There are gradients, or zeros in place of them, to be averaged.
   bool wants_average() const;
-  bool has_gradients() const;
+  bool has_waiting() const;
   void reduce();
   /// Instead of reduce, for who averages several units at once.
   void begin_reduction();

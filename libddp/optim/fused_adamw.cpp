@@ -7,10 +7,13 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
 
 #include <cstddef>
 #include <optional>
 #include <utility>
+
+#include "libddp/base/error.h"
 
 namespace libddp {
 namespace {
@@ -155,9 +158,22 @@ Tensors zeros_like_runs(const Tensors& tensors) {
   return zeros;
 }
 
+/// The kernel would read what belongs to other elements.
+void check_sizes(const Tensors& parameters, const Tensors& gradients) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (gradients[i].numel() == parameters[i].numel()) continue;
+    throw StateError(
+        fmt::format("libddp: AdamW: gradient {} has {} elements, its parameter {}. Hint: gradients "
+                    "that sharded units have under no_sync are not averaged yet; step after a pass "
+                    "outside of it.",
+                    i, gradients[i].numel(), parameters[i].numel()));
+  }
+}
+
 std::size_t update_runs(const Tensors& parameters, const Tensors& gradients,
                         const AdamwState& state, const AdamwOptions& options,
                         const at::Tensor& grad_scale, const at::Tensor& found_inf) {
+  check_sizes(parameters, gradients);
   std::vector<const Tensors*> lists{&parameters, &gradients, &state.exp_avgs, &state.exp_avg_sqs};
   if (options.amsgrad) lists.push_back(&state.max_exp_avg_sqs);
   const std::vector<Run> runs = Runs(lists, state.steps).find();

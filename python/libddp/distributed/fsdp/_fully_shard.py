@@ -107,6 +107,7 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> _shards
         mesh=groups.mesh,
         choose_placement=shard_placement_fn,
         zeroes_unused=False,
+        shows_waiting=False,
         use_dtensor=use_dtensor,
     )
 

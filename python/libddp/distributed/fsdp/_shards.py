@@ -20,7 +20,7 @@ from torch.distributed.utils import _apply_to_tensors
 
 from libddp._load import load
 from libddp.distributed._exit import describe, live_groups
-from libddp.distributed.fsdp import _advice
+from libddp.distributed.fsdp import _advice, _unaveraged
 from libddp.distributed.fsdp._summoned import Summoned
 from libddp.errors import ArgumentError, StateError
 from libddp.nn.parallel import _backward_errors, _dynamo
@@ -63,6 +63,8 @@ class Sharding:
     choose_placement: Callable | None = None
     #: A parameter of a used unit that got no gradient on any rank has zeros; else what it had.
     zeroes_unused: bool = True
+    #: `.grad` shows what passes without synchronisation have left: whole gradients of this rank.
+    shows_waiting: bool = True
     #: Scripts see DTensors; else the parameters themselves, which show what this rank owns.
     use_dtensor: bool = False
 
@@ -140,6 +142,7 @@ class Shard:
         )
         self.made.divide_gradients_by(self.divisor)
         self.made.zero_unused(self.sharding.zeroes_unused)
+        self.made.show_waiting(self.sharding.shows_waiting)
         self.made.reduce_by(self.hook)
         if self.sharding.use_dtensor:
             for param in self.params:
@@ -544,6 +547,7 @@ def whole_parameters(
 def without_sync(shard: Shard) -> Iterator[None]:
     """Backward passes inside add up whole gradients on each rank."""
     model = model_of(shard)
+    _unaveraged.watch(shard)
     before = model.syncs
     model.syncs = False
     try:

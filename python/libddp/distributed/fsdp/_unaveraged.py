@@ -1,0 +1,52 @@
+"""No optimizer steps with what passes under no_sync have left: whole gradients of one rank.
+
+Beside the rows that a rank owns they would be an error in most optimizers; a fused one goes by the
+number of the parameter's elements and takes the wrong ones, without a word.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import cache
+from typing import TYPE_CHECKING
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from libddp.errors import StateError
+
+if TYPE_CHECKING:
+    from libddp.distributed.fsdp._shards import Shard
+
+#: Of models that have been under no_sync.
+_shards: weakref.WeakSet[Shard] = weakref.WeakSet()
+
+
+def watch(shard: Shard) -> None:
+    """From now on each optimizer's step asks the model of `shard`, in C++, for such gradients."""
+    _shards.add(shard)
+    _watch_steps()
+
+
+@cache
+def _watch_steps() -> None:
+    register_optimizer_step_pre_hook(_check)
+
+
+def _check(optimizer, args, kwargs) -> None:
+    for shard in _shards:
+        if shard.model is not None and shard.model.shows_larger_gradients():
+            _refuse(shard, optimizer)
+
+
+def _refuse(shard: Shard, optimizer) -> None:
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for each in shard.all_shards or [shard]:
+        for name, parameter in each.parameters:
+            grad = parameter.grad
+            if id(parameter) not in own or grad is None or grad.shape == parameter.shape:
+                continue
+            raise StateError(
+                f"libddp fsdp: unit {each.name!r}: the gradient of {name!r} is that of this rank, "
+                "from a pass under no_sync, and no pass has averaged it. Hint: run the last "
+                "backward pass before a step outside of no_sync, or call zero_grad()."
+            )
