@@ -124,6 +124,7 @@ void FlatParameter::take_written() {
 
 // What is written elsewhere would be lost without a word.
 void FlatParameter::check_pieces() const {
+  if (shows_ != Shows::Pieces) return;
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& shown = parameters_[i].tensor;
     const at::Tensor& piece = members_[i].piece;
@@ -131,13 +132,17 @@ void FlatParameter::check_pieces() const {
         shown.scalar_type() == dtype_) {
       continue;
     }
+    const bool moved = shown.sizes() == piece.sizes() && shown.scalar_type() == dtype_;
+    const std::string what =
+        moved ? "its values were put into other memory between a forward and its backward pass"
+              : fmt::format("it is {} [{}], and was {} [{}]", c10::toString(shown.scalar_type()),
+                            fmt::join(shown.sizes(), ", "), c10::toString(dtype_),
+                            fmt::join(piece.sizes(), ", "));
     throw StateError(fmt::format(
-        "libddp {}: parameter '{}' is not what this rank owns of it any more: it is {} [{}], and "
-        "was "
-        "{} [{}]. Hint: change dtypes, shapes and data before wrapping; write values in place "
-        "(copy_), or through summon_full_params.",
-        label_, parameters_[i].name, c10::toString(shown.scalar_type()),
-        fmt::join(shown.sizes(), ", "), c10::toString(dtype_), fmt::join(piece.sizes(), ", ")));
+        "libddp {}: parameter '{}' is not what this rank owns of it any more: {}. Hint: change "
+        "dtypes and shapes before wrapping, and values between steps: in place (copy_), or through "
+        "summon_full_params.",
+        label_, parameters_[i].name, what));
   }
 }
 

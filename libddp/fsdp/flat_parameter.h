@@ -80,9 +80,12 @@ class FlatParameter {
   /// shape and dtype. While nobody reads: before the ranks meet.
   void take_written();
 
+  /// Throws StateError where a parameter that should show its piece was given other data, sizes or
+  /// dtype.
+  void check_pieces() const;
+
   FlatMemory& memory() { return *memory_; }
-  /// Unshards, and lets the parameters show whole tensors, without gradients. Throws StateError
-  /// where one of them was given other data, sizes or dtype since it showed its piece.
+  /// Unshards, and lets the parameters show whole tensors, without gradients. Checks pieces.
   void show_full();
   /// Lets the parameters show what this rank owns, and its gradients. The bytes of the array stay.
   void show_pieces();
@@ -206,7 +209,6 @@ class FlatParameter {
     Gradient gradient = Gradient::None;
   };
 
-  void check_pieces() const;
   /// Takes what this rank owns of the whole tensor that a parameter shows into the own block.
   void take_piece(std::size_t index);
   /// Whole tensors with memory of their own, of what each rank brings a block.

@@ -364,6 +364,9 @@ void ShardedModel::show_copies(const std::vector<UnitPtr>& units,
   const c10::InferenceMode normal(false);
   begin_step();
   for (const UnitPtr& unit : units) {
+    for (const auto& flat : unit->flats()) flat->check_pieces();
+  }
+  for (const UnitPtr& unit : units) {
     for (const auto& flat : unit->flats()) {
       flat->show_copies(options);
       flat->memory().reshard();

@@ -1,6 +1,7 @@
 """Mistakes with sharded models: named on every rank, soon, and the group stays usable."""
 
 import os
+import re
 import time
 
 import checks
@@ -10,7 +11,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp import ShardingStrategy, StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 SOON = 10.0  # seconds; the groups' timeout is minutes
@@ -172,6 +173,57 @@ def check_a_parameter_that_is_resized():
     parameter.data = before
     model(batch()).sum().backward()
     group_is_usable()
+
+
+def uses_of_parameters(model):
+    """Whatever reads or writes the values of all parameters, but for training."""
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    fsdp = type(model)
+
+    def summon(**arguments):
+        with fsdp.summon_full_params(model, **arguments):
+            pass
+
+    def state_dict():
+        with fsdp.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+            model.state_dict()
+
+    yield summon
+    yield lambda: summon(writeback=False)
+    yield model.state_dict
+    yield lambda: model.load_state_dict(two_layers().state_dict())
+    yield state_dict
+    yield lambda: get_model_state_dict(model)
+    yield lambda: models.libddp_fsdp().save_snapshot(checks.shared_folder(), model)
+
+
+def check_states_of_parameters_that_are_not_ours():
+    for is_object in (True, False):
+        for place in ({}, {"device_mesh": dist.init_device_mesh("cpu", (dist.get_world_size(),))}):
+            model = wrap_layers(**place)
+            model(batch()).sum().backward()
+            layer = model[0]._fsdp_wrapped_module
+            rows, columns = layer.weight.shape
+            if is_object:
+                layer.weight = nn.Parameter(torch.ones(rows, columns))
+                wanted = "unit '0': parameter 'weight' was replaced"
+            else:
+                layer.weight.data = torch.ones(rows + 1, columns)
+                wanted = "'(0\\.)?weight' (is not what this rank owns|has the shape)"
+            for use in uses_of_parameters(model):
+                text = message_of(use, RuntimeError)
+                assert re.search(wanted, text), text
+            group_is_usable()
+
+
+def check_a_value_that_is_put_elsewhere_between_forward_and_backward():
+    model = wrap_layers(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
+    loss = model(batch()).sum()
+    weight = model[0]._fsdp_wrapped_module.weight
+    weight.data = weight.detach().clone()
+    text = message_of(loss.backward, RuntimeError)
+    assert "put into other memory between a forward and its backward pass" in text
 
 
 def check_errors_of_a_gradients_hook_keep_their_class():

@@ -96,11 +96,15 @@ def pieces_of(model: torch.nn.Module) -> dict[int, Piece]:
 
     Units that are not made yet are made first, but for those whose parameters are on the meta
     device: of these every rank has everything.
+
+    Raises:
+        StateError: a parameter was replaced by another object.
     """
     _deferred.settle(model)
     found: dict[int, Piece] = {}
     names = {id(parameter): canonical(name) for name, parameter in model.named_parameters()}
     for shard in shards_in(model):
+        shard.check_places()
         for key, piece in pieces_of_shard(shard).items():
             found[key] = replace(piece, name=names.get(key, piece.name))
     return found

@@ -26,6 +26,7 @@ from libddp._load import load
 from libddp.distributed.fsdp._pieces import Piece, pieces_of
 from libddp.distributed.fsdp._placement import placements_of, with_dtype
 from libddp.distributed.fsdp._state_dict import canonical
+from libddp.errors import StateError
 
 _C = load()
 
@@ -85,6 +86,11 @@ def own_part(value: Any, piece: Piece) -> torch.Tensor | None:
 
 def convert(tensor: torch.Tensor, piece: Piece, config: Any = None) -> torch.Tensor:
     """As torch's configuration of a sharded state dict wants it; None = DTensors."""
+    if tensor.shape != piece.own_shape and not tensor.is_meta:
+        raise StateError(
+            f"libddp fsdp: {piece.name!r} has the shape {list(tensor.shape)}, and this rank owns "
+            f"{list(piece.own_shape)} of it. Hint: change shapes before wrapping."
+        )
     wished = config is None or getattr(config, "_use_dtensor", False)
     wants_dtensor = wished or piece.sharding.saves_dtensors
     return (as_dtensor if wants_dtensor and _has_mesh(piece) else as_sharded_tensor)(tensor, piece)

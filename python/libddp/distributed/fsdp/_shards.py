@@ -329,15 +329,19 @@ class Shard:
         for shard in self.all_shards:
             if shard.params and not shard.is_held:
                 shard.adopt()
-            for registry, key, name, parameter in shard.places:
-                if registry.get(key) is not parameter:
-                    raise StateError(
-                        f"libddp fsdp: unit {shard.name!r}: parameter {name!r} was replaced "
-                        "by another object after wrapping. Hint: write values in place (copy_), "
-                        "or replace parameters before wrapping."
-                    )
+            shard.check_places()
         if any(shard.is_stale for shard in self.all_shards):
             join(self)
+
+    def check_places(self) -> None:
+        """Refuses parameters that were replaced."""
+        for registry, key, name, parameter in self.places:
+            if registry.get(key) is not parameter:
+                raise StateError(
+                    f"libddp fsdp: unit {self.name!r}: parameter {name!r} was replaced "
+                    "by another object after wrapping. Hint: write values in place (copy_), "
+                    "or replace parameters before wrapping."
+                )
 
 
 def shard_of(module: torch.nn.Module) -> Shard | None:
@@ -534,7 +538,15 @@ def whole_parameters(
         here: on this rank too.
     """
     model = model_of(shard)
-    model.show_copies(units, with_gradients=with_gradients, here=here)
+    group = shard.sharding.shard or shard.sharding.replicate
+    try:
+        for each in shards_in(shard.module):
+            each.check_places()
+        model.show_copies(units, with_gradients=with_gradients, here=here)
+    except StateError as error:
+        if group is not None:  # whose ranks may wait
+            group.announce_trouble(f"in making parameters whole: {describe(error)}")
+        raise
     try:
         yield
     except BaseException:
