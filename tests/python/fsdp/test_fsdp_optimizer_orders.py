@@ -1,10 +1,12 @@
 """Optimizer states where ranks order parameters differently, or no optimizer is given."""
 
 import checks
+import ddp_models
 import fsdp_models as models
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -94,6 +96,69 @@ def check_states_without_groups():
     loaded = package.optim_state_dict_to_load(model, optimizer, state)
     assert list(loaded) == ["state"]
     same(loaded["state"], bare["state"])
+
+
+class Around(nn.Module):
+    """A wrapped layer, and a parameter that no unit has."""
+
+    def __init__(self, wrap, has_scale):
+        super().__init__()
+        torch.manual_seed(7)
+        self.inner = wrap(nn.Linear(4, 4))
+        if has_scale:
+            self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.inner(x).sum()
+
+
+def torchs(module):
+    return torch.distributed.fsdp.FullyShardedDataParallel(
+        module,
+        process_group=ddp_models.gloo(),
+        use_orig_params=True,
+        device_id=torch.device("cpu"),
+    )
+
+
+def check_a_parameter_that_no_unit_has():
+    found = []
+    for wrap in (models.libddp_fsdp().FullyShardedDataParallel, torchs):
+        saved = Around(wrap, has_scale=False)
+        package = type(saved.inner)
+        optimizer = torch.optim.AdamW(saved.parameters(), lr=0.01)
+        saved(torch.ones(4)).backward()
+        optimizer.step()
+        state = package.optim_state_dict(saved, optimizer)
+        model = Around(wrap, has_scale=True)
+        fresh = torch.optim.AdamW(model.parameters())
+        loaded = package.optim_state_dict_to_load(model, fresh, state)
+        with pytest.raises(ValueError, match="doesn't match the size of optimizer's group"):
+            fresh.load_state_dict(loaded)
+        names = [name.split(".")[-1] for name, _ in model.named_parameters()]
+        (group,) = loaded["param_groups"]
+        found.append((sorted(loaded["state"]), group["params"], names))
+        number = names.index("scale")
+        moments = {key: torch.ones(4) for key in ("exp_avg", "exp_avg_sq")}
+        loaded["state"][number] = {"step": torch.tensor(3.0), **moments}
+        group["params"] = sorted([*group["params"], number])
+        fresh.load_state_dict(loaded)
+        assert fresh.state[model.scale]["step"] == 3
+        assert fresh.param_groups[0]["lr"] == 0.01
+    (_, _, names), (_, _, torchs_names) = found
+    assert names == torchs_names
+    assert [params for _, params, _ in found] == [[1, 2]] * 2, found
+
+
+def check_a_parameter_of_a_unit_that_the_state_lacks():
+    model = models.wrap()
+    package = type(model)
+    state = package.optim_state_dict(model, trained(model, model.parameters()))
+    name = state["param_groups"][0]["params"].pop()
+    del state["state"][name]
+    fresh = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ValueError, match=f"has no parameter '{name}'"):
+        package.optim_state_dict_to_load(model, fresh, state)
 
 
 def check_ranks_with_other_parameters():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +118,8 @@ def state_to_load(
         state[keys[name]] = _like(parameter, _cut(name, full["state"][name], piece), piece)
     if "param_groups" not in full:
         return {"state": state}
-    groups = _groups_to_load(optimizer, names, full)
+    foreign = {i for i, p in enumerate(parameters) if pieces and id(p) not in pieces}
+    groups = _groups_to_load(optimizer, names, full, foreign)
     if with_names:
         groups = [{**g, "params": [keys[names[i]] for i in g["params"]]} for g in groups]
     return {"state": state, "param_groups": groups}
@@ -188,22 +191,43 @@ def groups_to_load(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> l
     return _groups_to_load(optimizer, _names(model, _ordered(optimizer)), full)
 
 
-def _groups_to_load(optimizer, names: list[str], full: dict[str, Any]) -> list[dict[str, Any]]:
-    """The optimizer's groups, each with the settings of the saved group of its parameters."""
+def _groups_to_load(
+    optimizer, names: list[str], full: dict[str, Any], foreign: Collection[int] = ()
+) -> list[dict[str, Any]]:
+    """The optimizer's groups, each with the settings of the saved group of its parameters.
+
+    Args:
+        foreign: parameters that no unit has; those that the state lacks are left out, as torch
+            does it, so that a script may add what it knows of them.
+    """
     saved = {name: group for group in full["param_groups"] for name in group["params"]}
     groups, first = [], 0
     for group in optimizer.param_groups:
         indices = list(range(first, first + len(group["params"])))
         first += len(indices)
-        missing = [names[index] for index in indices if names[index] not in saved]
-        if missing:
+        missing = [index for index in indices if names[index] not in saved]
+        if missing and all(index in foreign for index in missing):
+            _say_left_out(tuple(names[index] for index in missing))
+            indices = [index for index in indices if index not in missing]
+        elif missing:
             raise ArgumentError(
-                f"libddp fsdp: the optimizer state has no parameter {missing[0]!r}, which the "
-                "optimizer has. Hint: build model and optimizer as when the state was saved."
+                f"libddp fsdp: the optimizer state has no parameter {names[missing[0]]!r}, which "
+                "the optimizer has. Hint: build model and optimizer as when the state was saved."
             )
         settings = saved[names[indices[0]]] if indices else group
         groups.append({**settings, "params": indices})
     return groups
+
+
+@functools.cache
+def _say_left_out(names: tuple[str, ...]) -> None:
+    warnings.warn(
+        f"libddp fsdp: the optimizer state has nothing for {names[0]!r}"
+        f"{f' and {len(names) - 1} more' if len(names) > 1 else ''}, which no sharded unit has; "
+        "what is to be loaded leaves it out. Hint: add an entry, and the number in its group, "
+        "before optimizer.load_state_dict(), which wants all parameters.",
+        stacklevel=5,
+    )
 
 
 def _ordered(optimizer) -> list[torch.Tensor]:
