@@ -110,6 +110,17 @@ std::vector<std::string> averaged_of(const Unit& unit) {
   return names;
 }
 
+/// Names of the parameters whose `.grad` shows what no pass has averaged.
+std::vector<std::string> waiting_of(const Unit& unit) {
+  std::vector<std::string> names;
+  for (const auto& flat : unit.flats()) {
+    for (std::size_t i = 0; i < flat->size(); ++i) {
+      if (flat->shows_waiting(i)) names.push_back(flat->parameters()[i].name);
+    }
+  }
+  return names;
+}
+
 /// `hook(gradients, average)`, or `hook(gradients)` where nothing is sharded; None = no hook.
 void reduce_by(Unit& unit, const py::object& hook) {
   if (hook.is_none()) return unit.reduce_by(nullptr);
@@ -141,6 +152,7 @@ void bind_fsdp(py::module_& module) {
       .def("layout", &layout_of, py::arg("rank"))
       .def("has_gradient_memory", &has_gradient_memory)
       .def("averaged", &averaged_of)
+      .def("waiting", &waiting_of)
       .def("divide_gradients_by", &Unit::divide_gradients_by, py::arg("divisor"))
       .def("zero_unused", &Unit::zero_unused, py::arg("zeroes"))
       .def("show_waiting", &Unit::show_waiting, py::arg("shows"))

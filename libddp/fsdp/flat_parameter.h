@@ -118,7 +118,8 @@ class FlatParameter {
   bool has_waiting() const;
   /// Whether `.grad` shows them between passes (the default).
   void show_waiting(bool shows) { shows_waiting_ = shows; }
-  /// Whether `.grad` of a parameter shows one now that is larger than the parameter.
+  /// Whether `.grad` of a parameter shows one now; of some, of which this rank owns a part.
+  bool shows_waiting(std::size_t index) const;
   bool shows_larger_gradients() const;
   /// Whether there is something to average: a parameter that this pass, or one before it that did
   /// not synchronise, has trained.

@@ -40,11 +40,13 @@ void FlatParameter::take_back(std::size_t index, at::Tensor grad) {
 
 bool FlatParameter::has_waiting() const {
   for (std::size_t i = 0; i < size(); ++i) {
-    const Member& member = members_[i];
-    if (member.waiting.defined()) return true;
-    if (member.shows_waiting && parameters_[i].tensor.grad().defined()) return true;
+    if (members_[i].waiting.defined() || shows_waiting(i)) return true;
   }
   return false;
+}
+
+bool FlatParameter::shows_waiting(std::size_t index) const {
+  return members_[index].shows_waiting && parameters_[index].tensor.grad().defined();
 }
 
 bool FlatParameter::shows_larger_gradients() const {

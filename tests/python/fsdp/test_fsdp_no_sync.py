@@ -193,6 +193,15 @@ def check_optimizers_refuse_them():
             assert not torch.equal(before[0], next(model.parameters()))
 
 
+def check_optimizers_refuse_them_where_one_rank_owns_all_rows():
+    from libddp.errors import StateError
+
+    model = models.wrap(nn.Linear(3, 1, bias=False), auto_wrap_policy=None)
+    unaveraged(model)
+    with pytest.raises(StateError, match=r"'weight' is that of this rank"):
+        torch.optim.SGD(model.parameters(), lr=1.0).step()
+
+
 def check_an_optimizer_without_sharding_takes_them():
     moved = []
     for make in (ours, torchs):

@@ -41,9 +41,9 @@ def _check(optimizer, args, kwargs) -> None:
 def _refuse(shard: Shard, optimizer) -> None:
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for each in shard.all_shards or [shard]:
+        waiting = each.made.waiting()
         for name, parameter in each.parameters:
-            grad = parameter.grad
-            if id(parameter) not in own or grad is None or grad.shape == parameter.shape:
+            if id(parameter) not in own or name not in waiting:
                 continue
             raise StateError(
                 f"libddp fsdp: unit {each.name!r}: the gradient of {name!r} is that of this rank, "

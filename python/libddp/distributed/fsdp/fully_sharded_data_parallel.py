@@ -238,7 +238,8 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
     def no_sync(self):
         """Backward passes inside add up gradients on each rank; the next one averages the sum.
 
-        Whole gradients take the memory of whole parameters until then.
+        Whole gradients take the memory of whole parameters until then. `.grad` shows them: what a
+        script makes of them (scaling, clearing) counts. An optimizer's step with them is refused.
         """
         return _shards.without_sync(self._shard)
 
