@@ -81,14 +81,16 @@ bool FlatParameter::take_gradient(std::size_t index) {
   return before == Gradient::Awaited && --pass_->num_awaited == 0;
 }
 
-/// In place, as autograd does it.
+/// In place, as autograd does it; in the dtype that it comes in where scripts see it, as in torch's
+/// FSDP1, else in that of the average, as in its fully_shard.
 void FlatParameter::add_to_waiting(const at::Tensor& grad, std::size_t index) {
   const c10::NoGradGuard no_grad;
   at::Tensor& waiting = members_[index].waiting;
   if (!waiting.defined()) {
-    const bool fits = is_plain(grad) && grad.scalar_type() == reduce_dtype_;
-    waiting = fits ? grad.detach()
-                   : at::empty(grad.sizes(), grad.options().dtype(reduce_dtype_)).copy_(grad);
+    const at::ScalarType dtype = shows_waiting_ ? grad.scalar_type() : reduce_dtype_;
+    const bool fits = is_plain(grad) && grad.scalar_type() == dtype;
+    waiting =
+        fits ? grad.detach() : at::empty(grad.sizes(), grad.options().dtype(dtype)).copy_(grad);
   } else if (waiting.is_non_overlapping_and_dense()) {
     waiting.add_(grad);
   } else {
