@@ -19,10 +19,10 @@ void expect_refusal(const char* words, Call&& call) {
 
 TEST_CASE("broadcast and reduce refuse in torch's words", "[checks]") {
   run_backends(1, [](C10dBackend& backend, int) {
-    Tensors one = {filled({1}, 0)};
+    Tensors one = {full_of({1}, 0)};
     Tensors none;
-    Tensors mixed = {filled({1}, 0), filled({1}, 0, at::kDouble)};
-    Tensors sizes = {filled({1}, 0), filled({2}, 0)};
+    Tensors mixed = {full_of({1}, 0), full_of({1}, 0, at::kDouble)};
+    Tensors sizes = {full_of({1}, 0), full_of({2}, 0)};
     c10d::BroadcastOptions options;
     options.rootRank = -1;
     expect_refusal("invalid root rank: -1", [&] { backend.broadcast(one, options); });
@@ -45,8 +45,8 @@ TEST_CASE("broadcast and reduce refuse in torch's words", "[checks]") {
 TEST_CASE("all_reduce refuses in torch's words", "[checks]") {
   run_backends(1, [](C10dBackend& backend, int) {
     Tensors none;
-    Tensors mixed = {filled({1}, 0), filled({1}, 0, at::kDouble)};
-    Tensors sparse = {filled({2, 2}, 1).to_sparse()};
+    Tensors mixed = {full_of({1}, 0), full_of({1}, 0, at::kDouble)};
+    Tensors sparse = {full_of({2, 2}, 1).to_sparse()};
     expect_refusal("requires non-empty tensor list", [&] { backend.allreduce(none, {}); });
     expect_refusal("invalid tensor type", [&] { backend.allreduce(mixed, {}); });
     expect_refusal("tensors must all have the same type",
@@ -60,13 +60,13 @@ TEST_CASE("all_reduce refuses in torch's words", "[checks]") {
 
 TEST_CASE("gathers and scatters refuse in torch's words", "[checks]") {
   run_backends(1, [](C10dBackend& backend, int) {
-    Tensors one = {filled({1}, 0)};
+    Tensors one = {full_of({1}, 0)};
     Tensors none;
-    Tensors two = {filled({1}, 0), filled({1}, 0)};
+    Tensors two = {full_of({1}, 0), full_of({1}, 0)};
     TensorLists no_lists;
     TensorLists empty_list = {{}};
-    TensorLists good = {{filled({1}, 0)}};
-    TensorLists wrong_type = {{filled({1}, 0, at::kLong)}};
+    TensorLists good = {{full_of({1}, 0)}};
+    TensorLists wrong_type = {{full_of({1}, 0, at::kLong)}};
     expect_refusal("requires non-empty input tensor list",
                    [&] { backend.allgather(no_lists, none, {}); });
     expect_refusal("requires input/output tensor lists to have the same length",
@@ -75,7 +75,7 @@ TEST_CASE("gathers and scatters refuse in torch's words", "[checks]") {
     expect_refusal("invalid tensor type", [&] { backend.allgather(wrong_type, one, {}); });
     expect_refusal("output lists should be equal to world size",
                    [&] { backend.allgather_coalesced(no_lists, one, {}); });
-    TensorLists wrong_size = {{filled({2}, 0)}};
+    TensorLists wrong_size = {{full_of({2}, 0)}};
     expect_refusal("invalid size of output tensor at index 0",
                    [&] { backend.allgather_coalesced(wrong_size, one, {}); });
     expect_refusal("requires a single-element input tensor list",
@@ -99,9 +99,9 @@ TEST_CASE("gathers and scatters refuse in torch's words", "[checks]") {
 
 TEST_CASE("tensors that differ are counted from the first one", "[checks]") {
   run_backends(1, [](C10dBackend& backend, int) {
-    Tensors types = {filled({1}, 0), filled({1}, 0, at::kLong)};
-    Tensors sizes = {filled({1}, 0), filled({2}, 0)};
-    TensorLists outputs(2, {filled({1}, 0), filled({1}, 0)});
+    Tensors types = {full_of({1}, 0), full_of({1}, 0, at::kLong)};
+    Tensors sizes = {full_of({1}, 0), full_of({2}, 0)};
+    TensorLists outputs(2, {full_of({1}, 0), full_of({1}, 0)});
     expect_refusal("invalid tensor type at index 1",
                    [&] { backend.allgather(outputs, types, {}); });
     expect_refusal("invalid tensor size at index 1 (expected (1), got (2))",
@@ -111,11 +111,11 @@ TEST_CASE("tensors that differ are counted from the first one", "[checks]") {
 
 TEST_CASE("all_to_all, reduce_scatter and messages refuse in torch's words", "[checks]") {
   run_backends(2, [](C10dBackend& backend, int rank) {
-    Tensors one = {filled({1}, 0)};
-    Tensors two = {filled({1}, 0), filled({1}, 0)};
-    TensorLists lists = {{filled({1}, 0)}};
-    at::Tensor pair = filled({2}, 0);
-    at::Tensor three = filled({3}, 0);
+    Tensors one = {full_of({1}, 0)};
+    Tensors two = {full_of({1}, 0), full_of({1}, 0)};
+    TensorLists lists = {{full_of({1}, 0)}};
+    at::Tensor pair = full_of({2}, 0);
+    at::Tensor three = full_of({3}, 0);
     std::vector<std::int64_t> equal;
     std::vector<std::int64_t> too_many{1, 1, 1};
     std::vector<std::int64_t> too_large{1, 2};
@@ -139,8 +139,8 @@ TEST_CASE("all_to_all, reduce_scatter and messages refuse in torch's words", "[c
 TEST_CASE("a non-root passes no lists", "[checks]") {
   run_backends(2, [](C10dBackend& backend, int rank) {
     if (rank == 0) return;
-    Tensors one = {filled({1}, 0)};
-    TensorLists lists = {{filled({1}, 0), filled({1}, 0)}};
+    Tensors one = {full_of({1}, 0)};
+    TensorLists lists = {{full_of({1}, 0), full_of({1}, 0)}};
     expect_refusal("requires empty output on non-root", [&] { backend.gather(lists, one, {}); });
     expect_refusal("requires empty input on non-root", [&] { backend.scatter(one, lists, {}); });
   });

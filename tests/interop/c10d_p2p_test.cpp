@@ -9,8 +9,8 @@ using namespace libddp::test;
 
 TEST_CASE("send and recv pair by peer and tag", "[c10d]") {
   run_backends(2, [](C10dBackend& backend, int rank) {
-    Tensors first = {filled({3}, rank == 0 ? 7 : -1)};
-    Tensors second = {filled({2}, rank == 0 ? 8 : -1)};
+    Tensors first = {full_of({3}, rank == 0 ? 7 : -1)};
+    Tensors second = {full_of({2}, rank == 0 ? 8 : -1)};
     if (rank == 0) {
       auto a = backend.send(first, 1, 5);
       auto b = backend.send(second, 1, 6);
@@ -21,15 +21,15 @@ TEST_CASE("send and recv pair by peer and tag", "[c10d]") {
       auto b = backend.recv(second, 0, 6);
       a->wait();
       b->wait();
-      expect_equal(first[0], filled({3}, 7), "tag 5");
-      expect_equal(second[0], filled({2}, 8), "tag 6");
+      expect_equal(first[0], full_of({3}, 7), "tag 5");
+      expect_equal(second[0], full_of({2}, 8), "tag 6");
     }
   });
 }
 
 TEST_CASE("recvAnysource tells whom it heard", "[c10d]") {
   run_backends(3, [](C10dBackend& backend, int rank) {
-    Tensors tensor = {filled({1}, rank)};
+    Tensors tensor = {full_of({1}, rank)};
     if (rank != 0) {
       backend.send(tensor, 0, 0)->wait();
       return;
@@ -48,27 +48,27 @@ TEST_CASE("recvAnysource tells whom it heard", "[c10d]") {
 TEST_CASE("a batch may hold its parts in any order", "[c10d]") {
   run_backends(2, [](C10dBackend& backend, int rank) {
     const int peer = 1 - rank;
-    Tensors out = {filled({1000}, rank)};
-    Tensors in = {filled({1000}, -1)};
+    Tensors out = {full_of({1000}, rank)};
+    Tensors in = {full_of({1000}, -1)};
     backend.startCoalescing();
     // Both ranks receive first: one after the other this would never end.
     backend.recv(in, peer, 0);
     backend.send(out, peer, 0);
     backend.endCoalescing()->wait();
-    expect_equal(in[0], filled({1000}, peer), "exchanged");
+    expect_equal(in[0], full_of({1000}, peer), "exchanged");
   });
 }
 
 TEST_CASE("a batch holds collectives too", "[c10d]") {
   run_backends(2, [](C10dBackend& backend, int) {
-    Tensors a = {filled({2}, 1)};
-    Tensors b = {filled({2}, 2)};
+    Tensors a = {full_of({2}, 1)};
+    Tensors b = {full_of({2}, 2)};
     backend.startCoalescing();
     backend.allreduce(a, {});
     backend.allreduce(b, {});
     backend.endCoalescing()->wait();
-    expect_equal(a[0], filled({2}, 2), "first");
-    expect_equal(b[0], filled({2}, 4), "second");
+    expect_equal(a[0], full_of({2}, 2), "first");
+    expect_equal(b[0], full_of({2}, 4), "second");
   });
 }
 
@@ -81,11 +81,11 @@ TEST_CASE("endCoalescing without a start is refused", "[c10d]") {
 
 TEST_CASE("an operation that nobody waited for is done after a barrier", "[c10d]") {
   run_backends(3, [](C10dBackend& backend, int rank) {
-    Tensors tensors = {filled({100}, rank)};
+    Tensors tensors = {full_of({100}, rank)};
     auto work = backend.allreduce(tensors, {});
     backend.barrier({})->wait();
     expect(work->isCompleted() && work->isSuccess(), "done");
-    expect_equal(tensors[0], filled({100}, 3), "sum");
+    expect_equal(tensors[0], full_of({100}, 3), "sum");
   });
 }
 
@@ -94,13 +94,13 @@ TEST_CASE("many operations in flight end in order", "[c10d]") {
     std::vector<Tensors> tensors;
     std::vector<C10dBackend::WorkHandle> works;
     for (int i = 0; i < 200; ++i) {
-      tensors.push_back({filled({i + 1}, rank + i)});
+      tensors.push_back({full_of({i + 1}, rank + i)});
       works.push_back(backend.allreduce(tensors.back(), {}));
     }
     works.back()->wait();
     for (int i = 0; i < 200; ++i) {
       works[i]->wait();
-      expect_equal(tensors[i][0], filled({i + 1}, 2 * i + 1), "sum");
+      expect_equal(tensors[i][0], full_of({i + 1}, 2 * i + 1), "sum");
     }
   });
 }

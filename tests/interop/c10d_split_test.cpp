@@ -32,15 +32,15 @@ TEST_CASE("a backend is split in the order of the ranks", "[c10d]") {
       expect(part->getBackendOptions()->timeout == 17s, "the timeout is that of the options");
       const Group group = C10dBackend::group_of(part);
       expect(group->global_ranks() == std::vector<int>{2, 0}, "the ranks of the first group");
-      Tensors tensors = {filled({3}, rank)};
+      Tensors tensors = {full_of({3}, rank)};
       part->allreduce(tensors)->wait();
-      expect_equal(tensors[0], filled({3}, 2), "the sum over the part");
+      expect_equal(tensors[0], full_of({3}, 2), "the sum over the part");
       part->shutdown();
     }
     const auto alone = split(backend, store, {rank});
-    Tensors tensors = {filled({3}, 5)};
+    Tensors tensors = {full_of({3}, 5)};
     alone->allreduce(tensors)->wait();
-    expect_equal(tensors[0], filled({3}, 5), "a part of one rank");
+    expect_equal(tensors[0], full_of({3}, 5), "a part of one rank");
     alone->shutdown();
   });
 }

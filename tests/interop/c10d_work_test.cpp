@@ -51,7 +51,7 @@ TEST_CASE("a profiler's event has ended when the waiter goes on", "[c10d]") {
   const SlowProfiler profiler;
   run_backends(2, [](C10dBackend& backend, int rank) {
     for (int i = 0; i < 5; ++i) {
-      Tensors tensors = {filled({200}, rank)};
+      Tensors tensors = {full_of({200}, rank)};
       if (rank == 0) {
         backend.recvAnysource(tensors, 0)->wait();
         expect(num_events_ended == i + 1, "the event has ended");
@@ -65,17 +65,17 @@ TEST_CASE("a profiler's event has ended when the waiter goes on", "[c10d]") {
 
 TEST_CASE("a future's value is the list of tensors", "[c10d]") {
   run_backends(2, [](C10dBackend& backend, int rank) {
-    Tensors tensors = {filled({2}, rank + 1)};
+    Tensors tensors = {full_of({2}, rank + 1)};
     auto future = backend.allreduce(tensors, {})->getFuture();
     future->wait();
-    expect_equal(future->value().toTensorVector().at(0), filled({2}, 3), "sum");
+    expect_equal(future->value().toTensorVector().at(0), full_of({2}, 3), "sum");
   });
 }
 
 TEST_CASE("a future's callback may use the group and wait", "[c10d]") {
   run_backends(2, [](C10dBackend& backend, int rank) {
-    Tensors first = {filled({1}, rank)};
-    Tensors second = {filled({1}, rank + 1)};
+    Tensors first = {full_of({1}, rank)};
+    Tensors second = {full_of({1}, rank + 1)};
     auto chained = backend.allreduce(first, {})->getFuture()->then(
         [&](c10::ivalue::Future&) -> c10::IValue {
           backend.allreduce(second, {})->wait();
@@ -83,14 +83,14 @@ TEST_CASE("a future's callback may use the group and wait", "[c10d]") {
         },
         c10::TensorType::get());
     chained->wait();
-    expect_equal(chained->value().toTensor(), filled({1}, 3), "second sum");
+    expect_equal(chained->value().toTensor(), full_of({1}, 3), "second sum");
   });
 }
 
 TEST_CASE("a future's callback may wait for another future, several deep", "[c10d]") {
   run_backends(2, [](C10dBackend& backend, int rank) {
     std::vector<Tensors> tensors;
-    for (int i = 0; i < 4; ++i) tensors.push_back({filled({1}, rank + i)});
+    for (int i = 0; i < 4; ++i) tensors.push_back({full_of({1}, rank + i)});
     const std::function<void(std::size_t)> sum = [&](std::size_t i) {
       if (i == tensors.size()) return;
       auto future = backend.allreduce(tensors[i], {})->getFuture();
@@ -103,7 +103,7 @@ TEST_CASE("a future's callback may wait for another future, several deep", "[c10
       deeper->wait();
     };
     sum(0);
-    for (int i = 0; i < 4; ++i) expect_equal(tensors[i][0], filled({1}, 1 + 2 * i), "sum");
+    for (int i = 0; i < 4; ++i) expect_equal(tensors[i][0], full_of({1}, 1 + 2 * i), "sum");
   });
 }
 
@@ -111,10 +111,10 @@ TEST_CASE("callbacks of many futures all run", "[c10d]") {
   run_backends(2, [](C10dBackend& backend, int) {
     std::mutex mutex;
     std::vector<int> order;
-    std::vector<Tensors> tensors(20, Tensors{filled({1}, 1)});
+    std::vector<Tensors> tensors(20, Tensors{full_of({1}, 1)});
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;
     for (int i = 0; i < 20; ++i) {
-      tensors[i] = {filled({1}, 1)};
+      tensors[i] = {full_of({1}, 1)};
       futures.push_back(backend.allreduce(tensors[i], {})->getFuture());
       futures.back()->addCallback([&, i](c10::ivalue::Future&) {
         std::lock_guard lock(mutex);
@@ -137,7 +137,7 @@ TEST_CASE("an operation's error comes out of wait, exception and future", "[c10d
         if (rank == 1) return;
         c10d::AllreduceOptions options;
         options.timeout = std::chrono::milliseconds(300);
-        Tensors tensors = {filled({2}, 1)};
+        Tensors tensors = {full_of({2}, 1)};
         auto work = backend.allreduce(tensors, options);
         const std::string text = message_of<c10::DistError>([&] { work->wait(); });
         expect(contains(text, "all_reduce"), "names the operation");

@@ -44,9 +44,9 @@ TEST_CASE("monitoredBarrier names the lowest missing rank, or all of them", "[mo
                       "waiting for send/recv from rank 0"),
              text);
     }
-    Tensors tensors = {filled({1}, 1)};
+    Tensors tensors = {full_of({1}, 1)};
     backend.allreduce(tensors, {})->wait();
-    expect_equal(tensors[0], filled({1}, 4), "the group still works");
+    expect_equal(tensors[0], full_of({1}, 4), "the group still works");
   });
 }
 
