@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -23,22 +24,21 @@ DEADLINE = 300
 
 def both(script: str, folder: Path, *arguments: str) -> tuple[list[dict], list[dict]]:
     """The script's results under torchrun on Gloo, and under `libddp run --drop-in`."""
-    return (
-        torchs_results(script, folder, *arguments),
-        results(LIBDDP_RUN, script, folder / "libddp", *arguments),
-    )
+    theirs = on_gloo(lambda name: results(TORCHRUN, script, folder / name, *arguments))
+    return theirs, results(LIBDDP_RUN, script, folder / "libddp", *arguments)
 
 
-def torchs_results(script: str, folder: Path, *arguments: str) -> list[dict]:
-    """Of torch on Gloo, whose threads now and then abort a process that is through with its script
-    ("terminate called without an active exception"): then of a second run.
+def on_gloo(start: Callable[[str], list[dict]]) -> list[dict]:
+    """start("torch"), which runs torch on Gloo; after a failure of Gloo itself, start("again").
+
+    Gloo's threads now and then abort a process that is through with its script.
     """
     try:
-        return results(TORCHRUN, script, folder / "torch", *arguments)
+        return start("torch")
     except AssertionError as failure:
         if "terminate called without an active exception" not in str(failure):
             raise
-        return results(TORCHRUN, script, folder / "torch_again", *arguments)
+        return start("again")
 
 
 def results(launcher, script: str, folder: Path, *arguments: str, **variables) -> list[dict]:
