@@ -29,8 +29,8 @@ function(libddp_kernel_options)
     endif()
     set(avx2 "-mavx2;-mfma;-mf16c")
     set(avx512 "${avx2};-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq")
-    file(GLOB avx2_sources CONFIGURE_DEPENDS libddp/collectives/*_avx2.cpp)
-    file(GLOB avx512_sources CONFIGURE_DEPENDS libddp/collectives/*_avx512.cpp)
+    file(GLOB avx2_sources CONFIGURE_DEPENDS libddp/kernels/*_avx2.cpp)
+    file(GLOB avx512_sources CONFIGURE_DEPENDS libddp/kernels/*_avx512.cpp)
     # No contraction: a multiply and an add stay two roundings on every path.
     set_source_files_properties(${avx2_sources} PROPERTIES COMPILE_OPTIONS "${avx2};-ffp-contract=off")
     set_source_files_properties(

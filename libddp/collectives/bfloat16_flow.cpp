@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "libddp/collectives/reduce_table.h"
+#include "libddp/kernels/reduce_table.h"
 
 namespace libddp {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/host_collectives.h"
 #include "libddp/collectives/host_move.h"
+#include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
 namespace {

@@ -8,9 +8,10 @@
 
 #include <algorithm>
 
-#include "libddp/collectives/copy_bytes.h"
+#include "libddp/base/cache_line.h"
 #include "libddp/collectives/host_collectives.h"
-#include "libddp/collectives/reduce_kernels.h"
+#include "libddp/kernels/copy_bytes.h"
+#include "libddp/kernels/reduce_kernels.h"
 
 namespace libddp {
 namespace {
@@ -162,8 +163,7 @@ class AllReduce {
 }  // namespace
 
 Slice slice_of(std::size_t count, std::size_t element_bytes, int rank, int world_size) {
-  constexpr std::size_t kLine = 64;
-  const std::size_t per_line = kLine / element_bytes;
+  const std::size_t per_line = kCacheLineBytes / element_bytes;
   const std::size_t lines = (count + per_line - 1) / per_line;
   const auto edge = [&](int r) {
     return std::min(count, lines * static_cast<std::size_t>(r) / world_size * per_line);

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "libddp/base/dtype.h"
+#include "libddp/base/reduce_op.h"
 #include "libddp/collectives/mesh_core.h"
-#include "libddp/collectives/reduce_op.h"
 
 namespace libddp {
 

@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "libddp/base/error.h"
-#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/host_collectives.h"
 #include "libddp/collectives/mailbox.h"
 #include "libddp/collectives/mesh_core.h"
-#include "libddp/collectives/reduce_kernels.h"
 #include "libddp/collectives/slice_reduction.h"
+#include "libddp/kernels/copy_bytes.h"
+#include "libddp/kernels/reduce_kernels.h"
 
 namespace libddp {
 

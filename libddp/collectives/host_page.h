@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <string>
 
-#include "libddp/collectives/op_description.h"
+#include "libddp/base/op_description.h"
 #include "libddp/memory/shared_segment.h"
 
 namespace libddp {

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
-#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/host_collectives.h"
-#include "libddp/collectives/reduce_kernels.h"
+#include "libddp/kernels/copy_bytes.h"
+#include "libddp/kernels/reduce_kernels.h"
 
 namespace libddp {
 namespace {

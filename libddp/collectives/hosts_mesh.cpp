@@ -4,8 +4,8 @@
 #include <chrono>
 #include <utility>
 
-#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/host_collectives.h"
+#include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
 namespace {

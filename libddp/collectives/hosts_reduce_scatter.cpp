@@ -1,9 +1,9 @@
 // HostsMesh::reduce_scatter: the ranks of a host sum every host's blocks among themselves, then
 // each host gets its blocks' sums from all others.
 
-#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/host_collectives.h"
 #include "libddp/collectives/hosts_mesh.h"
+#include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
 

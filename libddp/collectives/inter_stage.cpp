@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "libddp/collectives/copy_bytes.h"
+#include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "libddp/collectives/reduce_kernels.h"
+#include "libddp/kernels/reduce_kernels.h"
 
 namespace libddp {
 namespace {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/letter_matching.h"
 #include "libddp/collectives/mailbox.h"
+#include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "libddp/collectives/copy_bytes.h"
 #include "libddp/collectives/mailbox.h"
+#include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
 

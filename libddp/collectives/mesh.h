@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "libddp/base/deadline.h"
-#include "libddp/collectives/op_description.h"
+#include "libddp/base/op_description.h"
 
 namespace libddp {
 

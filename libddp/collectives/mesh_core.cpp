@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "libddp/base/cache_line.h"
 #include "libddp/base/error.h"
 
 namespace libddp {
@@ -154,12 +155,11 @@ void MeshCore::meet_with_payload(std::size_t bytes) {
 
 // The peers' payloads cross the machine beside their stamps instead of after them.
 void MeshCore::prefetch_payloads(std::size_t bytes) const {
-  constexpr std::size_t kLine = 64;
-  constexpr std::size_t kMostBytes = 8 * kLine;
+  constexpr std::size_t kMostBytes = 8 * kCacheLineBytes;
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
     const std::byte* payload = payload_at(r, meeting_, bytes);
-    for (std::size_t at = 0; at < std::min(bytes, kMostBytes); at += kLine) {
+    for (std::size_t at = 0; at < std::min(bytes, kMostBytes); at += kCacheLineBytes) {
       __builtin_prefetch(payload + at);
     }
   }

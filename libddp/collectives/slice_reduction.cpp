@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "libddp/collectives/copy_bytes.h"
-#include "libddp/collectives/reduce_kernels.h"
+#include "libddp/base/cache_line.h"
+#include "libddp/kernels/copy_bytes.h"
+#include "libddp/kernels/reduce_kernels.h"
 
 namespace libddp {
 namespace {
 
 /// Whole cache lines, so that pieces hold whole elements.
-constexpr std::uint64_t kLineBytes = 64;
 /// Without meetings between them, pieces need only be long enough for the kernels.
 constexpr std::uint64_t kMappedPieceBytes = 512u << 10;
 
@@ -42,8 +42,8 @@ void SliceReduction::begin() {
     piece_bytes_ = piece_bytes;
     num_pieces_ = (longest + piece_bytes - 1) / piece_bytes;
   };
-  cut(core_.policy().chunk_bytes / static_cast<std::uint64_t>(core_.world_size()) / kLineBytes *
-      kLineBytes);
+  cut(core_.policy().chunk_bytes / static_cast<std::uint64_t>(core_.world_size()) /
+      kCacheLineBytes * kCacheLineBytes);
   const std::uint64_t offset = core_.offset_of(data_, edges_.back());
   const bool in_arena = offset != Slot::kStaged;
   if (!in_arena) copy_in(0);

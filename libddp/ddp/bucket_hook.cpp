@@ -10,8 +10,8 @@
 
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
+#include "libddp/base/group_identity.h"
 #include "libddp/base/interrupt.h"
-#include "libddp/group/group_identity.h"
 
 namespace libddp {
 namespace {

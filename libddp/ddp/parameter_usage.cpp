@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "libddp/group/group_identity.h"
+#include "libddp/base/group_identity.h"
 
 namespace libddp {
 namespace {

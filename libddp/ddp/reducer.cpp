@@ -10,8 +10,8 @@
 #include "libddp/autograd/after_backward.h"
 #include "libddp/base/error.h"
 #include "libddp/base/first_line.h"
+#include "libddp/base/group_identity.h"
 #include "libddp/base/log.h"
-#include "libddp/group/group_identity.h"
 
 namespace libddp {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/base/group_identity.h"
 #include "libddp/ddp/reducer.h"
-#include "libddp/group/group_identity.h"
 #include "libddp/memory/empty_cache.h"
 
 namespace libddp {

@@ -4,8 +4,8 @@
 
 #include "libddp/autograd/after_backward.h"
 #include "libddp/base/error.h"
+#include "libddp/base/group_identity.h"
 #include "libddp/ddp/reducer.h"
-#include "libddp/group/group_identity.h"
 
 namespace libddp {
 

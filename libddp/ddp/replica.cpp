@@ -11,9 +11,9 @@
 #include "libddp/autograd/after_backward.h"
 #include "libddp/base/error.h"
 #include "libddp/base/first_line.h"
+#include "libddp/base/group_identity.h"
 #include "libddp/base/monotonic_clock.h"
 #include "libddp/ddp/compress_hook.h"
-#include "libddp/group/group_identity.h"
 #include "libddp/group/model_check.h"
 
 namespace libddp {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
-#include "libddp/group/group_identity.h"
+#include "libddp/base/group_identity.h"
 
 namespace libddp {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
-#include "libddp/group/group_identity.h"
+#include "libddp/base/group_identity.h"
 #include "libddp/group/sparse_all_reduce.h"
 
 namespace libddp {

@@ -21,8 +21,8 @@
 #include <utility>
 #include <vector>
 
-#include "libddp/collectives/op_description.h"
-#include "libddp/group/group_identity.h"
+#include "libddp/base/group_identity.h"
+#include "libddp/base/op_description.h"
 #include "libddp/group/work.h"
 
 namespace libddp {

@@ -16,7 +16,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
-#include "libddp/collectives/reduce_op.h"
+#include "libddp/base/reduce_op.h"
 
 namespace libddp {
 

@@ -17,9 +17,9 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "libddp/base/deadline.h"
+#include "libddp/base/group_identity.h"
 #include "libddp/collectives/hosts_mesh.h"
 #include "libddp/group/c10d_waiters.h"
-#include "libddp/group/group_identity.h"
 
 namespace libddp {
 

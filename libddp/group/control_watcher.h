@@ -31,10 +31,10 @@
 #include <thread>
 #include <vector>
 
+#include "libddp/base/group_identity.h"
 #include "libddp/collectives/mesh.h"
 #include "libddp/group/control_message.h"
 #include "libddp/group/control_outbox.h"
-#include "libddp/group/group_identity.h"
 #include "libddp/group/pending_troubles.h"
 #include "libddp/group/pulse.h"
 #include "libddp/transport/meeting.h"

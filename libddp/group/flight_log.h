@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
+#include "libddp/base/group_identity.h"
 #include "libddp/base/monotonic_clock.h"
-#include "libddp/collectives/op_description.h"
-#include "libddp/group/group_identity.h"
+#include "libddp/base/op_description.h"
 
 namespace libddp {
 

@@ -16,8 +16,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "libddp/base/group_identity.h"
 #include "libddp/base/process.h"
-#include "libddp/group/group_identity.h"
 #include "libddp/group/living_groups.h"
 #include "libddp/group/operand.h"
 #include "libddp/group/process_group.h"

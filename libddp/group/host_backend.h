@@ -27,12 +27,12 @@
 #include <string>
 #include <vector>
 
+#include "libddp/base/group_identity.h"
+#include "libddp/base/lane.h"
 #include "libddp/collectives/mesh.h"
 #include "libddp/group/backend.h"
 #include "libddp/group/control_watcher.h"
 #include "libddp/group/flight_log.h"
-#include "libddp/group/group_identity.h"
-#include "libddp/group/lane.h"
 #include "libddp/group/message_lane.h"
 #include "libddp/group/running_calls.h"
 #include "libddp/group/shared_blocks.h"

@@ -8,8 +8,8 @@
 #include <chrono>
 
 #include "libddp/base/deadline.h"
+#include "libddp/base/group_identity.h"
 #include "libddp/collectives/hosts_mesh.h"
-#include "libddp/group/group_identity.h"
 #include "libddp/group/meeting_place.h"
 
 namespace libddp {

@@ -11,8 +11,8 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "libddp/base/group_identity.h"
 #include "libddp/group/backend.h"
-#include "libddp/group/group_identity.h"
 #include "libddp/group/process_group.h"
 #include "libddp/transport/key_value_store.h"
 

@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
+#include "libddp/base/group_identity.h"
 #include "libddp/collectives/mesh.h"
 #include "libddp/group/backend.h"
 #include "libddp/group/flight_log.h"
-#include "libddp/group/group_identity.h"
 
 namespace libddp {
 

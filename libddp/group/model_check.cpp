@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "libddp/base/error.h"
-#include "libddp/group/group_identity.h"
+#include "libddp/base/group_identity.h"
 
 namespace libddp {
 namespace {

@@ -11,7 +11,7 @@
 
 #include <cctype>
 
-#include "libddp/collectives/copy_bytes.h"
+#include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
 namespace {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "libddp/base/dtype.h"
-#include "libddp/group/group_identity.h"
+#include "libddp/base/group_identity.h"
 
 namespace libddp {
 

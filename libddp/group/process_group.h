@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "libddp/base/error.h"
-#include "libddp/collectives/reduce_op.h"
+#include "libddp/base/reduce_op.h"
 #include "libddp/group/backend.h"
 #include "libddp/group/work.h"
 

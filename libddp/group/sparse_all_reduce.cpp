@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "libddp/group/group_identity.h"
+#include "libddp/base/group_identity.h"
 
 namespace libddp {
 

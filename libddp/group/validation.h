@@ -15,7 +15,7 @@
 #include <optional>
 #include <vector>
 
-#include "libddp/collectives/reduce_op.h"
+#include "libddp/base/reduce_op.h"
 #include "libddp/group/operand.h"
 
 namespace libddp {

@@ -8,9 +8,9 @@
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/base/lane.h"
 #include "libddp/base/log.h"
 #include "libddp/base/monotonic_clock.h"
-#include "libddp/group/lane.h"
 
 namespace libddp {
 namespace {

@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "libddp/collectives/op_description.h"
+#include "libddp/base/op_description.h"
 
 namespace libddp {
 

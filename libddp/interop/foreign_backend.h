@@ -29,9 +29,9 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "libddp/base/group_identity.h"
 #include "libddp/group/backend.h"
 #include "libddp/group/c10d_waiters.h"
-#include "libddp/group/group_identity.h"
 
 namespace libddp {
 

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "libddp/collectives/reduce_kernels.h"
+#include "libddp/kernels/reduce_kernels.h"
 
 namespace {
 

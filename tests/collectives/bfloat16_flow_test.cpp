@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "libddp/collectives/reduce_table.h"
+#include "libddp/kernels/reduce_table.h"
 #include "tests/support/catch.h"
 
 using namespace libddp;

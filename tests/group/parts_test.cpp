@@ -11,8 +11,8 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "libddp/base/lane.h"
 #include "libddp/base/log.h"
-#include "libddp/group/lane.h"
 #include "libddp/group/torch_store.h"
 #include "libddp/group/work.h"
 #include "tests/support/catch.h"

@@ -12,10 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 #: room -> rooms that it may include (docs/design.md, "The house").
 ROOMS = {
     "base": set(),
+    "kernels": {"base"},
     "memory": {"base"},
     "transport": {"base"},
-    "collectives": {"transport", "memory", "base"},
-    "group": {"collectives", "transport", "memory", "base"},
+    "collectives": {"transport", "memory", "kernels", "base"},
+    "group": {"collectives", "transport", "memory", "kernels", "base"},
     "autograd": {"base"},
     "ddp": {"autograd", "group", "memory", "base"},
     "optim": {"ddp", "group", "base"},
@@ -24,7 +25,7 @@ ROOMS = {
     "activation": {"base"},
 }
 #: Rooms that know no torch.
-CORE = {"base", "memory", "transport", "collectives"}
+CORE = {"base", "kernels", "memory", "transport", "collectives"}
 
 INCLUDE = re.compile(r'^#include [<"](libddp/([a-z_]+)/[^">]+|libddp/libddp\.h)[">]', re.M)
 

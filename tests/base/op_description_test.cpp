@@ -1,4 +1,4 @@
-#include "libddp/collectives/op_description.h"
+#include "libddp/base/op_description.h"
 
 #include <cstring>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "libddp/collectives/reduce_op.h"
+#include "libddp/base/reduce_op.h"
 
 namespace libddp {
 

@@ -1,4 +1,4 @@
-#include "libddp/group/lane.h"
+#include "libddp/base/lane.h"
 
 #include <condition_variable>
 #include <deque>

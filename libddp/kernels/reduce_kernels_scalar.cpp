@@ -2,9 +2,9 @@
 
 #include <bit>
 
-#include "libddp/collectives/convert_lanes.h"
-#include "libddp/collectives/reduce_lanes.h"
-#include "libddp/collectives/reduce_table.h"
+#include "libddp/kernels/convert_lanes.h"
+#include "libddp/kernels/reduce_lanes.h"
+#include "libddp/kernels/reduce_table.h"
 
 namespace libddp {
 namespace {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "libddp/collectives/reduce_lanes.h"
+#include "libddp/kernels/reduce_lanes.h"
 
 namespace libddp {
 namespace {

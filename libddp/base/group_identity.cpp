@@ -1,4 +1,4 @@
-#include "libddp/group/group_identity.h"
+#include "libddp/base/group_identity.h"
 
 #include <fmt/format.h>
 

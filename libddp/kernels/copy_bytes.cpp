@@ -1,21 +1,22 @@
-#include "libddp/collectives/copy_bytes.h"
+#include "libddp/kernels/copy_bytes.h"
 
 #include <cstdint>
 #include <cstring>
 
-#include "libddp/collectives/reduce_table.h"
+#include "libddp/base/cache_line.h"
+#include "libddp/kernels/reduce_table.h"
 
 namespace libddp {
 namespace {
 
 // Below, the call of memcpy costs less than ours saves.
 constexpr std::size_t kSmallBytes = 256;
-constexpr std::size_t kLine = 64;
 
 void copy_streaming(const KernelTable& kernels, std::byte* to, const std::byte* from,
                     std::size_t bytes) {
-  const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
-  const std::size_t body = (bytes - head) / kLine * kLine;
+  const std::size_t head =
+      (kCacheLineBytes - reinterpret_cast<std::uintptr_t>(to) % kCacheLineBytes) % kCacheLineBytes;
+  const std::size_t body = (bytes - head) / kCacheLineBytes * kCacheLineBytes;
   std::memcpy(to, from, head);
   kernels.stream(to + head, from + head, body);
   std::memcpy(to + head + body, from + head + body, bytes - head - body);

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "libddp/base/dtype.h"
-#include "libddp/collectives/reduce_op.h"
+#include "libddp/base/reduce_op.h"
 
 namespace libddp {
 

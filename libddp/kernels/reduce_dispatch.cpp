@@ -9,15 +9,14 @@
 #include <bit>
 #include <cstdint>
 
+#include "libddp/base/cache_line.h"
 #include "libddp/base/check.h"
-#include "libddp/collectives/copy_bytes.h"
-#include "libddp/collectives/reduce_kernels.h"
-#include "libddp/collectives/reduce_table.h"
+#include "libddp/kernels/copy_bytes.h"
+#include "libddp/kernels/reduce_kernels.h"
+#include "libddp/kernels/reduce_table.h"
 
 namespace libddp {
 namespace {
-
-constexpr std::size_t kLine = 64;
 
 bool cpu_has_avx2() {
 #if defined(__x86_64__)
@@ -70,7 +69,7 @@ bool streams(const ReduceJob& job) {
   if (count * element_bytes(job.dtype) < kStreamBytes || job.num_destinations != 1) return false;
   const auto* end = job.sources + job.num_sources;
   return std::find(job.sources, end, job.destinations[0]) == end &&
-         reinterpret_cast<std::uintptr_t>(job.destinations[0]) % kLine == 0;
+         reinterpret_cast<std::uintptr_t>(job.destinations[0]) % kCacheLineBytes == 0;
 }
 
 KernelJob prepare(const ReduceJob& job) {

@@ -15,7 +15,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "libddp/collectives/reduce_table.h"
+#include "libddp/kernels/reduce_table.h"
 
 namespace libddp {
 namespace {

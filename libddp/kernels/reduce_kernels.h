@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "libddp/base/dtype.h"
-#include "libddp/collectives/reduce_op.h"
+#include "libddp/base/reduce_op.h"
 
 namespace libddp {
 

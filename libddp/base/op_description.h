@@ -8,7 +8,7 @@
 
 #include "libddp/base/deadline.h"
 #include "libddp/base/dtype.h"
-#include "libddp/collectives/reduce_op.h"
+#include "libddp/base/reduce_op.h"
 
 namespace libddp {
 

@@ -1,4 +1,4 @@
-#include "libddp/collectives/reduce_kernels.h"
+#include "libddp/kernels/reduce_kernels.h"
 
 #include <bit>
 #include <cmath>
