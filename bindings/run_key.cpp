@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "libddp/transport/run_key.h"
+#include "libddp/bootstrap/run_key.h"
 
 namespace py = pybind11;
 

@@ -15,7 +15,7 @@
 #include "libddp/collectives/mesh.h"
 #include "libddp/memory/arena.h"
 #include "libddp/memory/shared_segment.h"
-#include "libddp/transport/meeting.h"
+#include "libddp/transport/group_peer.h"
 
 namespace libddp {
 

@@ -7,6 +7,8 @@
 #include "libddp/base/build_info.h"
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
+#include "libddp/bootstrap/meeting.h"
+#include "libddp/bootstrap/run_key.h"
 #include "libddp/collectives/host_mesh.h"
 #include "libddp/collectives/mesh_assembly.h"
 #include "libddp/group/host_backend.h"
@@ -14,8 +16,6 @@
 #include "libddp/group/operand.h"
 #include "libddp/group/pulse.h"
 #include "libddp/transport/link_settings.h"
-#include "libddp/transport/meeting.h"
-#include "libddp/transport/run_key.h"
 
 namespace libddp {
 namespace {

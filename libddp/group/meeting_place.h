@@ -12,9 +12,9 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "libddp/base/group_identity.h"
+#include "libddp/bootstrap/key_value_store.h"
 #include "libddp/group/backend.h"
 #include "libddp/group/process_group.h"
-#include "libddp/transport/key_value_store.h"
 
 namespace libddp {
 

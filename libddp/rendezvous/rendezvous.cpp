@@ -10,9 +10,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "libddp/base/error.h"
+#include "libddp/bootstrap/run_key.h"
 #include "libddp/group/rendezvous_address.h"
 #include "libddp/group/store_opening.h"
-#include "libddp/transport/run_key.h"
 
 namespace libddp {
 namespace {

@@ -20,7 +20,7 @@
 
 #include "libddp/base/blocking_calls.h"
 #include "libddp/base/deadline.h"
-#include "libddp/transport/key_value_store.h"
+#include "libddp/bootstrap/key_value_store.h"
 
 namespace libddp {
 

@@ -9,7 +9,7 @@
 
 #include <string>
 
-#include "libddp/transport/key_value_store.h"
+#include "libddp/bootstrap/key_value_store.h"
 
 namespace libddp::bench {
 

@@ -18,9 +18,10 @@ LLVM_PROFILE_FILE="$build/%p.profraw" LIBDDP_FUZZ_SECONDS="$seconds" \
 llvm-profdata merge -sparse "$build"/*.profraw -o "$build/fuzz.profdata"
 
 parsers=(
-    transport/{frame,link_hello,link_door,link_knock,link_card,meeting_card,meeting_failure}
-    transport/{meeting_text,meeting_hello}
-    transport/{meeting_session,sealed_store}
+    transport/frame
+    bootstrap/{link_hello,link_door,link_knock,link_card,meeting_card,meeting_failure}
+    bootstrap/{meeting_text,meeting_hello}
+    bootstrap/{meeting_session,sealed_store}
     collectives/{link_header,link_mail,link_mail_wire,link_stage,link_pump}
     group/{control_message,rendezvous_url}
 )

@@ -1,7 +1,7 @@
 // The accepting side of the connections between hosts (link_door.h), with a key that the input does
 // not know and with tokens that it can guess.
 
-#include "libddp/transport/link_door.h"
+#include "libddp/bootstrap/link_door.h"
 
 #include "tests/fuzz/fuzz.h"
 

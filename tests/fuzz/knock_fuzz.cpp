@@ -1,6 +1,6 @@
 // The connecting side of the connections between hosts (link_knock.h): what a listener may answer.
 
-#include "libddp/transport/link_knock.h"
+#include "libddp/bootstrap/link_knock.h"
 
 #include "libddp/base/error.h"
 #include "tests/fuzz/fuzz.h"

@@ -5,12 +5,12 @@
 #include <string>
 
 #include "libddp/base/error.h"
-#include "libddp/transport/link_card.h"
-#include "libddp/transport/meeting_card.h"
-#include "libddp/transport/meeting_failure.h"
-#include "libddp/transport/meeting_hello.h"
-#include "libddp/transport/meeting_session.h"
-#include "libddp/transport/sealed_store.h"
+#include "libddp/bootstrap/link_card.h"
+#include "libddp/bootstrap/meeting_card.h"
+#include "libddp/bootstrap/meeting_failure.h"
+#include "libddp/bootstrap/meeting_hello.h"
+#include "libddp/bootstrap/meeting_session.h"
+#include "libddp/bootstrap/sealed_store.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace libddp;

@@ -15,8 +15,9 @@ ROOMS = {
     "kernels": {"base"},
     "memory": {"base"},
     "transport": {"base"},
+    "bootstrap": {"transport", "base"},
     "collectives": {"transport", "memory", "kernels", "base"},
-    "group": {"collectives", "transport", "memory", "kernels", "base"},
+    "group": {"collectives", "bootstrap", "transport", "memory", "kernels", "base"},
     "autograd": {"base"},
     "ddp": {"autograd", "group", "memory", "base"},
     "optim": {"ddp", "group", "base"},
@@ -25,7 +26,7 @@ ROOMS = {
     "activation": {"base"},
 }
 #: Rooms that know no torch.
-CORE = {"base", "kernels", "memory", "transport", "collectives"}
+CORE = {"base", "kernels", "memory", "transport", "bootstrap", "collectives"}
 
 INCLUDE = re.compile(r'^#include [<"](libddp/([a-z_]+)/[^">]+|libddp/libddp\.h)[">]', re.M)
 

@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "libddp/transport/key_value_store.h"
+#include "libddp/bootstrap/key_value_store.h"
 #include "tests/support/temporary_folder.h"
 
 namespace libddp::test {

@@ -9,11 +9,11 @@
 #include <memory>
 #include <vector>
 
+#include "libddp/bootstrap/meeting.h"
 #include "libddp/collectives/hosts_mesh.h"
 #include "libddp/collectives/mesh.h"
 #include "libddp/memory/arena.h"
 #include "libddp/transport/link_settings.h"
-#include "libddp/transport/meeting.h"
 
 namespace libddp::test {
 

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "libddp/bootstrap/key_value_store.h"
+#include "libddp/bootstrap/meeting.h"
 #include "libddp/collectives/host_mesh.h"
 #include "libddp/memory/arena.h"
-#include "libddp/transport/key_value_store.h"
-#include "libddp/transport/meeting.h"
 
 namespace libddp::test {
 

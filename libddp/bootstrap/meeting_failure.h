@@ -1,0 +1,43 @@
+#pragma once
+
+// Why a meeting cannot succeed, shared by all its ranks: the first cause written into the store is
+// the one that every rank throws.
+// Thread rule: free functions; as the store.
+//
+//   MeetingFailure agreed = publish_failure(store, failure);   // mine, or the one that was first
+//   throw_failure("libddp[group world, rank 0/2] meeting", agreed);
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+
+#include "libddp/bootstrap/key_value_store.h"
+
+namespace libddp {
+
+struct MeetingFailure {
+  enum class Kind { Peer, Timeout, Network };
+
+  Kind kind = Kind::Peer;
+  /// The culprit; -1 where several ranks disagree.
+  int rank = -1;
+  pid_t pid = 0;
+  /// What happened, and the hint.
+  std::string cause;
+
+  std::string encode() const;
+  /// Throws StoreError if `text` is no failure.
+  static MeetingFailure decode(const std::string& text);
+};
+
+/// The failure in the store, if any rank has published one.
+std::optional<MeetingFailure> find_failure(KeyValueStore& store);
+
+/// Publishes `failure` unless another rank was first; returns the one that counts.
+MeetingFailure publish_failure(KeyValueStore& store, const MeetingFailure& failure);
+
+/// Throws PeerError, TimeoutError or NetworkError: "<where>: <cause>".
+[[noreturn]] void throw_failure(const std::string& where, const MeetingFailure& failure);
+
+}  // namespace libddp
