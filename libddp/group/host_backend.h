@@ -31,12 +31,12 @@
 #include "libddp/base/lane.h"
 #include "libddp/collectives/mesh.h"
 #include "libddp/group/backend.h"
-#include "libddp/group/control_watcher.h"
-#include "libddp/group/flight_log.h"
 #include "libddp/group/message_lane.h"
-#include "libddp/group/running_calls.h"
 #include "libddp/group/shared_blocks.h"
 #include "libddp/memory/arena.h"
+#include "libddp/watchdog/control_watcher.h"
+#include "libddp/watchdog/flight_log.h"
+#include "libddp/watchdog/running_calls.h"
 
 namespace libddp {
 

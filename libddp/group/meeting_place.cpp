@@ -14,8 +14,8 @@
 #include "libddp/group/host_backend.h"
 #include "libddp/group/inter_engine.h"
 #include "libddp/group/operand.h"
-#include "libddp/group/pulse.h"
 #include "libddp/transport/link_settings.h"
+#include "libddp/watchdog/pulse.h"
 
 namespace libddp {
 namespace {

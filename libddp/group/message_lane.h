@@ -18,7 +18,7 @@
 #include "libddp/base/group_identity.h"
 #include "libddp/collectives/mesh.h"
 #include "libddp/group/backend.h"
-#include "libddp/group/flight_log.h"
+#include "libddp/watchdog/flight_log.h"
 
 namespace libddp {
 

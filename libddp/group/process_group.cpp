@@ -13,11 +13,11 @@
 
 #include "libddp/base/deadline.h"
 #include "libddp/base/log.h"
-#include "libddp/group/flight_log.h"
 #include "libddp/group/group_deleter.h"
 #include "libddp/group/group_state.h"
 #include "libddp/group/meeting_place.h"
 #include "libddp/group/torch_store.h"
+#include "libddp/watchdog/flight_log.h"
 
 namespace libddp {
 namespace {

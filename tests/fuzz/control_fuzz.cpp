@@ -1,7 +1,7 @@
 // Messages between ranks on the control connections (control_message.h).
 
-#include "libddp/group/control_message.h"
-#include "libddp/group/control_outbox.h"
+#include "libddp/watchdog/control_message.h"
+#include "libddp/watchdog/control_outbox.h"
 
 #include "tests/fuzz/fuzz.h"
 

@@ -23,7 +23,8 @@ parsers=(
     bootstrap/{meeting_text,meeting_hello}
     bootstrap/{meeting_session,sealed_store}
     collectives/{link_header,link_mail,link_mail_wire,link_stage,link_pump}
-    group/{control_message,rendezvous_url}
+    watchdog/control_message
+    group/rendezvous_url
 )
 programs=("$build"/tests/fuzz/*_fuzz)
 llvm-cov export -summary-only -instr-profile "$build/fuzz.profdata" \

@@ -7,37 +7,23 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <new>
 #include <stdexcept>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
-#include "libddp/group/pending_troubles.h"
-#include "libddp/group/pulse.h"
 #include "libddp/memory/empty_cache.h"
 #include "tests/support/catch.h"
+#include "tests/support/heartbeat_timeout.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/torch_group_fixture.h"
 #include "tests/support/wait_until.h"
 
 using namespace libddp;
 using namespace libddp::test;
-using Verdict = Pulse::Verdict;
 
 namespace {
-
-constexpr std::int64_t kSecond = 1'000'000'000;
-
-/// LIBDDP_HEARTBEAT_TIMEOUT for a scope; no rank runs when it begins or ends.
-class HeartbeatTimeout {
- public:
-  explicit HeartbeatTimeout(const char* seconds) {
-    ::setenv("LIBDDP_HEARTBEAT_TIMEOUT", seconds, 1);
-  }
-  ~HeartbeatTimeout() { ::unsetenv("LIBDDP_HEARTBEAT_TIMEOUT"); }
-};
 
 void expect_words(const std::string& text, const std::vector<std::string>& words) {
   for (const std::string& word : words) expect(contains(text, word), word + " in: " + text);
@@ -134,66 +120,6 @@ std::string reuse_as_rank_0(ProcessGroup& group, Note& note, at::Tensor tensor, 
 }
 
 }  // namespace
-
-TEST_CASE("a pulse is judged by when its beats were seen", "[liveness]") {
-  Pulse pulse(std::chrono::seconds(5));
-  REQUIRE(pulse.judge(100 * kSecond) == Verdict::Alive);  // never beaten: still joining
-  pulse.observe(1, 1 * kSecond);
-  pulse.observe(1, 3 * kSecond);
-  REQUIRE(pulse.judge(3 * kSecond) == Verdict::Alive);
-  REQUIRE(pulse.is_doubtful(3 * kSecond));
-  REQUIRE(pulse.judge(4 * kSecond) == Verdict::Silent);
-  REQUIRE(pulse.judge(5 * kSecond) == Verdict::Alive);  // said once
-  pulse.observe(2, 5 * kSecond);
-  REQUIRE(pulse.judge(5 * kSecond) == Verdict::Back);
-  REQUIRE(pulse.judge(10 * kSecond) == Verdict::Dead);
-  REQUIRE(pulse.judge(11 * kSecond) == Verdict::Alive);
-}
-
-TEST_CASE("an observer that was away forgives", "[liveness]") {
-  Pulse pulse(std::chrono::seconds(5));
-  pulse.forgive(1 * kSecond);
-  REQUIRE(pulse.silence(2 * kSecond).count() == 0);
-  pulse.observe(1, 1 * kSecond);
-  pulse.forgive(60 * kSecond);
-  REQUIRE(pulse.judge(61 * kSecond) == Verdict::Alive);
-  REQUIRE(pulse.judge(65 * kSecond) == Verdict::Dead);
-}
-
-TEST_CASE("the heartbeat's timeout comes from the environment", "[liveness]") {
-  REQUIRE(heartbeat_timeout() == std::chrono::seconds(5));
-  {
-    const HeartbeatTimeout off("0");
-    REQUIRE_FALSE(heartbeat_timeout());
-    REQUIRE(Pulse(heartbeat_timeout()).judge(1) == Verdict::Alive);
-  }
-  const HeartbeatTimeout bad("soon");
-  REQUIRE_THROWS_AS(heartbeat_timeout(), ArgumentError);
-}
-
-TEST_CASE("a trouble counts once somebody has waited for it", "[liveness]") {
-  constexpr std::int64_t kGrace = PendingTroubles::kGraceNs;
-  PendingTroubles troubles;
-  troubles.add(2, {41, 1, "oops", 100});
-  REQUIRE_FALSE(troubles.due(0, 100 + kGrace));   // nothing runs here
-  REQUIRE_FALSE(troubles.due(41, 100 + kGrace));  // that one it took part in
-  REQUIRE_FALSE(troubles.due(42, 99 + kGrace));
-  REQUIRE(troubles.due(42, 100 + kGrace)->rank == 2);
-  SECTION("and is taken back") {
-    troubles.remove(2);
-    REQUIRE(troubles.empty());
-    REQUIRE_FALSE(troubles.due(42, 100 + kGrace));
-  }
-  SECTION("unless this rank has had the same") {
-    REQUIRE(troubles.add_own(41) == 1);
-    REQUIRE_FALSE(troubles.due(42, 100 + kGrace));
-    troubles.add(2, {41, 2, "again", 100});
-    REQUIRE(troubles.due(42, 100 + kGrace)->what == "again");
-    REQUIRE(troubles.add_own(41) == 2);
-    REQUIRE_FALSE(troubles.due(42, 100 + kGrace));
-    REQUIRE(troubles.add_own(43) == 1);
-  }
-}
 
 TEST_CASE("a frozen rank is told from one that is late", "[liveness]") {
   const HeartbeatTimeout timeout("1");

@@ -17,7 +17,8 @@ ROOMS = {
     "transport": {"base"},
     "bootstrap": {"transport", "base"},
     "collectives": {"transport", "memory", "kernels", "base"},
-    "group": {"collectives", "bootstrap", "transport", "memory", "kernels", "base"},
+    "watchdog": {"collectives", "transport", "base"},
+    "group": {"watchdog", "collectives", "bootstrap", "transport", "memory", "kernels", "base"},
     "autograd": {"base"},
     "ddp": {"autograd", "group", "memory", "base"},
     "optim": {"ddp", "group", "base"},
@@ -26,7 +27,7 @@ ROOMS = {
     "activation": {"base"},
 }
 #: Rooms that know no torch.
-CORE = {"base", "kernels", "memory", "transport", "bootstrap", "collectives"}
+CORE = {"base", "kernels", "memory", "transport", "bootstrap", "collectives", "watchdog"}
 
 INCLUDE = re.compile(r'^#include [<"](libddp/([a-z_]+)/[^">]+|libddp/libddp\.h)[">]', re.M)
 

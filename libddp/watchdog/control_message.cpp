@@ -1,4 +1,4 @@
-#include "libddp/group/control_message.h"
+#include "libddp/watchdog/control_message.h"
 
 #include <sys/socket.h>
 

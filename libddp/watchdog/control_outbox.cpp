@@ -1,4 +1,4 @@
-#include "libddp/group/control_outbox.h"
+#include "libddp/watchdog/control_outbox.h"
 
 #include <sys/socket.h>
 

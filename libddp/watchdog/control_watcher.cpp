@@ -1,4 +1,4 @@
-#include "libddp/group/control_watcher.h"
+#include "libddp/watchdog/control_watcher.h"
 
 #include <fmt/format.h>
 #include <sys/eventfd.h>

@@ -15,7 +15,7 @@
 #include <deque>
 #include <string>
 
-#include "libddp/group/control_message.h"
+#include "libddp/watchdog/control_message.h"
 
 namespace libddp {
 

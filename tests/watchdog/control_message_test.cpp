@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "libddp/base/unique_fd.h"
-#include "libddp/group/control_message.h"
-#include "libddp/group/control_outbox.h"
+#include "libddp/watchdog/control_message.h"
+#include "libddp/watchdog/control_outbox.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
 

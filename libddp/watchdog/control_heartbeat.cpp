@@ -12,7 +12,7 @@
 #include "libddp/base/log.h"
 #include "libddp/base/monotonic_clock.h"
 #include "libddp/base/process.h"
-#include "libddp/group/control_watcher.h"
+#include "libddp/watchdog/control_watcher.h"
 
 namespace libddp {
 namespace {

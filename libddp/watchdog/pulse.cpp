@@ -1,4 +1,4 @@
-#include "libddp/group/pulse.h"
+#include "libddp/watchdog/pulse.h"
 
 #include "libddp/base/env.h"
 

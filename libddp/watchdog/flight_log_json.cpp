@@ -10,7 +10,7 @@
 
 #include "libddp/base/monotonic_clock.h"
 #include "libddp/base/process.h"
-#include "libddp/group/flight_log.h"
+#include "libddp/watchdog/flight_log.h"
 
 namespace libddp {
 namespace {

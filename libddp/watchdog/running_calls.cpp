@@ -1,4 +1,4 @@
-#include "libddp/group/running_calls.h"
+#include "libddp/watchdog/running_calls.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,4 +1,4 @@
-#include "libddp/group/pending_troubles.h"
+#include "libddp/watchdog/pending_troubles.h"
 
 #include <utility>
 

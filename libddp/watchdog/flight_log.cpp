@@ -1,4 +1,4 @@
-#include "libddp/group/flight_log.h"
+#include "libddp/watchdog/flight_log.h"
 
 #include <cstdlib>
 #include <cstring>

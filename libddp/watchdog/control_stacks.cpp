@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "libddp/base/stack_dump.h"
-#include "libddp/group/control_watcher.h"
-#include "libddp/group/running_calls.h"
+#include "libddp/watchdog/control_watcher.h"
+#include "libddp/watchdog/running_calls.h"
 
 namespace libddp {
 

@@ -32,12 +32,12 @@
 #include <vector>
 
 #include "libddp/base/group_identity.h"
-#include "libddp/transport/group_peer.h"
 #include "libddp/collectives/mesh.h"
-#include "libddp/group/control_message.h"
-#include "libddp/group/control_outbox.h"
-#include "libddp/group/pending_troubles.h"
-#include "libddp/group/pulse.h"
+#include "libddp/transport/group_peer.h"
+#include "libddp/watchdog/control_message.h"
+#include "libddp/watchdog/control_outbox.h"
+#include "libddp/watchdog/pending_troubles.h"
+#include "libddp/watchdog/pulse.h"
 
 namespace libddp {
 
