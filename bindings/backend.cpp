@@ -6,10 +6,10 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
-#include "libddp/group/rendezvous.h"
 #include "libddp/interop/c10d_backend.h"
 #include "libddp/interop/from_c10d.h"
 #include "libddp/interop/gloo_engine.h"
+#include "libddp/rendezvous/rendezvous.h"
 
 namespace py = pybind11;
 
@@ -76,7 +76,7 @@ void bind_from_c10d(py::module_& module) {
 
 py::tuple find_place(const std::string& init_method, std::optional<int> rank,
                      std::optional<int> world_size, std::chrono::milliseconds timeout) {
-  InitOptions options;
+  RendezvousOptions options;
   options.init_method = init_method;
   options.rank = rank;
   options.world_size = world_size;

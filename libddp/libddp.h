@@ -15,6 +15,7 @@
 #include "libddp/base/error.h"
 #include "libddp/ddp/distributed_data_parallel.h"
 #include "libddp/fsdp/fully_sharded_data_parallel.h"
+#include "libddp/group/init_process_group.h"
 #include "libddp/group/process_group.h"
-#include "libddp/group/rendezvous.h"
 #include "libddp/optim/adamw.h"
+#include "libddp/rendezvous/rendezvous.h"

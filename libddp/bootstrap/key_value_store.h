@@ -1,8 +1,8 @@
 #pragma once
 
 // The few store operations that a meeting needs, so that the core does not depend on torch.
-// `group/torch_store.h` gives c10d::Store this shape; InMemoryStore serves ranks that are threads.
-// Thread rule: implementations may be called from any thread.
+// `rendezvous/torch_store.h` gives c10d::Store this shape; InMemoryStore serves ranks that are
+// threads. Thread rule: implementations may be called from any thread.
 
 #include <condition_variable>
 #include <cstddef>

@@ -38,8 +38,6 @@ constexpr const char* kDescriptorVariable = "LIBDDP_RUN_KEY_FD";
 // What /proc calls the memory file of python/libddp/_run_key.py.
 constexpr char kMemoryName[] = "/memfd:libddp-run-key (deleted)";
 
-thread_local bool is_key_required = false;
-
 [[noreturn]] void refuse_key(const std::string& source, const std::string& problem,
                              const char* hint) {
   throw ArgumentError(fmt::format("libddp: run key from {}: {}. Hint: {}.", source, problem, hint));
@@ -242,12 +240,6 @@ std::shared_ptr<const RunKey> given_run_key() {
   return known.second;
 }
 
-RequireKey::RequireKey(bool is_required) : before_(is_key_required) {
-  is_key_required = is_key_required || is_required;
-}
-
-RequireKey::~RequireKey() { is_key_required = before_; }
-
-bool RequireKey::is_set() { return is_key_required || env_flag("LIBDDP_REQUIRE_KEY", false); }
+bool is_run_key_required() { return env_flag("LIBDDP_REQUIRE_KEY", false); }
 
 }  // namespace libddp

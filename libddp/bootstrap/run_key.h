@@ -60,19 +60,7 @@ class RunKey {
 /// ArgumentError if it cannot be used, or if both variables are set.
 std::shared_ptr<const RunKey> given_run_key();
 
-/// While one lives, and when LIBDDP_REQUIRE_KEY=1, groups that this thread creates across hosts
-/// without a key are errors.
-class RequireKey {
- public:
-  explicit RequireKey(bool is_required);
-  ~RequireKey();
-  RequireKey(const RequireKey&) = delete;
-  RequireKey& operator=(const RequireKey&) = delete;
-
-  static bool is_set();
-
- private:
-  const bool before_;
-};
+/// LIBDDP_REQUIRE_KEY=1: groups that are created across hosts without a key are errors.
+bool is_run_key_required();
 
 }  // namespace libddp

@@ -7,7 +7,7 @@
 #include <initializer_list>
 
 #include "libddp/base/error.h"
-#include "libddp/group/torch_store.h"
+#include "libddp/rendezvous/torch_store.h"
 
 namespace libddp {
 namespace {

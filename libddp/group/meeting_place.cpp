@@ -57,7 +57,7 @@ MeetingOptions meeting_options(const GroupIdentity& identity, const MeetingHints
 OwnParts prepare(const GroupIdentity& identity, const MeetingHints& hints,
                  MeetingOptions& options) {
   options.key = given_run_key();
-  options.require_key = RequireKey::is_set();
+  options.require_key = hints.require_key || is_run_key_required();
   heartbeat_timeout();
   OwnParts own;
   own.link = link_settings(hints.links);

@@ -24,6 +24,7 @@ struct MeetingHints {
   std::string route_to{};
   std::string host_identity{};
   LinkOptions links{};
+  bool require_key = false;
   /// See MeetingOptions.
   std::function<void()> look{};
   /// Moves collectives between hosts, if set; it meets over this store, under this prefix.

@@ -16,7 +16,7 @@
 #include "libddp/group/group_deleter.h"
 #include "libddp/group/group_state.h"
 #include "libddp/group/meeting_place.h"
-#include "libddp/group/torch_store.h"
+#include "libddp/rendezvous/torch_store.h"
 #include "libddp/watchdog/flight_log.h"
 
 namespace libddp {
@@ -115,6 +115,7 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
   const MeetingHints hints{.route_to = store_host(state->store),
                            .host_identity = state->host_identity,
                            .links = state->links,
+                           .require_key = options.require_key,
                            .look = look,
                            .inter = state->inter,
                            .inter_store = state->store,

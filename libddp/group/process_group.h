@@ -93,6 +93,9 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
     InterEngine inter{};
     /// Groups that split() makes have them too.
     LinkOptions links{};
+    /// Ranks on several hosts without a run key (docs/security.md) are an error; so they are with
+    /// LIBDDP_REQUIRE_KEY=1, else they start with a warning.
+    bool require_key = false;
   };
 
   /// Joins: every rank calls it with the same world_size and name and a store that all of them

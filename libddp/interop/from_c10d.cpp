@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "libddp/base/error.h"
-#include "libddp/group/torch_store.h"
 #include "libddp/interop/c10d_backend.h"
 #include "libddp/interop/foreign_backend.h"
 #include "libddp/interop/group_backend.h"
+#include "libddp/rendezvous/torch_store.h"
 
 namespace libddp {
 namespace {

@@ -1,4 +1,4 @@
-#include "libddp/group/reachability.h"
+#include "libddp/rendezvous/reachability.h"
 
 #include <fmt/format.h>
 #include <sys/socket.h>

@@ -1,4 +1,4 @@
-#include "libddp/group/rendezvous_address.h"
+#include "libddp/rendezvous/rendezvous_address.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 
 #include "libddp/base/env.h"
 #include "libddp/base/error.h"
-#include "libddp/group/rendezvous_url.h"
+#include "libddp/rendezvous/rendezvous_url.h"
 
 namespace libddp {
 namespace {
@@ -79,7 +79,7 @@ void check_place(const std::string& rank_name, long rank, const std::string& wor
   }
 }
 
-Address read_environment(const InitOptions& options) {
+Address read_environment(const RendezvousOptions& options) {
   const Given rank = argument_or_variable(options.rank, "rank", "RANK", 0);
   const Given world_size = argument_or_variable(options.world_size, "world_size", "WORLD_SIZE", 1);
   check_place(rank.name, rank.value, world_size.name, world_size.value);
@@ -104,7 +104,7 @@ Address read_environment(const InitOptions& options) {
   return address;
 }
 
-Address read_url(const std::string& url, const InitOptions& options) {
+Address read_url(const std::string& url, const RendezvousOptions& options) {
   const RendezvousUrl parts = RendezvousUrl::parse(url);
   Address address;
   address.kind = parts.is_tcp ? Address::Kind::Tcp : Address::Kind::File;

@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-#include "libddp/group/rendezvous.h"
+#include "libddp/rendezvous/rendezvous.h"
 
 namespace libddp {
 
@@ -34,10 +34,10 @@ struct Address {
 
 /// RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; TORCHELASTIC_USE_AGENT_STORE and
 /// TORCHELASTIC_RESTART_COUNT under torchrun.
-Address read_environment(const InitOptions& options);
+Address read_environment(const RendezvousOptions& options);
 
 /// tcp://host:port and file:///path, with ?rank= and &world_size= where options do not say it.
-Address read_url(const std::string& url, const InitOptions& options);
+Address read_url(const std::string& url, const RendezvousOptions& options);
 
 /// Throws ArgumentError unless 0 <= rank < world_size; the names say where they came from.
 void check_place(const std::string& rank_name, long rank, const std::string& world_size_name,

@@ -1,4 +1,4 @@
-#include "libddp/group/rendezvous_file.h"
+#include "libddp/rendezvous/rendezvous_file.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

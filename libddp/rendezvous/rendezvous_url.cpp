@@ -1,4 +1,4 @@
-#include "libddp/group/rendezvous_url.h"
+#include "libddp/rendezvous/rendezvous_url.h"
 
 #include <fmt/format.h>
 

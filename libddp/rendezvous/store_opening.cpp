@@ -1,4 +1,4 @@
-#include "libddp/group/store_opening.h"
+#include "libddp/rendezvous/store_opening.h"
 
 #include <fmt/format.h>
 #include <sys/socket.h>
@@ -17,9 +17,9 @@
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
 #include "libddp/base/system_error.h"
-#include "libddp/group/reachability.h"
-#include "libddp/group/rendezvous_file.h"
-#include "libddp/group/torch_store.h"
+#include "libddp/rendezvous/reachability.h"
+#include "libddp/rendezvous/rendezvous_file.h"
+#include "libddp/rendezvous/torch_store.h"
 #include "libddp/transport/own_address.h"
 
 namespace libddp {

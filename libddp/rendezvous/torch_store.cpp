@@ -1,4 +1,4 @@
-#include "libddp/group/torch_store.h"
+#include "libddp/rendezvous/torch_store.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

@@ -1,6 +1,6 @@
 // The addresses of a rendezvous as users write them (rendezvous_url.h).
 
-#include "libddp/group/rendezvous_url.h"
+#include "libddp/rendezvous/rendezvous_url.h"
 
 #include "libddp/base/error.h"
 #include "tests/fuzz/fuzz.h"

@@ -13,8 +13,8 @@
 
 #include "libddp/base/lane.h"
 #include "libddp/base/log.h"
-#include "libddp/group/torch_store.h"
 #include "libddp/group/work.h"
+#include "libddp/rendezvous/torch_store.h"
 #include "tests/support/catch.h"
 #include "tests/support/torch_group_fixture.h"
 

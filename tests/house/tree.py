@@ -18,12 +18,13 @@ ROOMS = {
     "bootstrap": {"transport", "base"},
     "collectives": {"transport", "memory", "kernels", "base"},
     "watchdog": {"collectives", "transport", "base"},
-    "group": {"watchdog", "collectives", "bootstrap", "transport", "memory", "kernels", "base"},
+    "rendezvous": {"bootstrap", "transport", "base"},
+    "group": {"rendezvous", "watchdog", "collectives", "bootstrap", "transport", "memory", "kernels", "base"},
     "autograd": {"base"},
     "ddp": {"autograd", "group", "memory", "base"},
     "optim": {"ddp", "group", "base"},
     "fsdp": {"autograd", "group", "memory", "base"},
-    "interop": {"group", "base"},
+    "interop": {"group", "rendezvous", "base"},
     "activation": {"base"},
 }
 #: Rooms that know no torch.

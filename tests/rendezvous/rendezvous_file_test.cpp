@@ -11,7 +11,7 @@
 #include <string>
 
 #include "libddp/base/unique_fd.h"
-#include "libddp/group/rendezvous_file.h"
+#include "libddp/rendezvous/rendezvous_file.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_folder.h"
 

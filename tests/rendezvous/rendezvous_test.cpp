@@ -13,7 +13,8 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "libddp/base/unique_fd.h"
-#include "libddp/group/rendezvous.h"
+#include "libddp/group/init_process_group.h"
+#include "libddp/rendezvous/rendezvous.h"
 #include "tests/support/catch.h"
 #include "tests/support/require_parts.h"
 #include "tests/support/temporary_folder.h"

@@ -1,6 +1,6 @@
 // A rendezvous store that does not answer: every call ends in time and names it.
 
-#include "libddp/group/torch_store.h"
+#include "libddp/rendezvous/torch_store.h"
 
 #include <atomic>
 #include <chrono>
