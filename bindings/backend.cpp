@@ -9,6 +9,7 @@
 #include "libddp/interop/c10d_backend.h"
 #include "libddp/interop/from_c10d.h"
 #include "libddp/interop/gloo_engine.h"
+#include "libddp/interop/inter_engine.h"
 #include "libddp/rendezvous/rendezvous.h"
 
 namespace py = pybind11;
@@ -24,10 +25,9 @@ InterEngine engine_of(const py::object& inter) {
   if (inter.is_none()) return nullptr;
   if (py::isinstance<py::str>(inter)) return gloo_engine();
   using Made = BackendPtr(StorePtr, int, int, std::string, std::chrono::milliseconds);
-  return [make = inter.cast<std::function<Made>>()](const InterMeeting& meeting) {
+  return inter_engine([make = inter.cast<std::function<Made>>()](const InterEngineOptions& given) {
     try {
-      return make(meeting.store, meeting.rank, meeting.world_size, meeting.address,
-                  meeting.timeout);
+      return make(given.store, given.rank, given.world_size, given.address, given.timeout);
     } catch (py::error_already_set& error) {
       const py::gil_scoped_acquire gil;
       if (error.matches(PyExc_ValueError) || error.matches(PyExc_TypeError)) {
@@ -35,7 +35,7 @@ InterEngine engine_of(const py::object& inter) {
       }
       throw;
     }
-  };
+  });
 }
 
 /// torch.distributed's creator of a registered backend.

@@ -18,7 +18,6 @@
 
 #include "libddp/base/group_identity.h"
 #include "libddp/base/process.h"
-#include "libddp/group/living_groups.h"
 #include "libddp/group/operand.h"
 #include "libddp/group/process_group.h"
 #include "libddp/group/validation.h"
@@ -29,14 +28,11 @@ struct ProcessGroup::State {
   GroupIdentity identity;
   std::vector<int> global_ranks;
   c10::intrusive_ptr<c10d::Store> store;
-  std::string store_prefix;
   std::string host_identity;
   InterEngine inter;
   LinkOptions links;
   std::atomic<std::chrono::milliseconds> timeout{};
   std::unique_ptr<Backend> backend;
-  /// After the backend: left before that goes.
-  LivingGroup living;
   const ProcessStamp made;
   std::mutex life_mutex;
   /// A shutdown has begun: no call may.

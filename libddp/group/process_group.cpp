@@ -6,17 +6,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <numeric>
 #include <set>
-#include <thread>
 #include <utility>
 
-#include "libddp/base/deadline.h"
 #include "libddp/base/log.h"
+#include "libddp/group/backend_registry.h"
 #include "libddp/group/group_deleter.h"
 #include "libddp/group/group_state.h"
-#include "libddp/group/meeting_place.h"
-#include "libddp/rendezvous/torch_store.h"
 #include "libddp/watchdog/flight_log.h"
 
 namespace libddp {
@@ -68,19 +66,6 @@ std::vector<int> all_ranks(int world_size) {
   return ranks;
 }
 
-/// As meet_ranks. The others read in the store why a meeting failed, and rank 0 often holds the
-/// store: it stays for a moment, so that they do not lose the store instead of learning the cause.
-std::unique_ptr<Backend> meet(KeyValueStore& store, const GroupIdentity& identity,
-                              const MeetingHints& hints, std::chrono::milliseconds timeout) {
-  constexpr std::chrono::milliseconds kTimeToRead{500};
-  try {
-    return meet_ranks(store, identity, hints, timeout);
-  } catch (const Error&) {
-    if (identity.rank == 0 && identity.world_size > 1) std::this_thread::sleep_for(kTimeToRead);
-    throw;
-  }
-}
-
 }  // namespace
 
 ProcessGroup::ProcessGroup(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -93,36 +78,20 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
   if (!store) site.refuse("store is null", "pass a c10d::Store that all ranks share");
   state->timeout = options.timeout;
   state->store = std::move(store);
-  state->store_prefix = fmt::format("libddp/{}/", options.name);
   // Groups of one name but other members (sub-groups side by side) do not meet each other. Ranks of
   // the first group always meet, so that world sizes which differ are told instead of timing out.
-  std::string members;
-  if (!options.global_ranks.empty()) {
+  std::string prefix = fmt::format("libddp/{}/", options.name);
+  if (options.global_ranks.empty()) {
+    options.global_ranks = all_ranks(options.world_size);
+  } else {
     const std::string listed = fmt::format("{}", fmt::join(options.global_ranks, ","));
-    members = fmt::format("{:x}/", std::hash<std::string>{}(listed));
+    prefix += fmt::format("{:x}/", std::hash<std::string>{}(listed));
   }
+  state->backend = create_backend("cpu", {state->store, std::move(prefix), options});
   state->global_ranks = std::move(options.global_ranks);
-  if (state->global_ranks.empty()) state->global_ranks = all_ranks(options.world_size);
-  const void* const bare = bare_store(state->store).get();
-  const LossWatch others(bare, state->global_ranks);
-  const std::string where = site.group.where() + " create";
-  const auto look = [&] { others.throw_if_lost(where); };
-  TorchStore keys(state->store, state->store_prefix + members,
-                  {.deadline = Deadline::after(options.timeout), .look = look});
   state->host_identity = std::move(options.host_identity);
   state->inter = std::move(options.inter);
   state->links = options.links;
-  const MeetingHints hints{.route_to = store_host(state->store),
-                           .host_identity = state->host_identity,
-                           .links = state->links,
-                           .require_key = options.require_key,
-                           .look = look,
-                           .inter = state->inter,
-                           .inter_store = state->store,
-                           .inter_prefix = state->store_prefix + members};
-  state->backend = meet(keys, state->identity, hints, options.timeout);
-  state->living.join(bare, state->global_ranks,
-                     [backend = state->backend.get()] { return backend->loss(); });
   log(LogLevel::Info, "group_created",
       {{"group", options.name},
        {"rank", options.rank},
@@ -261,7 +230,6 @@ void ProcessGroup::shutdown() {
   if (!state_->made.is_current()) state_->refuse_entry("shutdown");
   std::lock_guard lock(state_->life_mutex);
   if (state_->is_shut_down.exchange(true)) return;
-  state_->living.leave();
   // Closed in any case: where an interrupt ends the wait, the group has failed and said so.
   struct Close {
     State& state;

@@ -14,7 +14,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,7 +26,6 @@
 #include "libddp/group/work.h"
 
 namespace c10d {
-class Backend;
 class Store;
 }  // namespace c10d
 
@@ -47,21 +45,10 @@ struct CallOptions {
   std::string_view label{};
 };
 
-/// What an InterEngine joins with.
-struct InterMeeting {
-  /// For this engine's keys alone.
-  c10::intrusive_ptr<c10d::Store> store;
-  /// Number of this host, and of hosts.
-  int rank = 0;
-  int world_size = 1;
-  /// This host's address on the network between the hosts.
-  std::string address;
-  std::chrono::milliseconds timeout{};
-};
-/// Makes the c10d backend that moves collectives between hosts (docs/hosts.md). Called in each
-/// group of several hosts, at its creation, on every rank that carries bytes between hosts. Those
-/// of one number on all hosts join one backend.
-using InterEngine = std::function<c10::intrusive_ptr<c10d::Backend>(const InterMeeting&)>;
+class InterStageFactory;
+/// Moves collectives between hosts in place of TCP links (docs/hosts.md): interop/gloo_engine.h,
+/// interop/inter_engine.h.
+using InterEngine = std::shared_ptr<const InterStageFactory>;
 
 /// How a group uses libddp's links between hosts (docs/hosts.md). The same on all ranks: another
 /// choice is an error that shows both.
@@ -88,8 +75,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
     /// Ranks with equal texts share a host; empty = boot id and network namespace decide. For
     /// tests that simulate several hosts.
     std::string host_identity{};
-    /// Moves collectives between hosts in place of TCP links; empty = TCP links. The same on all
-    /// ranks. Groups that split() makes have it too.
+    /// Null = TCP links. The same on all ranks. Groups that split() makes have it too.
     InterEngine inter{};
     /// Groups that split() makes have them too.
     LinkOptions links{};

@@ -9,8 +9,8 @@
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
-#include "libddp/group/c10d_failure.h"
-#include "libddp/group/c10d_reduction.h"
+#include "libddp/interop/c10d_failure.h"
+#include "libddp/interop/c10d_reduction.h"
 #include "libddp/interop/foreign_state.h"
 
 namespace libddp {

@@ -31,7 +31,7 @@
 
 #include "libddp/base/group_identity.h"
 #include "libddp/group/backend.h"
-#include "libddp/group/c10d_waiters.h"
+#include "libddp/interop/c10d_waiters.h"
 
 namespace libddp {
 

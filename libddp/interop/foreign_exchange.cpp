@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "libddp/group/c10d_reduction.h"
+#include "libddp/interop/c10d_reduction.h"
 #include "libddp/interop/foreign_state.h"
 
 namespace libddp {

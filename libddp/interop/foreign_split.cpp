@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
-#include "libddp/group/c10d_failure.h"
+#include "libddp/interop/c10d_failure.h"
 #include "libddp/interop/foreign_state.h"
 #include "libddp/interop/gloo_engine.h"
 

@@ -3,6 +3,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
+#include "libddp/interop/inter_engine.h"
+
 namespace libddp {
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank,
@@ -23,10 +25,9 @@ c10::intrusive_ptr<c10d::Backend::Options> copy_of_gloo_options(
 }
 
 InterEngine gloo_engine() {
-  return [](const InterMeeting& meeting) {
-    return make_gloo(meeting.store, meeting.rank, meeting.world_size, meeting.address,
-                     meeting.timeout);
-  };
+  return inter_engine([](const InterEngineOptions& given) {
+    return make_gloo(given.store, given.rank, given.world_size, given.address, given.timeout);
+  });
 }
 
 }  // namespace libddp

@@ -7,7 +7,7 @@
 #include <typeinfo>
 #include <utility>
 
-#include "libddp/group/c10d_failure.h"
+#include "libddp/interop/c10d_failure.h"
 
 namespace libddp {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "libddp/group/c10d_failure.h"
+#include "libddp/interop/c10d_failure.h"
 #include "libddp/interop/foreign_clock.h"
 #include "tests/interop/gloo_ranks.h"
 #include "tests/interop/stub_backend.h"

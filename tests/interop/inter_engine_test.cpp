@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "libddp/interop/inter_engine.h"
 #include "tests/interop/gloo_ranks.h"
 #include "tests/interop/stub_backend.h"
 #include "tests/support/catch.h"
@@ -41,12 +42,16 @@ void run_with_engine(const std::vector<int>& host_of, const InterEngine& engine,
   });
 }
 
+c10::intrusive_ptr<c10d::Backend> gloo_over(const InterEngineOptions& given) {
+  return make_gloo(given.store, given.rank, given.world_size, given.address, given.timeout);
+}
+
 /// gloo_engine, counting the groups that it makes.
 InterEngine counted_gloo(std::atomic<int>& num_made) {
-  return [&num_made](const InterMeeting& meeting) {
+  return inter_engine([&num_made](const InterEngineOptions& given) {
     ++num_made;
-    return gloo_engine()(meeting);
-  };
+    return gloo_over(given);
+  });
 }
 
 void check_large(ProcessGroup& group) {
@@ -129,10 +134,10 @@ TEST_CASE("an engine's own reduce-scatter is used where it has one", "[inter]") 
   const std::vector<int> hosts = GENERATE(std::vector<int>{0, 1}, std::vector<int>{0, 0, 1});
   std::atomic<int> num_all_reduces{0};
   std::atomic<int> num_reduce_scatters{0};
-  const auto engine = [&](const InterMeeting& meeting) -> c10::intrusive_ptr<c10d::Backend> {
-    return c10::make_intrusive<CountingBackend>(gloo_engine()(meeting), has_one, num_all_reduces,
+  const InterEngine engine = inter_engine([&](const InterEngineOptions& given) {
+    return c10::make_intrusive<CountingBackend>(gloo_over(given), has_one, num_all_reduces,
                                                 num_reduce_scatters);
-  };
+  });
   run_with_engine(hosts, engine, [](ProcessGroup& group) {
     for (const at::ScalarType dtype : {at::kFloat, at::kShort, at::kHalf}) {
       for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Avg}) {
@@ -155,16 +160,15 @@ TEST_CASE("an engine's own reduce-scatter is used where it has one", "[inter]") 
 
 TEST_CASE("an engine without deadlines is given up", "[inter]") {
   std::vector<std::string> messages(2);
-  run_with_engine(
-      {0, 1},
-      [](const InterMeeting& meeting) -> c10::intrusive_ptr<c10d::Backend> {
-        return c10::make_intrusive<StuckBackend>(meeting.rank, meeting.world_size);
-      },
-      [&](ProcessGroup& group) {
-        at::Tensor tensor = at::full({40000}, 1.0);
-        messages[static_cast<std::size_t>(group.rank())] = message_of<Error>(
-            [&] { group.all_reduce(tensor, {}, {.timeout = std::chrono::milliseconds(500)}); });
-      });
+  run_with_engine({0, 1}, inter_engine([](const InterEngineOptions& given) {
+                    return c10::make_intrusive<StuckBackend>(given.rank, given.world_size);
+                  }),
+                  [&](ProcessGroup& group) {
+                    at::Tensor tensor = at::full({40000}, 1.0);
+                    messages[static_cast<std::size_t>(group.rank())] = message_of<Error>([&] {
+                      group.all_reduce(tensor, {}, {.timeout = std::chrono::milliseconds(500)});
+                    });
+                  });
   for (const std::string& message : messages) require_parts(message, {"all_reduce #1"});
   REQUIRE((contains(messages[0], "stuck: timed out, by libddp's clock") ||
            contains(messages[1], "stuck: timed out, by libddp's clock")));
@@ -202,7 +206,7 @@ TEST_CASE("a rank that ends is named although Gloo moves the bytes", "[inter]") 
 }
 
 TEST_CASE("an engine that does not fit is refused", "[inter]") {
-  const auto create = [](InterEngine engine) {
+  const auto create = [](const InterBackendMaker& make) {
     std::vector<std::string> messages(2);
     GlooStore store = c10::make_intrusive<c10d::HashStore>();
     run_ranks(2, [&](int rank) {
@@ -211,17 +215,17 @@ TEST_CASE("an engine that does not fit is refused", "[inter]") {
                                      .world_size = 2,
                                      .timeout = 20s,
                                      .host_identity = "host " + std::to_string(rank),
-                                     .inter = engine});
+                                     .inter = inter_engine(make)});
       });
     });
     return messages;
   };
-  for (const std::string& message : create([](const InterMeeting&) { return nullptr; })) {
+  for (const std::string& message : create([](const InterEngineOptions&) { return nullptr; })) {
     require_parts(message, {"inter", "gave nothing", "one rank per host"});
   }
   GlooStore other = c10::make_intrusive<c10d::HashStore>();
-  const auto turned = [&](const InterMeeting& meeting) {
-    return local_gloo(other, 1 - meeting.rank, 2, 20s);
+  const auto turned = [&](const InterEngineOptions& given) {
+    return local_gloo(other, 1 - given.rank, 2, 20s);
   };
   require_parts(create(turned)[0], {"has rank 1 of 2", "host 0 of 2"});
 }

@@ -1,20 +1,23 @@
-// A rendezvous store that does not answer: every call ends in time and names it.
+// A c10d store as the core's; one that does not answer: every call ends in time and names it.
 
 #include "libddp/rendezvous/torch_store.h"
 
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "libddp/base/error.h"
 #include "libddp/group/process_group.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
+#include "tests/support/run_ranks.h"
 #include "tests/support/temporary_folder.h"
 
 using namespace libddp;
@@ -22,6 +25,14 @@ using namespace libddp::test;
 using namespace std::chrono_literals;
 
 namespace {
+
+/// A store whose server is gone.
+class LostStore : public c10d::HashStore {
+ public:
+  bool check(const std::vector<std::string>&) override {
+    throw std::runtime_error("Connection reset by peer\nstack trace");
+  }
+};
 
 /// Answers nothing while it is shut.
 class ShutStore : public c10d::FileStore {
@@ -51,6 +62,35 @@ void open(ShutStore& store, TorchStore& client) {
 }
 
 }  // namespace
+
+TEST_CASE("a c10d store serves as key-value store", "[store]") {
+  auto below = c10::make_intrusive<c10d::HashStore>();
+  TorchStore store(below, "mine/");
+  REQUIRE_FALSE(store.try_get("key").has_value());
+  REQUIRE_FALSE(store.wait_get("key", Deadline::after(std::chrono::milliseconds(5))).has_value());
+  store.set("key", std::string("a\0b", 3));
+  REQUIRE(store.try_get("key") == std::string("a\0b", 3));
+  REQUIRE(below->check({"mine/key"}));
+  REQUIRE(store.add("count", 2) == 2);
+  REQUIRE(store.add("count", 3) == 5);
+  store.remove("key");
+  REQUIRE_FALSE(store.try_get("key").has_value());
+  run_ranks(2, [&](int rank) {
+    if (rank == 0) {
+      expect(store.wait_get("late", Deadline::never()) == "value", "waits");
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      store.set("late", "value");
+    }
+  });
+}
+
+TEST_CASE("a lost store is a StoreError of one line", "[store]") {
+  TorchStore store(c10::make_intrusive<LostStore>(), "mine/");
+  const std::string text = message_of<StoreError>([&] { store.try_get("key"); });
+  REQUIRE(contains(text, "failed to get key 'mine/key': Connection reset by peer. Hint:"));
+  REQUIRE_FALSE(contains(text, "stack trace"));
+}
 
 TEST_CASE("a store that does not answer is left at the deadline, and refused after it", "[store]") {
   TemporaryFolder folder;

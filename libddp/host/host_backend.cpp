@@ -1,4 +1,4 @@
-#include "libddp/group/host_backend.h"
+#include "libddp/host/host_backend.h"
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/accumulate.h>
@@ -58,6 +58,7 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
 }
 
 HostBackend::~HostBackend() {
+  living_.leave();
   // Wakes what is in flight, so that the lanes end without waiting for a peer.
   if (!lane_->is_idle() || !messages_->is_idle()) {
     mesh_->fail({MeshFailure::Kind::Aborted,
@@ -66,6 +67,10 @@ HostBackend::~HostBackend() {
   // After a shutdown there is none.
   if (const auto watcher = this->watcher()) watcher->say_dropped();
   stop_parts();
+}
+
+void HostBackend::join_living(const void* store, std::vector<int> global_ranks) {
+  living_.join(store, std::move(global_ranks), [this] { return loss(); });
 }
 
 // See NOTE [The end].
@@ -350,6 +355,7 @@ std::exception_ptr HostBackend::loss() const {
 }
 
 void HostBackend::shutdown() {
+  living_.leave();
   std::exception_ptr interrupt;
   try {
     lane_->drain();

@@ -1,4 +1,4 @@
-// The parts of the room alone: Work, Lane, the store adapter.
+#include "libddp/group/work.h"
 
 #include <array>
 #include <atomic>
@@ -9,19 +9,14 @@
 #include <thread>
 #include <vector>
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-
-#include "libddp/base/lane.h"
 #include "libddp/base/log.h"
-#include "libddp/group/work.h"
-#include "libddp/rendezvous/torch_store.h"
 #include "tests/support/catch.h"
 #include "tests/support/torch_group_fixture.h"
 
 using namespace libddp;
 using namespace libddp::test;
 
-TEST_CASE("a work ends once, with its error, and calls back", "[parts]") {
+TEST_CASE("a work ends once, with its error, and calls back", "[work]") {
   Work work("test", {});
   int calls = 0;
   work.on_complete([&](Work& done) {
@@ -39,8 +34,7 @@ TEST_CASE("a work ends once, with its error, and calls back", "[parts]") {
   REQUIRE_THROWS_AS(work.wait(), StateError);
 }
 
-TEST_CASE("callbacks and what they hold end before anybody else learns of a work's end",
-          "[parts]") {
+TEST_CASE("callbacks and what they hold end before anybody else learns of a work's end", "[work]") {
   const auto work = std::make_shared<Work>("receive", std::vector<at::Tensor>{});
   std::atomic<bool> has_ended{false};
   // A profiler's event, for example, which must not outlive the profiler that the waiter stops.
@@ -68,7 +62,7 @@ TEST_CASE("callbacks and what they hold end before anybody else learns of a work
   REQUIRE(is_first_over);
 }
 
-TEST_CASE("a work that is made of another ends inside the other's callbacks", "[parts]") {
+TEST_CASE("a work that is made of another ends inside the other's callbacks", "[work]") {
   Work inner("inner", {});
   Work outer("outer", {});
   std::vector<std::string> order;
@@ -88,7 +82,7 @@ TEST_CASE("a work that is made of another ends inside the other's callbacks", "[
   REQUIRE(outer.is_completed());
 }
 
-TEST_CASE("a callback that throws does not reach the finisher", "[parts]") {
+TEST_CASE("a callback that throws does not reach the finisher", "[work]") {
   set_log_level(LogLevel::Off);
   Work work("test", {});
   bool is_next_called = false;
@@ -100,7 +94,7 @@ TEST_CASE("a callback that throws does not reach the finisher", "[parts]") {
   work.wait();
 }
 
-TEST_CASE("many threads wait for one work", "[parts]") {
+TEST_CASE("many threads wait for one work", "[work]") {
   auto work = std::make_shared<Work>("test", std::vector<at::Tensor>{});
   run_ranks(4, [&](int rank) {
     if (rank == 0) {
@@ -109,71 +103,4 @@ TEST_CASE("many threads wait for one work", "[parts]") {
     }
     work->wait();
   });
-}
-
-TEST_CASE("a lane gives numbers in order and runs one at a time", "[parts]") {
-  std::vector<std::uint64_t> order;
-  {
-    Lane lane("test-lane");
-    REQUIRE(lane.is_idle());
-    REQUIRE(lane.try_begin() == 1u);
-    REQUIRE_FALSE(lane.try_begin().has_value());
-    for (int i = 0; i < 100; ++i) {
-      lane.enqueue([&](std::uint64_t sequence) {
-        return [&order, sequence] { order.push_back(sequence); };
-      });
-    }
-    REQUIRE(order.empty());  // the turn is not over
-    lane.end();
-    lane.drain();
-    REQUIRE(order.size() == 100);
-    REQUIRE(lane.sequence() == 101);
-    REQUIRE(lane.try_begin() == 102u);
-    lane.end();
-    lane.enqueue(
-        [&](std::uint64_t sequence) { return [&order, sequence] { order.push_back(sequence); }; });
-  }
-  REQUIRE(order.size() == 101);  // the end of a lane runs what is queued
-  for (std::size_t i = 0; i < 100; ++i) REQUIRE(order[i] == i + 2);
-}
-
-TEST_CASE("a c10d store serves as key-value store", "[parts]") {
-  auto below = c10::make_intrusive<c10d::HashStore>();
-  TorchStore store(below, "mine/");
-  REQUIRE_FALSE(store.try_get("key").has_value());
-  REQUIRE_FALSE(store.wait_get("key", Deadline::after(std::chrono::milliseconds(5))).has_value());
-  store.set("key", std::string("a\0b", 3));
-  REQUIRE(store.try_get("key") == std::string("a\0b", 3));
-  REQUIRE(below->check({"mine/key"}));
-  REQUIRE(store.add("count", 2) == 2);
-  REQUIRE(store.add("count", 3) == 5);
-  store.remove("key");
-  REQUIRE_FALSE(store.try_get("key").has_value());
-  run_ranks(2, [&](int rank) {
-    if (rank == 0) {
-      expect(store.wait_get("late", Deadline::never()) == "value", "waits");
-    } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      store.set("late", "value");
-    }
-  });
-}
-
-namespace {
-
-/// A store whose server is gone.
-class LostStore : public c10d::HashStore {
- public:
-  bool check(const std::vector<std::string>&) override {
-    throw std::runtime_error("Connection reset by peer\nstack trace");
-  }
-};
-
-}  // namespace
-
-TEST_CASE("a lost store is a StoreError of one line", "[parts]") {
-  TorchStore store(c10::make_intrusive<LostStore>(), "mine/");
-  const std::string text = message_of<StoreError>([&] { store.try_get("key"); });
-  REQUIRE(contains(text, "failed to get key 'mine/key': Connection reset by peer. Hint:"));
-  REQUIRE_FALSE(contains(text, "stack trace"));
 }

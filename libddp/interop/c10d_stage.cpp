@@ -1,4 +1,4 @@
-#include "libddp/group/c10d_stage.h"
+#include "libddp/interop/c10d_stage.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -13,8 +13,8 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
-#include "libddp/group/c10d_failure.h"
-#include "libddp/group/c10d_reduction.h"
+#include "libddp/interop/c10d_failure.h"
+#include "libddp/interop/c10d_reduction.h"
 
 namespace libddp {
 namespace {

@@ -1,4 +1,4 @@
-#include "libddp/group/living_groups.h"
+#include "libddp/host/living_groups.h"
 
 #include <signal.h>
 

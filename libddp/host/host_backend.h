@@ -31,8 +31,9 @@
 #include "libddp/base/lane.h"
 #include "libddp/collectives/mesh.h"
 #include "libddp/group/backend.h"
-#include "libddp/group/message_lane.h"
-#include "libddp/group/shared_blocks.h"
+#include "libddp/host/living_groups.h"
+#include "libddp/host/message_lane.h"
+#include "libddp/host/shared_blocks.h"
 #include "libddp/memory/arena.h"
 #include "libddp/watchdog/control_watcher.h"
 #include "libddp/watchdog/flight_log.h"
@@ -47,6 +48,9 @@ class HostBackend : public Backend {
   /// Does not wait for peers; without a shutdown before, they take it for a failure.
   ~HostBackend() override;
 
+  /// From now on groups that are being made over `store` (identity only) and need some of these
+  /// ranks hear of this group's losses. Once.
+  void join_living(const void* store, std::vector<int> global_ranks);
   /// The end of the creation: waits until all ranks have come so far. Not numbered.
   void meet_all(std::chrono::milliseconds timeout);
 
@@ -133,8 +137,9 @@ class HostBackend : public Backend {
   std::map<int, std::string> stacks_;
   std::unique_ptr<MessageLane> messages_;
   std::unique_ptr<Lane> lane_;
-  /// Last: nobody asks any more once the rest is taken down.
+  /// These two last: nobody asks any more once the rest is taken down.
   const RunningCall running_call_;
+  LivingGroup living_;
 };
 
 }  // namespace libddp

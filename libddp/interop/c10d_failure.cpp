@@ -1,4 +1,4 @@
-#include "libddp/group/c10d_failure.h"
+#include "libddp/interop/c10d_failure.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

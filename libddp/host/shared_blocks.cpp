@@ -1,4 +1,4 @@
-#include "libddp/group/shared_blocks.h"
+#include "libddp/host/shared_blocks.h"
 
 #include <atomic>
 #include <new>

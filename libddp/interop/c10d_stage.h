@@ -19,7 +19,7 @@
 #include "libddp/base/deadline.h"
 #include "libddp/base/group_identity.h"
 #include "libddp/collectives/hosts_mesh.h"
-#include "libddp/group/c10d_waiters.h"
+#include "libddp/interop/c10d_waiters.h"
 
 namespace libddp {
 

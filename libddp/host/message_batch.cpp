@@ -1,4 +1,4 @@
-#include "libddp/group/message_batch.h"
+#include "libddp/host/message_batch.h"
 
 #include <algorithm>
 #include <set>

@@ -1,4 +1,4 @@
-#include "libddp/group/c10d_reduction.h"
+#include "libddp/interop/c10d_reduction.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>

@@ -1,4 +1,4 @@
-#include "libddp/group/c10d_waiters.h"
+#include "libddp/interop/c10d_waiters.h"
 
 #include <algorithm>
 #include <condition_variable>

@@ -1,4 +1,4 @@
-#include "libddp/group/message_lane.h"
+#include "libddp/host/message_lane.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
 #include "libddp/base/service_thread.h"
-#include "libddp/group/message_batch.h"
+#include "libddp/host/message_batch.h"
 
 namespace libddp {
 

@@ -11,7 +11,7 @@
 #include "libddp/base/log.h"
 #include "libddp/base/stack_dump.h"
 #include "libddp/base/whole_file.h"
-#include "libddp/group/host_backend.h"
+#include "libddp/host/host_backend.h"
 
 namespace libddp {
 namespace {
