@@ -28,8 +28,8 @@
 #include <string>
 
 #include "libddp/ddp/gradient_buckets.h"
-#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
+#include "libddp/module/named_tensor.h"
 
 namespace c10d {
 class CommHookInterface;

@@ -24,8 +24,8 @@
 #include "libddp/autograd/accumulate_hooks.h"
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/gradient_slot.h"
-#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
+#include "libddp/module/named_tensor.h"
 
 namespace libddp {
 

@@ -29,8 +29,8 @@
 #include "libddp/base/first_line.h"
 #include "libddp/ddp/replica.h"
 #include "libddp/ddp/sparse_modules.h"
-#include "libddp/group/module_tensors.h"
 #include "libddp/group/process_group.h"
+#include "libddp/module/module_tensors.h"
 
 namespace libddp {
 

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "libddp/group/named_tensor.h"
+#include "libddp/module/named_tensor.h"
 
 namespace libddp {
 

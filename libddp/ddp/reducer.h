@@ -49,8 +49,8 @@
 #include "libddp/ddp/reducer_pass.h"
 #include "libddp/ddp/slow_rank.h"
 #include "libddp/ddp/sparse_gradients.h"
-#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
+#include "libddp/module/named_tensor.h"
 
 namespace libddp {
 

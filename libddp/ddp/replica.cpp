@@ -14,7 +14,7 @@
 #include "libddp/base/group_identity.h"
 #include "libddp/base/monotonic_clock.h"
 #include "libddp/ddp/compress_hook.h"
-#include "libddp/group/model_check.h"
+#include "libddp/module/model_check.h"
 
 namespace libddp {
 namespace {

@@ -21,9 +21,9 @@
 #include "libddp/ddp/low_precision.h"
 #include "libddp/ddp/options.h"
 #include "libddp/ddp/reducer.h"
-#include "libddp/group/broadcast_tensors.h"
-#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
+#include "libddp/module/broadcast_tensors.h"
+#include "libddp/module/named_tensor.h"
 
 namespace libddp {
 

@@ -40,9 +40,9 @@
 #include <vector>
 
 #include "libddp/ddp/gradient_buckets.h"
-#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
 #include "libddp/memory/private_view.h"
+#include "libddp/module/named_tensor.h"
 
 namespace libddp {
 

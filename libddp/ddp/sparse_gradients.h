@@ -24,8 +24,8 @@
 #include <string>
 #include <vector>
 
-#include "libddp/group/named_tensor.h"
 #include "libddp/group/process_group.h"
+#include "libddp/module/named_tensor.h"
 
 namespace libddp {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "libddp/group/named_tensor.h"
+#include "libddp/module/named_tensor.h"
 
 namespace libddp {
 

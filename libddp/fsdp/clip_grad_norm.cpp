@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "libddp/fsdp/wrapped_module.h"
-#include "libddp/group/grad_norm.h"
+#include "libddp/module/grad_norm.h"
 
 namespace libddp {
 namespace {

@@ -51,7 +51,7 @@
 #include "libddp/fsdp/flat_memory.h"
 #include "libddp/fsdp/shard_options.h"
 #include "libddp/fsdp/trained_set.h"
-#include "libddp/group/named_tensor.h"
+#include "libddp/module/named_tensor.h"
 
 namespace libddp {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "libddp/base/error.h"
-#include "libddp/group/module_tensors.h"
+#include "libddp/module/module_tensors.h"
 
 namespace libddp {
 namespace {

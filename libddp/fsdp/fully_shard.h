@@ -23,7 +23,7 @@
 
 #include "libddp/fsdp/shard_options.h"
 #include "libddp/fsdp/wrapped_module.h"
-#include "libddp/group/module_tensors.h"
+#include "libddp/module/module_tensors.h"
 
 namespace libddp {
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
-#include "libddp/group/model_check.h"
+#include "libddp/module/model_check.h"
 
 namespace libddp {
 namespace {

@@ -27,7 +27,7 @@
 #include "libddp/fsdp/flat_parameter.h"
 #include "libddp/fsdp/owned_tensors.h"
 #include "libddp/fsdp/shard_options.h"
-#include "libddp/group/named_tensor.h"
+#include "libddp/module/named_tensor.h"
 
 namespace libddp {
 

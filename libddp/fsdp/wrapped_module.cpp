@@ -9,7 +9,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/first_line.h"
-#include "libddp/group/module_tensors.h"
+#include "libddp/module/module_tensors.h"
 
 namespace libddp {
 namespace {

@@ -19,7 +19,7 @@
 
 #include "libddp/autograd/output_tensors.h"
 #include "libddp/fsdp/sharded_model.h"
-#include "libddp/group/named_tensor.h"
+#include "libddp/module/named_tensor.h"
 
 namespace libddp {
 

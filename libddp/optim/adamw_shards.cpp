@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
-#include "libddp/group/grad_norm.h"
+#include "libddp/module/grad_norm.h"
 
 namespace libddp {
 

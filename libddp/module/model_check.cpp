@@ -1,4 +1,4 @@
-#include "libddp/group/model_check.h"
+#include "libddp/module/model_check.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>

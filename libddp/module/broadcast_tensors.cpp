@@ -1,4 +1,4 @@
-#include "libddp/group/broadcast_tensors.h"
+#include "libddp/module/broadcast_tensors.h"
 
 #include <c10/core/GradMode.h>
 
