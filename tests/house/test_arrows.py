@@ -1,5 +1,6 @@
 """Rooms include only the rooms on their line of the design; no cycles, no orphans."""
 
+import re
 from graphlib import TopologicalSorter
 
 import tree
@@ -23,6 +24,15 @@ def test_rooms_include_only_what_the_design_allows():
             if other != room and other not in tree.ROOMS[room]:
                 wrong.append(f"{path} includes {header}")
     assert not wrong
+
+
+def test_the_design_names_the_same_arrows():
+    table = re.findall(r"\| `libddp/(\w+)` \| ([^|]*) \|", tree.read("docs/design.md"))
+    above, said = set(), {}
+    for room, rooms in table:
+        said[room] = set(above) if rooms == "the above" else set(re.findall(r"\w+", rooms))
+        above.add(room)
+    assert said == tree.ROOMS
 
 
 def test_the_core_does_not_know_torch():
