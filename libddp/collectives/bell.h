@@ -11,7 +11,7 @@
 
 #include <chrono>
 
-#include "libddp/collectives/host_page.h"
+#include "libddp/collectives/shm_page.h"
 #include "libddp/transport/wakeup.h"
 
 namespace libddp {

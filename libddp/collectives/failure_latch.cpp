@@ -6,7 +6,7 @@
 
 namespace libddp {
 
-bool FailureLatch::set(MeshFailure failure) noexcept {
+bool FailureLatch::set(CommFailure failure) noexcept {
   std::lock_guard lock(mutex_);
   if (failure_) return false;
   failure_.emplace(std::move(failure));
@@ -14,15 +14,15 @@ bool FailureLatch::set(MeshFailure failure) noexcept {
   return true;
 }
 
-void throw_failure(const MeshFailure& failure, const std::string& message) {
+void throw_failure(const CommFailure& failure, const std::string& message) {
   switch (failure.kind) {
-    case MeshFailure::Kind::Timeout:
+    case CommFailure::Kind::Timeout:
       throw TimeoutError(message);
-    case MeshFailure::Kind::Aborted:
+    case CommFailure::Kind::Aborted:
       throw StateError(message);
-    case MeshFailure::Kind::Network:
+    case CommFailure::Kind::Network:
       throw NetworkError(message);
-    case MeshFailure::Kind::Peer:
+    case CommFailure::Kind::Peer:
       break;
   }
   throw PeerError(message, failure.peer_rank, failure.peer_pid);

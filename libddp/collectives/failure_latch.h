@@ -1,6 +1,6 @@
 #pragma once
 
-// The first failure of a mesh, kept for ever.
+// The first failure of a communicator, kept for ever.
 //
 // Thread rule: any thread. `is_set` is one load, for hot paths.
 //
@@ -11,25 +11,25 @@
 #include <mutex>
 #include <optional>
 
-#include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/shm_comm.h"
 
 namespace libddp {
 
 class FailureLatch {
  public:
   /// Keeps `failure` if it is the first; says whether it was.
-  bool set(MeshFailure failure) noexcept;
+  bool set(CommFailure failure) noexcept;
   bool is_set() const noexcept { return is_set_.load(std::memory_order_acquire); }
   /// Null while there is none; valid and unchanging afterwards.
-  const MeshFailure* get() const noexcept { return is_set() ? &*failure_ : nullptr; }
+  const CommFailure* get() const noexcept { return is_set() ? &*failure_ : nullptr; }
 
  private:
   std::mutex mutex_;
   std::atomic<bool> is_set_{false};
-  std::optional<MeshFailure> failure_;
+  std::optional<CommFailure> failure_;
 };
 
 /// Throws the class of error that belongs to `failure`, with `message`.
-[[noreturn]] void throw_failure(const MeshFailure& failure, const std::string& message);
+[[noreturn]] void throw_failure(const CommFailure& failure, const std::string& message);
 
 }  // namespace libddp

@@ -1,11 +1,11 @@
 #pragma once
 
-// The stage of a collective that crosses hosts, as HostsMesh uses it: LinkStage over TCP links is
-// one; what another library moves between hosts is another.
+// The stage of a collective that crosses hosts, as HierarchicalComm uses it: LinkStage over TCP
+// links is one; what another library moves between hosts is another.
 //
 // It runs between the carriers of one number (host_layout.h), one per host; every carrier calls the
 // same operations in the same order, between `begin` of one collective and that of the next.
-// Errors: as Mesh. Whatever goes wrong has poisoned the mesh of this host.
+// Errors: as Comm. Whatever goes wrong has poisoned the communicator of this host.
 // Thread rule: one thread at a time; `last_call_of` from any thread.
 //
 //   stage.begin(call);
@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "libddp/collectives/host_collectives.h"
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/comm.h"
+#include "libddp/collectives/shm_collectives.h"
 
 namespace libddp {
 
@@ -48,7 +48,7 @@ class InterStage {
 
   /// Starts the clock of `call`, which must outlive the stage's part in it. On every rank, carrier
   /// or not.
-  virtual void begin(const MeshCall& call) = 0;
+  virtual void begin(const CommCall& call) = 0;
   /// Returns when the carriers of all hosts have called this.
   virtual void meet() = 0;
   /// In place; AVG divides by `num_averaged`.
@@ -73,8 +73,8 @@ class InterStage {
 
   /// What a carrier of another host has called last, as far as it is known here.
   virtual std::optional<std::string> last_call_of(int rank) const = 0;
-  /// As Mesh; any one thread.
-  virtual std::optional<MeshFailure> look_at_network([[maybe_unused]] std::int64_t now_ns) {
+  /// As Comm; any one thread.
+  virtual std::optional<CommFailure> look_at_network([[maybe_unused]] std::int64_t now_ns) {
     return std::nullopt;
   }
 };

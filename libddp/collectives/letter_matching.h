@@ -10,14 +10,14 @@
 #include <deque>
 #include <vector>
 
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/comm.h"
 
 namespace libddp {
 
 /// Hands each letter, in order, to the first receive among `parts` that waits for its tag and its
 /// source (`rank_of`, in the group), and drops it then. False if none was handed over.
 template <typename Letter, typename RankOf, typename Deliver>
-bool match_letters(std::deque<Letter>& letters, const std::vector<Mesh::Transfer*>& parts,
+bool match_letters(std::deque<Letter>& letters, const std::vector<Comm::Transfer*>& parts,
                    RankOf rank_of, Deliver deliver) {
   bool moved = false;
   for (auto letter = letters.begin(); letter != letters.end();) {

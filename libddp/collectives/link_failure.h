@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/comm.h"
 #include "libddp/transport/link_health.h"
 
 namespace libddp {
@@ -25,8 +25,8 @@ struct LinkEnd {
 
 /// `error`: errno of the call that found it, 0 = the other side closed it. To be asked once the
 /// control connections have had time to tell that a process ended: then an error is the network's.
-MeshFailure lost_connection(const LinkEnd& end, int socket, int error);
+CommFailure lost_connection(const LinkEnd& end, int socket, int error);
 
-std::optional<MeshFailure> network_failure(const std::optional<LinkHealth::Dead>& dead);
+std::optional<CommFailure> network_failure(const std::optional<LinkHealth::Dead>& dead);
 
 }  // namespace libddp

@@ -15,7 +15,7 @@ bool is_description(const OpDescription& description) {
 
 }  // namespace
 
-LinkHeader LinkHeader::of(const MeshCall& call, std::size_t num_bytes) {
+LinkHeader LinkHeader::of(const CommCall& call, std::size_t num_bytes) {
   LinkHeader header;
   header.num_bytes = static_cast<std::uint32_t>(num_bytes);
   header.fingerprint = call.description.fingerprint(call.sequence);

@@ -17,7 +17,7 @@
 #include <optional>
 #include <string>
 
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/comm.h"
 
 namespace libddp {
 
@@ -34,7 +34,7 @@ struct LinkHeader {
   std::int64_t late_ns = 0;
   OpDescription description{};
 
-  static LinkHeader of(const MeshCall& call, std::size_t num_bytes);
+  static LinkHeader of(const CommCall& call, std::size_t num_bytes);
   /// nullopt for anything that `of` does not make: another magic number, a kind, dtype or operation
   /// that there is not, a fingerprint of something else.
   static std::optional<LinkHeader> read(const std::byte* bytes);

@@ -21,7 +21,7 @@ std::string name_of(const LinkMailPeer& peer) {
 
 }  // namespace
 
-LinkMail::LinkMail(HostMesh& local, std::vector<LinkMailPeer> peers) : local_(local) {
+LinkMail::LinkMail(ShmComm& local, std::vector<LinkMailPeer> peers) : local_(local) {
   poller_.reset(::epoll_create1(EPOLL_CLOEXEC));
   if (!poller_) throw NetworkError(errno_text("epoll_create1", errno));
   for (LinkMailPeer& peer : peers) {
@@ -113,7 +113,7 @@ void LinkMail::check_closed() {
 
 void LinkMail::fail_and_throw(const LinkMailPeer& peer, const std::string& text) {
   local_.fail(
-      {MeshFailure::Kind::Peer,
+      {CommFailure::Kind::Peer,
        fmt::format("{}: {}. Hint: look at that process's own output and at the network between "
                    "the hosts",
                    name_of(peer), text),
@@ -133,7 +133,7 @@ void LinkMail::deliver(Transfer& part, Letter& letter) {
   Channel& channel = channels_[letter.channel];
   if (part.bytes != letter.bytes) {
     local_.fail(
-        {MeshFailure::Kind::Peer,
+        {CommFailure::Kind::Peer,
          fmt::format("message sizes differ: rank {} expects {} bytes with tag {} from rank "
                      "{}, which sends {} bytes. Hint: tensors of a send and its recv must "
                      "have equal numbers of bytes",

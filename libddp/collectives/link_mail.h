@@ -23,8 +23,8 @@
 
 #include "libddp/base/deadline.h"
 #include "libddp/base/unique_fd.h"
-#include "libddp/collectives/host_mesh.h"
 #include "libddp/collectives/link_failure.h"
+#include "libddp/collectives/shm_comm.h"
 #include "libddp/transport/link_health.h"
 
 namespace libddp {
@@ -38,19 +38,19 @@ struct LinkMailPeer {
 
 class LinkMail {
  public:
-  using Transfer = Mesh::Transfer;
+  using Transfer = Comm::Transfer;
   static constexpr std::uint64_t kInlineBytes = 4096;
 
-  LinkMail(HostMesh& local, std::vector<LinkMailPeer> peers);
+  LinkMail(ShmComm& local, std::vector<LinkMailPeer> peers);
 
-  /// As Mesh::progress; only for transfers that concern other hosts, or any rank.
+  /// As Comm::progress; only for transfers that concern other hosts, or any rank.
   bool progress(const std::vector<Transfer*>& parts);
   void finish() noexcept;
   bool has_read_all(int rank) const;
   int network_fd() const { return poller_.get(); }
   void on_network() noexcept;
-  /// As Mesh.
-  std::optional<MeshFailure> look_at_network(std::int64_t now_ns) {
+  /// As Comm.
+  std::optional<CommFailure> look_at_network(std::int64_t now_ns) {
     return network_failure(health_.look(now_ns));
   }
 
@@ -124,7 +124,7 @@ class LinkMail {
   void check_closed();
   [[noreturn]] void fail_and_throw(const LinkMailPeer& peer, const std::string& text);
 
-  HostMesh& local_;
+  ShmComm& local_;
   UniqueFd poller_;
   LinkHealth health_;
   std::vector<Channel> channels_;

@@ -23,7 +23,7 @@ constexpr std::chrono::seconds kCausePatience{1};
 
 }  // namespace
 
-LinkStage::LinkStage(HostMesh& local, int host, std::vector<LinkPeer> peers, bool narrows_floats)
+LinkStage::LinkStage(ShmComm& local, int host, std::vector<LinkPeer> peers, bool narrows_floats)
     : local_(local),
       host_(host),
       peers_(std::move(peers)),
@@ -39,7 +39,7 @@ LinkStage::LinkStage(HostMesh& local, int host, std::vector<LinkPeer> peers, boo
   }
 }
 
-void LinkStage::begin(const MeshCall& call) {
+void LinkStage::begin(const CommCall& call) {
   call_ = &call;
   start_ = Deadline::Clock::now();
   deadline_ = call.timeout ? Deadline::after(*call.timeout + kHostFirst) : call.deadline;
@@ -122,7 +122,7 @@ void LinkStage::check_header(std::size_t peer) {
 }
 
 void LinkStage::report_garbage(std::size_t peer, const std::string& what) {
-  local_.fail({MeshFailure::Kind::Peer,
+  local_.fail({CommFailure::Kind::Peer,
                fmt::format("{} sent {}. Hint: all ranks must run one build of libddp with the same "
                            "settings",
                            name_of(peers_[peer]), what),
@@ -134,7 +134,7 @@ void LinkStage::report_garbage(std::size_t peer, const std::string& what) {
 void LinkStage::report_mismatch(std::size_t peer, const LinkHeader& theirs) {
   const LinkPeer& other = peers_[peer];
   local_.fail(
-      {MeshFailure::Kind::Peer,
+      {CommFailure::Kind::Peer,
        fmt::format(
            "the ranks called different collectives: rank {} called {}, rank {} on {} called "
            "{}. Hint: every rank must make the same calls in the same order, with equal "
@@ -250,7 +250,7 @@ void LinkStage::check(const std::deque<LinkFlow>& flows) {
   const LinkPeer& first = peers_[static_cast<std::size_t>(*waited_for.begin())];
   const bool is_one = waited_for.size() == 1;
   local_.fail(
-      {MeshFailure::Kind::Timeout,
+      {CommFailure::Kind::Timeout,
        fmt::format(
            "{}: timed out after {:.1f} s waiting for {}{}. Hint: look at what that rank does; "
            "if it is only slow, raise the timeout of the group",
@@ -267,7 +267,7 @@ void LinkStage::report_lost(const LinkFlow& flow, int socket, int error) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   const LinkPeer& peer = peers_[static_cast<std::size_t>(flow.peer)];
-  MeshFailure failure = lost_connection({peer.rank, peer.pid, name_of(peer)}, socket, error);
+  CommFailure failure = lost_connection({peer.rank, peer.pid, name_of(peer)}, socket, error);
   failure.message =
       fmt::format("{}: {}", call_->description.to_string(call_->sequence), failure.message);
   local_.fail(std::move(failure));

@@ -35,12 +35,12 @@
 
 #include "libddp/base/deadline.h"
 #include "libddp/base/unique_fd.h"
-#include "libddp/collectives/host_collectives.h"
-#include "libddp/collectives/host_mesh.h"
 #include "libddp/collectives/inter_stage.h"
 #include "libddp/collectives/link_failure.h"
 #include "libddp/collectives/link_header.h"
 #include "libddp/collectives/link_pump.h"
+#include "libddp/collectives/shm_collectives.h"
+#include "libddp/collectives/shm_comm.h"
 #include "libddp/transport/link_health.h"
 
 namespace libddp {
@@ -70,12 +70,12 @@ class LinkStage : public InterStage, private LinkWatch {
  public:
   /// `peers`: one per other host, ordered by host; empty on a rank that is no carrier.
   /// `narrows_floats`: sums of float32 travel as bf16 (LinkSettings::wire_dtype).
-  LinkStage(HostMesh& local, int host, std::vector<LinkPeer> peers, bool narrows_floats = false);
+  LinkStage(ShmComm& local, int host, std::vector<LinkPeer> peers, bool narrows_floats = false);
 
   bool is_carrier() const override { return !peers_.empty(); }
   int num_hosts() const { return static_cast<int>(peers_.size()) + 1; }
 
-  void begin(const MeshCall& call) override;
+  void begin(const CommCall& call) override;
   /// Headers only.
   void meet() override;
   void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
@@ -88,7 +88,7 @@ class LinkStage : public InterStage, private LinkWatch {
   void broadcast(std::byte* data, std::size_t bytes, int root_host) override;
 
   std::optional<std::string> last_call_of(int rank) const override;
-  std::optional<MeshFailure> look_at_network(std::int64_t now_ns) override {
+  std::optional<CommFailure> look_at_network(std::int64_t now_ns) override {
     return network_failure(health_.look(now_ns));
   }
 
@@ -118,7 +118,7 @@ class LinkStage : public InterStage, private LinkWatch {
   void check(const std::deque<LinkFlow>& flows) override;
   void report_lost(const LinkFlow& flow, int socket, int error) override;
 
-  HostMesh& local_;
+  ShmComm& local_;
   const int host_;
   std::vector<LinkPeer> peers_;
   /// Of the thread that looks at the network.
@@ -134,7 +134,7 @@ class LinkStage : public InterStage, private LinkWatch {
   std::int64_t waited_ns_ = 0;
   std::int64_t exchange_begin_ns_ = 0;
 
-  const MeshCall* call_ = nullptr;
+  const CommCall* call_ = nullptr;
   Deadline::Clock::time_point start_{};
   Deadline deadline_ = Deadline::never();
 

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "libddp/collectives/bfloat16_flow.h"
-#include "libddp/collectives/host_collectives.h"
 #include "libddp/collectives/link_pump.h"
 #include "libddp/collectives/link_stage.h"
+#include "libddp/collectives/shm_collectives.h"
 
 namespace libddp {
 

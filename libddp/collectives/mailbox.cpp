@@ -31,9 +31,9 @@ class Mailbox::AllDone final : public WaitCondition {
   Mailbox& mail_;
 };
 
-Mailbox::Mailbox(MeshCore& core) : core_(core), channels_(core.world_size()) {}
+Mailbox::Mailbox(ShmCore& core) : core_(core), channels_(core.world_size()) {}
 
-void Mailbox::run(const MeshCall& call, std::span<Transfer> parts) {
+void Mailbox::run(const CommCall& call, std::span<Transfer> parts) {
   core_.throw_if_failed(&call);
   run_parts_.clear();
   for (Transfer& part : parts) run_parts_.push_back(&part);

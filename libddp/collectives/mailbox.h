@@ -14,7 +14,7 @@
 // Thread rule: one `run` at a time; other threads may run collectives meanwhile.
 //
 //   Mailbox mail(core);
-//   HostMesh::Transfer recv{.peer = -1, .tag = 7, .data = pointer, .bytes = 64};
+//   ShmComm::Transfer recv{.peer = -1, .tag = 7, .data = pointer, .bytes = 64};
 //   int source = mail.run(call, recv);
 
 #include <cstdint>
@@ -22,22 +22,22 @@
 #include <span>
 #include <vector>
 
-#include "libddp/collectives/mesh_core.h"
+#include "libddp/collectives/shm_core.h"
 
 namespace libddp {
 
 class Mailbox {
  public:
-  using Transfer = HostMesh::Transfer;
+  using Transfer = ShmComm::Transfer;
 
-  explicit Mailbox(MeshCore& core);
+  explicit Mailbox(ShmCore& core);
 
   /// Runs all parts to their end, in any order that the peers allow.
-  void run(const MeshCall& call, std::span<Transfer> parts);
-  /// Moves every part as far as it goes; see HostMesh::progress.
+  void run(const CommCall& call, std::span<Transfer> parts);
+  /// Moves every part as far as it goes; see ShmComm::progress.
   bool progress(const std::vector<Transfer*>& parts);
 
-  /// See HostMesh.
+  /// See ShmComm.
   std::uint32_t ticket() const;
   void wait(std::uint32_t ticket, std::chrono::nanoseconds limit);
   void wake_own() noexcept;
@@ -93,7 +93,7 @@ class Mailbox {
   Inbox& inbox(int target, int source) { return core_.page(target).inbox(source); }
   void wake(int peer) { ring_counted(core_.page(peer).mail_bell()); }
 
-  MeshCore& core_;
+  ShmCore& core_;
   std::vector<Channel> channels_;
   std::deque<Letter> letters_;
   /// The parts that move now.

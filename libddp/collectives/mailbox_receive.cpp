@@ -71,7 +71,7 @@ bool Mailbox::receive_chunks(int peer) {
         outbox(peer, core_.rank()).chunks_posted.load(std::memory_order_acquire);
     if (posted == channel.chunks_taken) break;
     const std::uint64_t bytes =
-        std::min<std::uint64_t>(HostPage::kMailChunkBytes, part.bytes - part.moved_bytes);
+        std::min<std::uint64_t>(ShmPage::kMailChunkBytes, part.bytes - part.moved_bytes);
     copy_bytes(static_cast<std::byte*>(part.data) + part.moved_bytes,
                core_.page(peer).mail_chunk(core_.rank(), channel.chunks_taken), bytes);
     part.moved_bytes += bytes;
@@ -109,7 +109,7 @@ bool Mailbox::post_notices(int peer) {
 
 void Mailbox::report_size(const Transfer& part, const Letter& letter) {
   core_.fail_and_throw(nullptr,
-                       {.kind = MeshFailure::Kind::Peer,
+                       {.kind = CommFailure::Kind::Peer,
                         .message = fmt::format(
                             "message sizes differ: rank {} expects {} bytes with tag {} from rank "
                             "{}, which sends {} bytes. Hint: tensors of a send and its recv must "

@@ -88,7 +88,7 @@ bool Mailbox::send_chunks(int peer) {
     }
     if (in_flight >= 2) break;
     const std::uint64_t bytes =
-        std::min<std::uint64_t>(HostPage::kMailChunkBytes, part.bytes - part.moved_bytes);
+        std::min<std::uint64_t>(ShmPage::kMailChunkBytes, part.bytes - part.moved_bytes);
     copy_bytes(core_.page(core_.rank()).mail_chunk(peer, channel.chunks_posted),
                static_cast<const std::byte*>(part.data) + part.moved_bytes, bytes);
     part.moved_bytes += bytes;

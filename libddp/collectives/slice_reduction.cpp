@@ -16,7 +16,7 @@ constexpr std::uint64_t kMappedPieceBytes = 512u << 10;
 
 }  // namespace
 
-SliceReduction::SliceReduction(MeshCore& core, const Reduction& reduction, std::byte* data,
+SliceReduction::SliceReduction(ShmCore& core, const Reduction& reduction, std::byte* data,
                                std::vector<std::uint64_t> edges, std::vector<std::uint64_t> starts)
     : core_(core),
       reduction_(reduction),

@@ -16,15 +16,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "libddp/collectives/host_collectives.h"
 #include "libddp/collectives/inter_stage.h"
+#include "libddp/collectives/shm_collectives.h"
 
 namespace libddp {
 
 class SliceReduction final : public Preparation {
  public:
   /// `edges`: rank i owns the bytes [edges[i], edges[i + 1]) of `data`; `starts` count from there.
-  SliceReduction(MeshCore& core, const Reduction& reduction, std::byte* data,
+  SliceReduction(ShmCore& core, const Reduction& reduction, std::byte* data,
                  std::vector<std::uint64_t> edges, std::vector<std::uint64_t> starts);
 
   bool step() override;
@@ -46,7 +46,7 @@ class SliceReduction final : public Preparation {
     return core_.staging_in(from, chunk) + static_cast<std::uint64_t>(to) * piece_bytes_;
   }
 
-  MeshCore& core_;
+  ShmCore& core_;
   const Reduction reduction_;
   std::byte* const data_;
   const std::vector<std::uint64_t> edges_;

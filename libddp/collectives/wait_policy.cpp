@@ -9,7 +9,7 @@
 #include <memory>
 #include <sstream>
 
-#include "libddp/collectives/host_page.h"
+#include "libddp/collectives/shm_page.h"
 
 namespace libddp {
 namespace {
@@ -96,7 +96,7 @@ WaitPolicy WaitPolicy::choose(const std::vector<std::string>& cpu_masks) {
     policy.spins = 16;
     policy.inline_bytes = std::clamp<std::size_t>((128u << 10) / ranks, 4u << 10, 32u << 10);
     policy.ordinary_inline_bytes = policy.inline_bytes;
-    policy.chunk_bytes = HostPage::kStagingBytes;
+    policy.chunk_bytes = ShmPage::kStagingBytes;
   } else {
     policy.spins = 2000;
     policy.inline_bytes = 512;

@@ -1,7 +1,7 @@
 #pragma once
 
-// How the ranks of a mesh wait, and where small becomes large: both follow from the question
-// whether every rank can have a core of its own.
+// How the ranks of a communicator wait, and where small becomes large: both follow from the
+// question whether every rank can have a core of its own.
 //
 // All ranks compute the policy from the same masks, so they agree on it.
 // Thread rule: immutable value.

@@ -2,7 +2,7 @@
 
 // Which rank the others wait for, pass after pass.
 //
-// A rank's wait in collectives is counted against the rank that came last (Mesh::waited_for). What
+// A rank's wait in collectives is counted against the rank that came last (Comm::add_waits). What
 // overlaps with this rank's own computation costs nothing, so of each pass at most the time counts
 // in which its end waited for the last buckets, or the forward before it for buffers.
 // A rank that pauses now and then (it alone evaluates or saves) is not slow: of each window the few

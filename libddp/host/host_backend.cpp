@@ -34,22 +34,22 @@ struct SharedPlace {
 }  // namespace
 
 HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
-                         std::unique_ptr<Mesh> mesh, std::vector<GroupPeer> peers)
+                         std::unique_ptr<Comm> comm, std::vector<GroupPeer> peers)
     : identity_(std::move(identity)),
       peer_names_(names_of(peers)),
       peer_pids_(pids_of(peers)),
       arena_(std::move(arena)),
-      mesh_(std::move(mesh)),
-      blocks_(std::make_shared<SharedBlocks>(arena_, mesh_)),
+      comm_(std::move(comm)),
+      blocks_(std::make_shared<SharedBlocks>(arena_, comm_)),
       notes_([this](const std::vector<int>& ranks) { return where_are(ranks); }),
       messages_(
-          std::make_unique<MessageLane>(identity_, *mesh_, peer_names_, flight_log_,
+          std::make_unique<MessageLane>(identity_, *comm_, peer_names_, flight_log_,
                                         MessageLane::Hooks{notes_, [this] { tell_peers(); }})),
       lane_(std::make_unique<Lane>("libddp-lane")),
       running_call_([this] { return describe_running(); }) {
   std::lock_guard lock(watcher_mutex_);
   watcher_ = std::make_shared<ControlWatcher>(
-      identity_, std::move(peers), *mesh_,
+      identity_, std::move(peers), *comm_,
       ControlWatcher::Hooks{[this](int rank, std::uint64_t sequence, const std::string& error) {
                               on_goodbye(rank, sequence, error);
                             },
@@ -61,7 +61,7 @@ HostBackend::~HostBackend() {
   living_.leave();
   // Wakes what is in flight, so that the lanes end without waiting for a peer.
   if (!lane_->is_idle() || !messages_->is_idle()) {
-    mesh_->fail({MeshFailure::Kind::Aborted,
+    comm_->fail({CommFailure::Kind::Aborted,
                  "the group was destroyed without shutdown (destroy_process_group)"});
   }
   // After a shutdown there is none.
@@ -90,22 +90,22 @@ std::shared_ptr<ControlWatcher> HostBackend::watcher() const {
 template <typename Operation>
 void HostBackend::perform(const BackendCall& call, std::uint64_t sequence, FlightLog::Ticket ticket,
                           const Operation& operation) {
-  MeshCall mesh_call{call.description, sequence};
-  mesh_call.timeout = call.timeout;
-  mesh_call.notes = &notes_;
+  CommCall comm_call{call.description, sequence};
+  comm_call.timeout = call.timeout;
+  comm_call.notes = &notes_;
   // Before looking who has left: on_goodbye does the two in the other order.
   running_.store(sequence);
   if (sequence >= goes_on_at_.load(std::memory_order_relaxed)) withdraw_trouble();
   try {
-    if (sequence > last_common_.load()) throw_if_left(mesh_call);
-    operation(mesh_call);
+    if (sequence > last_common_.load()) throw_if_left(comm_call);
+    operation(comm_call);
     running_.store(0, std::memory_order_relaxed);
     if (call.on_success) call.on_success();
     flight_log_.finish(ticket, true);
   } catch (...) {
     running_.store(0, std::memory_order_relaxed);
     flight_log_.finish(ticket, false);
-    fail_after_exception(mesh_call);
+    fail_after_exception(comm_call);
     throw;
   }
 }
@@ -114,7 +114,7 @@ void HostBackend::meet_all(std::chrono::milliseconds timeout) {
   BackendCall call;
   call.description.kind = OpKind::Barrier;
   call.timeout = timeout;
-  perform(call, 0, 0, [this](const MeshCall& mesh_call) { mesh_->barrier(mesh_call); });
+  perform(call, 0, 0, [this](const CommCall& comm_call) { comm_->barrier(comm_call); });
 }
 
 template <typename Operation>
@@ -126,7 +126,7 @@ WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
       return Work::finished(call.description, *sequence, std::move(call.results));
     }
   } else {
-    mesh_->throw_if_failed();
+    comm_->throw_if_failed();
   }
   const bool async = call.async;
   WorkPtr work;
@@ -150,11 +150,11 @@ WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
   return work;
 }
 
-void HostBackend::throw_if_left(const MeshCall& call) {
-  mesh_->throw_if_failed(&call);
-  mesh_->fail(left_failure(first_to_leave_.load(), last_common_.load(),
+void HostBackend::throw_if_left(const CommCall& call) {
+  comm_->throw_if_failed(&call);
+  comm_->fail(left_failure(first_to_leave_.load(), last_common_.load(),
                            call.description.to_string(call.sequence)));
-  mesh_->throw_if_failed(&call);
+  comm_->throw_if_failed(&call);
 }
 
 void HostBackend::on_goodbye(int rank, std::uint64_t sequence, const std::string& error) {
@@ -167,36 +167,36 @@ void HostBackend::on_goodbye(int rank, std::uint64_t sequence, const std::string
     last_common_.store(sequence);
   }
   if (running_.load() > sequence) {
-    mesh_->fail(left_failure(rank, sequence, mesh_->last_call_of(identity_.rank)));
+    comm_->fail(left_failure(rank, sequence, comm_->last_call_of(identity_.rank)));
     tell_peers();
   }
   messages_->on_goodbye(rank);
 }
 
-MeshFailure HostBackend::left_failure(int rank, std::uint64_t last, const std::string& what) const {
+CommFailure HostBackend::left_failure(int rank, std::uint64_t last, const std::string& what) const {
   const auto index = static_cast<std::size_t>(rank);
   std::string when = fmt::format("after its collective #{}", last);
   if (last == 0) {
     when = "before its first collective";
-  } else if (mesh_->last_sequence_of(rank)) {
-    when = "after " + mesh_->last_call_of(rank);  // ranks of one host see each other's calls
+  } else if (comm_->last_sequence_of(rank)) {
+    when = "after " + comm_->last_call_of(rank);  // ranks of one host see each other's calls
   }
   std::string because;
   {
     const std::lock_guard lock(leaving_mutex_);
     if (!leaving_error_.empty()) because = " because of an error: " + leaving_error_;
   }
-  return {MeshFailure::Kind::Peer,
+  return {CommFailure::Kind::Peer,
           fmt::format("{}: {} has left the group (destroy_process_group) {}{}. Hint: every rank "
                       "must issue the same collectives before it leaves",
                       what, peer_names_[index], when, because),
           rank, peer_pids_[index]};
 }
 
-void HostBackend::fail_after_exception(const MeshCall& call) noexcept {
+void HostBackend::fail_after_exception(const CommCall& call) noexcept {
   // Half a collective cannot be taken back, so a foreign exception (Ctrl-C) ends the group too.
-  if (!mesh_->failure()) {
-    mesh_->fail({MeshFailure::Kind::Aborted,
+  if (!comm_->failure()) {
+    comm_->fail({CommFailure::Kind::Aborted,
                  fmt::format("{}: was interrupted. Hint: make a new group to go on",
                              call.description.to_string(call.sequence))});
   }
@@ -204,7 +204,7 @@ void HostBackend::fail_after_exception(const MeshCall& call) noexcept {
 }
 
 void HostBackend::tell_peers() noexcept {
-  const auto failure = mesh_->failure();
+  const auto failure = comm_->failure();
   if (!failure) return;
   {
     std::lock_guard lock(watcher_mutex_);
@@ -214,28 +214,28 @@ void HostBackend::tell_peers() noexcept {
 }
 
 WorkPtr HostBackend::all_reduce(BackendCall call, const at::Tensor& tensor, double scale) {
-  return launch(std::move(call), [this, tensor, scale](const MeshCall& mesh_call) {
-    mesh_->all_reduce(mesh_call, tensor.data_ptr(), scale);
+  return launch(std::move(call), [this, tensor, scale](const CommCall& comm_call) {
+    comm_->all_reduce(comm_call, tensor.data_ptr(), scale);
   });
 }
 
 WorkPtr HostBackend::broadcast(BackendCall call, const at::Tensor& tensor, int root) {
-  return launch(std::move(call), [this, tensor, root](const MeshCall& mesh_call) {
-    mesh_->broadcast(mesh_call, tensor.data_ptr(), tensor.nbytes(), root);
+  return launch(std::move(call), [this, tensor, root](const CommCall& comm_call) {
+    comm_->broadcast(comm_call, tensor.data_ptr(), tensor.nbytes(), root);
   });
 }
 
 WorkPtr HostBackend::all_gather(BackendCall call, const at::Tensor& output,
                                 const at::Tensor& input) {
-  return launch(std::move(call), [this, output, input](const MeshCall& mesh_call) {
-    mesh_->all_gather(mesh_call, input.const_data_ptr(), output.data_ptr(), input.nbytes());
+  return launch(std::move(call), [this, output, input](const CommCall& comm_call) {
+    comm_->all_gather(comm_call, input.const_data_ptr(), output.data_ptr(), input.nbytes());
   });
 }
 
 WorkPtr HostBackend::reduce_scatter(BackendCall call, const at::Tensor& output,
                                     const at::Tensor& input, double scale) {
-  return launch(std::move(call), [this, output, input, scale](const MeshCall& mesh_call) {
-    mesh_->reduce_scatter(mesh_call, input.const_data_ptr(), output.data_ptr(),
+  return launch(std::move(call), [this, output, input, scale](const CommCall& comm_call) {
+    comm_->reduce_scatter(comm_call, input.const_data_ptr(), output.data_ptr(),
                           static_cast<std::uint64_t>(output.numel()), scale);
   });
 }
@@ -245,34 +245,34 @@ WorkPtr HostBackend::exchange(BackendCall call, std::vector<Exchange> parts) {
   if (kind == OpKind::Send || kind == OpKind::Recv) return messages_->post(std::move(call), parts);
   const auto timeout = call.timeout;
   return launch(std::move(call),
-                [this, parts = std::move(parts), timeout](const MeshCall& mesh_call) {
-                  exchange_now(mesh_call, timeout, parts);
+                [this, parts = std::move(parts), timeout](const CommCall& comm_call) {
+                  exchange_now(comm_call, timeout, parts);
                 });
 }
 
-void HostBackend::exchange_now(const MeshCall& mesh_call, std::chrono::milliseconds timeout,
+void HostBackend::exchange_now(const CommCall& comm_call, std::chrono::milliseconds timeout,
                                const std::vector<Exchange>& parts) {
-  mesh_->barrier(mesh_call);  // all ranks agree on the description
+  comm_->barrier(comm_call);  // all ranks agree on the description
   BackendCall messages;
   messages.timeout = timeout;
-  messages.description = mesh_call.description;
-  messages_->run(messages, mesh_call.sequence, parts);
+  messages.description = comm_call.description;
+  messages_->run(messages, comm_call.sequence, parts);
 }
 
 WorkPtr HostBackend::all_to_all(BackendCall call, const at::Tensor& output, const at::Tensor& input,
                                 std::vector<Exchange> parts) {
   const auto timeout = call.timeout;
   return launch(std::move(call), [this, output, input, parts = std::move(parts),
-                                  timeout](const MeshCall& mesh_call) {
+                                  timeout](const CommCall& comm_call) {
     const auto block_bytes = input.nbytes() / static_cast<std::size_t>(identity_.world_size);
     const bool is_done =
-        mesh_->all_to_all(mesh_call, input.const_data_ptr(), output.data_ptr(), block_bytes);
-    if (!is_done) exchange_now(mesh_call, timeout, parts);
+        comm_->all_to_all(comm_call, input.const_data_ptr(), output.data_ptr(), block_bytes);
+    if (!is_done) exchange_now(comm_call, timeout, parts);
   });
 }
 
 WorkPtr HostBackend::barrier(BackendCall call) {
-  return launch(std::move(call), [this](const MeshCall& mesh_call) { mesh_->barrier(mesh_call); });
+  return launch(std::move(call), [this](const CommCall& comm_call) { comm_->barrier(comm_call); });
 }
 
 at::Tensor HostBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -286,7 +286,7 @@ at::Tensor HostBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
 
 at::Tensor HostBackend::allocate_shared(BackendCall call, at::IntArrayRef sizes,
                                         at::ScalarType dtype) {
-  if (mesh_->name() != "host") return {};
+  if (comm_->name() != "host") return {};
   const std::size_t bytes =
       static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
   // In turns, so that no rank's arena holds everything.
@@ -294,10 +294,10 @@ at::Tensor HostBackend::allocate_shared(BackendCall call, at::IntArrayRef sizes,
   const auto place = std::make_shared<SharedPlace>();
   if (owner == identity_.rank) place->offset = blocks_->make(bytes, identity_.world_size);
   call.async = false;
-  launch(std::move(call), [this, place, owner, bytes](const MeshCall& mesh_call) {
-    mesh_->broadcast(mesh_call, &place->offset, sizeof(place->offset), owner);
+  launch(std::move(call), [this, place, owner, bytes](const CommCall& comm_call) {
+    comm_->broadcast(comm_call, &place->offset, sizeof(place->offset), owner);
     place->block =
-        blocks_->hold(mesh_->memory_of(owner, place->offset, SharedBlocks::kHeadBytes + bytes));
+        blocks_->hold(comm_->memory_of(owner, place->offset, SharedBlocks::kHeadBytes + bytes));
   })->wait();
   std::shared_ptr<std::byte> block = std::move(place->block);
   void* data = block.get();
@@ -311,12 +311,12 @@ bool HostBackend::is_in_arena(const at::Tensor& tensor) const {
 }
 
 void HostBackend::abort(const std::string& reason) noexcept {
-  mesh_->fail({MeshFailure::Kind::Aborted, fmt::format("the group was aborted: {}", reason)});
+  comm_->fail({CommFailure::Kind::Aborted, fmt::format("the group was aborted: {}", reason)});
   tell_peers();
 }
 
 void HostBackend::announce_trouble(const std::string& what) noexcept {
-  if (mesh_->failure()) return;
+  if (comm_->failure()) return;
   const std::uint64_t sequence = lane_->sequence();
   const std::lock_guard lock(watcher_mutex_);
   if (!watcher_) return;
@@ -333,7 +333,7 @@ void HostBackend::withdraw_trouble() noexcept {
 
 std::exception_ptr HostBackend::failure() const {
   try {
-    mesh_->throw_if_failed();
+    comm_->throw_if_failed();
   } catch (const Error&) {
     return std::current_exception();
   }
@@ -341,10 +341,10 @@ std::exception_ptr HostBackend::failure() const {
 }
 
 std::exception_ptr HostBackend::loss() const {
-  std::optional<MeshFailure> loss;
+  std::optional<CommFailure> loss;
   if (const auto watcher = this->watcher()) loss = watcher->loss();
-  if (const auto failure = mesh_->failure(); !loss && failure) {
-    if (failure->kind == MeshFailure::Kind::Network) loss = *failure;
+  if (const auto failure = comm_->failure(); !loss && failure) {
+    if (failure->kind == CommFailure::Kind::Network) loss = *failure;
   }
   if (!loss) return nullptr;
   try {
@@ -363,14 +363,14 @@ void HostBackend::shutdown() {
   } catch (...) {
     // A Ctrl-C. The peers may wait for what is in flight here, which now ends as well.
     interrupt = std::current_exception();
-    mesh_->fail({MeshFailure::Kind::Aborted,
+    comm_->fail({CommFailure::Kind::Aborted,
                  "the shutdown was interrupted while operations were in flight. Hint: wait for "
                  "them before destroy_process_group"});
     tell_peers();
   }
   // Not under the lock: others look here meanwhile, and a peer may take its time to listen.
   if (const auto watcher = this->watcher()) {
-    mesh_->finish_messages();
+    comm_->finish_messages();
     watcher->say_goodbye(lane_->sequence());
     watcher->stop();
   }

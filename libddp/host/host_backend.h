@@ -1,11 +1,11 @@
 #pragma once
 
-// The backend for tensors in CPU memory: a mesh of the ranks of one host or several, a lane for
-// collectives, one for messages, and a watcher over the peers.
+// The backend for tensors in CPU memory: a communicator of the ranks of one host or several, a lane
+// for collectives, one for messages, and a watcher over the peers.
 //
 // NOTE [Failure]
 // Whatever goes wrong (a peer's death, a mismatch, a timeout, an interrupt in the middle of a
-// collective, abort) ends up in Mesh::fail, which keeps the first cause and wakes every waiter
+// collective, abort) ends up in Comm::fail, which keeps the first cause and wakes every waiter
 // here, and in ControlWatcher::announce, which tells the peers. Every later call throws that cause.
 // A peer that leaves in order is no failure, unless a collective starts that it took no part in.
 //
@@ -16,7 +16,7 @@
 // with the members the memory, which all of them touch.
 // Thread rule: any thread.
 //
-//   HostBackend backend(identity, arena, std::move(mesh), std::move(peers));
+//   HostBackend backend(identity, arena, std::move(comm), std::move(peers));
 //   backend.all_reduce(std::move(call), tensor, 1.0);
 
 #include <atomic>
@@ -29,7 +29,7 @@
 
 #include "libddp/base/group_identity.h"
 #include "libddp/base/lane.h"
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/comm.h"
 #include "libddp/group/backend.h"
 #include "libddp/host/living_groups.h"
 #include "libddp/host/message_lane.h"
@@ -43,7 +43,7 @@ namespace libddp {
 
 class HostBackend : public Backend {
  public:
-  HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena, std::unique_ptr<Mesh> mesh,
+  HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena, std::unique_ptr<Comm> comm,
               std::vector<GroupPeer> peers);
   /// Does not wait for peers; without a shutdown before, they take it for a failure.
   ~HostBackend() override;
@@ -54,7 +54,7 @@ class HostBackend : public Backend {
   /// The end of the creation: waits until all ranks have come so far. Not numbered.
   void meet_all(std::chrono::milliseconds timeout);
 
-  std::string name() const override { return mesh_->name(); }
+  std::string name() const override { return comm_->name(); }
   WorkPtr all_reduce(BackendCall call, const at::Tensor& tensor, double scale) override;
   WorkPtr broadcast(BackendCall call, const at::Tensor& tensor, int root) override;
   WorkPtr all_gather(BackendCall call, const at::Tensor& output, const at::Tensor& input) override;
@@ -66,7 +66,7 @@ class HostBackend : public Backend {
   WorkPtr barrier(BackendCall call) override;
   std::uint64_t sequence_number() const override { return lane_->sequence(); }
   const FlightLog* flight_log() const override { return &flight_log_; }
-  void add_waits(std::vector<std::int64_t>& by_rank) const override { mesh_->add_waits(by_rank); }
+  void add_waits(std::vector<std::int64_t>& by_rank) const override { comm_->add_waits(by_rank); }
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
   bool is_in_arena(const at::Tensor& tensor) const override;
   at::Tensor allocate_shared(BackendCall call, at::IntArrayRef sizes,
@@ -87,13 +87,13 @@ class HostBackend : public Backend {
   template <typename Operation>
   void perform(const BackendCall& call, std::uint64_t sequence, FlightLog::Ticket ticket,
                const Operation& operation);
-  void exchange_now(const MeshCall& mesh_call, std::chrono::milliseconds timeout,
+  void exchange_now(const CommCall& comm_call, std::chrono::milliseconds timeout,
                     const std::vector<Exchange>& parts);
-  void throw_if_left(const MeshCall& call);
+  void throw_if_left(const CommCall& call);
   void on_goodbye(int rank, std::uint64_t sequence, const std::string& error);
   /// `last`: the last collective that the rank took part in.
-  MeshFailure left_failure(int rank, std::uint64_t last, const std::string& what) const;
-  void fail_after_exception(const MeshCall& call) noexcept;
+  CommFailure left_failure(int rank, std::uint64_t last, const std::string& what) const;
+  void fail_after_exception(const CommCall& call) noexcept;
   void tell_peers() noexcept;
   void stop_parts();
   std::shared_ptr<ControlWatcher> watcher() const;
@@ -105,15 +105,15 @@ class HostBackend : public Backend {
   /// The flight log's file and the report, if this rank is the one to write it, each once.
   /// `waits`: an operation of this rank raises the failure.
   void report_failure(bool waits) noexcept;
-  bool writes_report(const MeshFailure& failure) const;
-  std::string report_text(const MeshFailure& failure);
+  bool writes_report(const CommFailure& failure) const;
+  std::string report_text(const CommFailure& failure);
 
   const GroupIdentity identity_;
   const std::vector<std::string> peer_names_;
   const std::vector<pid_t> peer_pids_;
   std::shared_ptr<Arena> arena_;
   /// Shared with the tensors of allocate_shared, whose memory it maps.
-  std::shared_ptr<Mesh> mesh_;
+  std::shared_ptr<Comm> comm_;
   std::shared_ptr<SharedBlocks> blocks_;
   std::atomic<int> num_shared_{0};
   /// Number of the collective that runs now; 0 = none.

@@ -74,7 +74,7 @@ RunningCallText HostBackend::describe_running() {
   RunningCallText text{identity_.name, "", {}};
   const std::uint64_t running = running_.load();
   if (running == 0) return text;
-  text.call = mesh_->last_call_of(identity_.rank);
+  text.call = comm_->last_call_of(identity_.rank);
   const std::lock_guard lock(watcher_mutex_);
   for (int rank = 0; watcher_ && rank < identity_.world_size; ++rank) {
     if (rank == identity_.rank || text.waits_for.size() == kMostNames) continue;
@@ -85,7 +85,7 @@ RunningCallText HostBackend::describe_running() {
 }
 
 void HostBackend::report_failure(bool waits) noexcept {
-  const auto failure = mesh_->failure();
+  const auto failure = comm_->failure();
   if (!failure) return;
   try {
     // An error that all ranks meet is nobody's: who has one of its own does not come any more.
@@ -108,16 +108,16 @@ void HostBackend::report_failure(bool waits) noexcept {
 // One rank writes: the one whose own time was over, because it has asked for the stacks; where a
 // peer is to blame, the lowest of the others, and where nobody is, rank 0. What this rank ended
 // itself needs no report.
-bool HostBackend::writes_report(const MeshFailure& failure) const {
-  if (failure.kind == MeshFailure::Kind::Timeout) return true;
-  if (failure.kind == MeshFailure::Kind::Aborted) return false;
+bool HostBackend::writes_report(const CommFailure& failure) const {
+  if (failure.kind == CommFailure::Kind::Timeout) return true;
+  if (failure.kind == CommFailure::Kind::Aborted) return false;
   const bool is_told = failure.message.find(" gave up: ") != std::string::npos;
   return !is_told && identity_.rank == (failure.peer_rank == 0 ? 1 : 0);
 }
 
-std::string HostBackend::report_text(const MeshFailure& failure) {
+std::string HostBackend::report_text(const CommFailure& failure) {
   std::string text = fmt::format("{} has failed: {}\n", identity_.where(), failure.message);
-  const bool is_network = failure.kind == MeshFailure::Kind::Network;
+  const bool is_network = failure.kind == CommFailure::Kind::Network;
   const char* other_end = is_network ? ", at the other end" : ", the one to blame";
   const int num_shown = std::min(identity_.world_size, kMostRanks);
   for (int rank = 0; rank < num_shown; ++rank) {
@@ -125,7 +125,7 @@ std::string HostBackend::report_text(const MeshFailure& failure) {
                         : rank == failure.peer_rank ? other_end
                                                     : "";
     text += fmt::format("  {}{}: last call {}\n", peer_names_[static_cast<std::size_t>(rank)],
-                        whose, mesh_->last_call_of(rank));
+                        whose, comm_->last_call_of(rank));
   }
   if (num_shown < identity_.world_size) {
     text += fmt::format("  and {} more ranks\n", identity_.world_size - num_shown);

@@ -11,8 +11,8 @@
 #include "libddp/base/error.h"
 #include "libddp/bootstrap/meeting.h"
 #include "libddp/bootstrap/run_key.h"
-#include "libddp/collectives/host_mesh.h"
-#include "libddp/collectives/mesh_assembly.h"
+#include "libddp/collectives/comm_assembly.h"
+#include "libddp/collectives/shm_comm.h"
 #include "libddp/group/operand.h"
 #include "libddp/host/host_backend.h"
 #include "libddp/host/inter_stage_factory.h"
@@ -53,7 +53,7 @@ MeetingOptions meeting_options(const GroupIdentity& identity, const BackendReque
   options.rank = identity.rank;
   options.world_size = identity.world_size;
   options.group_name = identity.name;
-  options.note = HostMesh::own_cpu_mask();
+  options.note = ShmComm::own_cpu_mask();
   options.route_to = store_host(request.store);
   options.host_identity = request.options.host_identity;
   return options;
@@ -68,9 +68,9 @@ OwnParts prepare(const GroupIdentity& identity, const ProcessGroup::Options& cho
   OwnParts own;
   own.link = link_settings(chosen.links);
   options.sockets_per_link = own.link.sockets_per_link;
-  options.agreement = fmt::format("libddp {}, {}, {} inter={}", version(), HostMesh::layout(),
+  options.agreement = fmt::format("libddp {}, {}, {} inter={}", version(), ShmComm::layout(),
                                   own.link.to_text(), chosen.inter ? "an engine" : "none");
-  own.page = HostMesh::create_page(identity.name, identity.world_size);
+  own.page = ShmComm::create_page(identity.name, identity.world_size);
   own.arena = Arena::create(identity.name, Arena::default_reserve_bytes(identity.world_size));
   return own;
 }
@@ -91,7 +91,7 @@ std::vector<GroupPeer> meet_all(KeyValueStore& store, const MeetingOptions& opti
 InterStageMaker stage_maker(const GroupIdentity& identity, const BackendRequest& request,
                             const MeetingOptions& options, Deadline deadline) {
   if (!request.options.inter) return nullptr;
-  return [&identity, &request, &options, deadline](HostMesh& local, InterPlace place,
+  return [&identity, &request, &options, deadline](ShmComm& local, InterPlace place,
                                                    std::unique_ptr<InterStage> links) {
     const bool is_simulated = !options.host_identity.empty();
     return request.options.inter->make(
@@ -121,15 +121,15 @@ std::unique_ptr<HostBackend> meet_ranks(KeyValueStore& store, const GroupIdentit
   std::vector<GroupPeer> peers = meet_all(store, options, own, deadline);
 
   const std::shared_ptr<Arena> arena = own.arena;
-  std::unique_ptr<Mesh> mesh =
-      assemble_mesh({.rank = identity.rank,
+  std::unique_ptr<Comm> comm =
+      assemble_comm({.rank = identity.rank,
                      .group_name = identity.name,
                      .arena = arena,
                      .page = std::move(own.page),
                      .link = own.link,
                      .make_stage = stage_maker(identity, request, options, deadline)},
                     peers);
-  auto backend = std::make_unique<HostBackend>(identity, arena, std::move(mesh), std::move(peers));
+  auto backend = std::make_unique<HostBackend>(identity, arena, std::move(comm), std::move(peers));
   // Nobody returns before everyone has met: the store may end with rank 0.
   const auto left = deadline.remaining(request.options.timeout);
   backend->meet_all(std::chrono::ceil<std::chrono::milliseconds>(left) +

@@ -1,8 +1,7 @@
 #pragma once
 
-// Brings the ranks of a group together: memory, bootstrap, mesh, backend. Registers the host
-// backend for CPU tensors.
-// Thread rule: blocking; one call at a time per store.
+// Brings the ranks of a group together: memory, bootstrap, communicator, backend. Registers the
+// host backend for CPU tensors. Thread rule: blocking; one call at a time per store.
 //
 //   std::unique_ptr<Backend> backend = create_host_backend({store, "libddp/world/", options});
 

@@ -14,7 +14,7 @@
 
 #include "libddp/base/deadline.h"
 #include "libddp/base/group_identity.h"
-#include "libddp/collectives/hosts_mesh.h"
+#include "libddp/collectives/hierarchical_comm.h"
 
 namespace libddp {
 
@@ -37,7 +37,7 @@ class InterStageFactory {
 
   /// On each carrier, once in each group of several hosts. `links` is the stage over TCP, which the
   /// new one may use or drop; `local` outlives it.
-  virtual std::unique_ptr<InterStage> make(HostMesh& local, InterPlace place,
+  virtual std::unique_ptr<InterStage> make(ShmComm& local, InterPlace place,
                                            std::unique_ptr<InterStage> links,
                                            const InterStageRequest& request) const = 0;
 };

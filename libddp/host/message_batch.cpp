@@ -8,17 +8,17 @@ namespace libddp {
 
 bool MessageBatch::is_done() const {
   return std::all_of(transfers.begin(), transfers.end(),
-                     [](const Mesh::Transfer& transfer) { return transfer.is_done; });
+                     [](const Comm::Transfer& transfer) { return transfer.is_done; });
 }
 
-void MessageBatch::append_unfinished(std::vector<Mesh::Transfer*>& unfinished) {
-  for (Mesh::Transfer& transfer : transfers) {
+void MessageBatch::append_unfinished(std::vector<Comm::Transfer*>& unfinished) {
+  for (Comm::Transfer& transfer : transfers) {
     if (!transfer.is_done) unfinished.push_back(&transfer);
   }
 }
 
 int MessageBatch::source_rank() const {
-  for (const Mesh::Transfer& transfer : transfers) {
+  for (const Comm::Transfer& transfer : transfers) {
     if (!transfer.is_send) return transfer.source;
   }
   return -1;
@@ -26,7 +26,7 @@ int MessageBatch::source_rank() const {
 
 std::optional<int> MessageBatch::first_missing(const std::vector<bool>& is_gone,
                                                int own_rank) const {
-  for (const Mesh::Transfer& transfer : transfers) {
+  for (const Comm::Transfer& transfer : transfers) {
     if (transfer.is_done) continue;
     if (transfer.peer >= 0) {
       if (is_gone[static_cast<std::size_t>(transfer.peer)]) return transfer.peer;
@@ -43,7 +43,7 @@ std::optional<int> MessageBatch::first_missing(const std::vector<bool>& is_gone,
 }
 
 bool MessageBatch::is_awaited(const std::vector<bool>& is_gone) const {
-  return std::any_of(transfers.begin(), transfers.end(), [&](const Mesh::Transfer& transfer) {
+  return std::any_of(transfers.begin(), transfers.end(), [&](const Comm::Transfer& transfer) {
     return !transfer.is_done && transfer.peer >= 0 &&
            !is_gone[static_cast<std::size_t>(transfer.peer)];
   });
@@ -51,7 +51,7 @@ bool MessageBatch::is_awaited(const std::vector<bool>& is_gone) const {
 
 std::string MessageBatch::unfinished_peers(const std::vector<std::string>& peer_names) const {
   std::set<int> peers;
-  for (const Mesh::Transfer& transfer : transfers) {
+  for (const Comm::Transfer& transfer : transfers) {
     if (!transfer.is_done) peers.insert(transfer.peer);
   }
   std::string text;
@@ -64,7 +64,7 @@ std::string MessageBatch::unfinished_peers(const std::vector<std::string>& peer_
 
 std::vector<int> MessageBatch::unfinished_ranks(int own_rank, int world_size) const {
   std::set<int> ranks;
-  for (const Mesh::Transfer& transfer : transfers) {
+  for (const Comm::Transfer& transfer : transfers) {
     if (transfer.is_done) continue;
     const bool is_any = transfer.peer < 0;
     const int end = is_any ? world_size : transfer.peer + 1;
@@ -85,7 +85,7 @@ std::shared_ptr<MessageBatch> make_batch(BackendCall call, const std::vector<Exc
   batch->transfers.reserve(parts.size());
   batch->tensors.reserve(parts.size());
   for (const Exchange& part : parts) {
-    Mesh::Transfer transfer;
+    Comm::Transfer transfer;
     transfer.is_send = part.direction == Exchange::Direction::Send;
     transfer.peer = part.peer;
     transfer.tag = tag.value_or(part.tag);

@@ -4,7 +4,7 @@
 // Thread rule: belongs to the lane; the transfers belong to the thread that drives.
 //
 //   MessageBatch batch = make_batch(call, parts, Deadline::after(call.timeout), std::nullopt);
-//   mesh.progress(batch.unfinished());
+//   comm.progress(batch.unfinished());
 
 #include <chrono>
 #include <functional>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "libddp/base/deadline.h"
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/comm.h"
 #include "libddp/group/backend.h"
 
 namespace libddp {
@@ -24,7 +24,7 @@ struct MessageBatch {
   OpDescription description;
   std::chrono::milliseconds timeout{};
   Deadline deadline = Deadline::never();
-  std::vector<Mesh::Transfer> transfers;
+  std::vector<Comm::Transfer> transfers;
   /// Kept alive: the transfers point into them.
   std::vector<at::Tensor> tensors;
   std::function<void()> on_success;
@@ -34,7 +34,7 @@ struct MessageBatch {
   std::uint64_t ticket = 0;
 
   bool is_done() const;
-  void append_unfinished(std::vector<Mesh::Transfer*>& transfers);
+  void append_unfinished(std::vector<Comm::Transfer*>& transfers);
   /// Rank that the first receive came from; -1 if there is none.
   int source_rank() const;
   /// True if a part still needs one of the ranks marked in `is_gone`.

@@ -20,10 +20,10 @@ namespace libddp {
 using BatchPtr = std::shared_ptr<MessageBatch>;
 
 /// Shared with the worker, which may outlive the lane for the few instructions after a Work's
-/// callback destroyed the group; `is_stopping` then keeps it from the mesh.
+/// callback destroyed the group; `is_stopping` then keeps it from the communicator.
 struct MessageLane::State {
   GroupIdentity identity;
-  Mesh& mesh;
+  Comm& comm;
   std::vector<std::string> peer_names;
   FlightLog& flight_log;
   Hooks hooks;
@@ -54,7 +54,7 @@ struct MessageLane::State {
   void add(const BatchPtr& batch);
   void wait_for(const BatchPtr& batch);
   std::exception_ptr drive(Lock& lock);
-  bool move_all(std::uint32_t ticket, const std::vector<Mesh::Transfer*>& transfers, bool may_wait);
+  bool move_all(std::uint32_t ticket, const std::vector<Comm::Transfer*>& transfers, bool may_wait);
   std::vector<Ending> retire(const std::vector<bool>& was_gone, bool moved);
   BatchPtr first_expired() const;
   BatchPtr first_unfinished() const;
@@ -68,10 +68,10 @@ struct MessageLane::State {
   static void work(const std::shared_ptr<State>& shared);
 };
 
-MessageLane::MessageLane(GroupIdentity identity, Mesh& mesh, std::vector<std::string> peer_names,
+MessageLane::MessageLane(GroupIdentity identity, Comm& comm, std::vector<std::string> peer_names,
                          FlightLog& flight_log, Hooks hooks)
     : state_(new State{std::move(identity),
-                       mesh,
+                       comm,
                        std::move(peer_names),
                        flight_log,
                        std::move(hooks),
@@ -92,7 +92,7 @@ MessageLane::~MessageLane() {
   State::Lock lock(state.mutex);
   state.is_stopping = true;
   state.changed.notify_all();
-  state.mesh.wake_mail();
+  state.comm.wake_mail();
   if (state.worker.joinable()) {
     if (state.worker.get_id() == std::this_thread::get_id()) {
       state.worker.detach();
@@ -112,7 +112,7 @@ MessageLane::~MessageLane() {
 
 WorkPtr MessageLane::post(BackendCall call, const std::vector<Exchange>& parts) {
   State& state = *state_;
-  state.mesh.throw_if_failed();
+  state.comm.throw_if_failed();
   const bool async = call.async;
   BatchPtr batch;
   {
@@ -155,7 +155,7 @@ void MessageLane::on_goodbye(int rank) {
   State& state = *state_;
   State::Lock lock(state.mutex);
   state.is_gone[static_cast<std::size_t>(rank)] = true;
-  state.mesh.wake_mail();
+  state.comm.wake_mail();
 }
 
 void MessageLane::drain() {
@@ -180,7 +180,7 @@ void MessageLane::State::add(const BatchPtr& batch) {
   active.push_back(batch);
   changed.notify_all();
   // Wakes a driver that sleeps on the list as it was.
-  if (is_driven) mesh.wake_mail();
+  if (is_driven) comm.wake_mail();
 }
 
 void MessageLane::State::wait_for(const BatchPtr& batch) {
@@ -205,13 +205,13 @@ void MessageLane::State::wait_for(const BatchPtr& batch) {
 /// throw; the batches then get the group's error.
 std::exception_ptr MessageLane::State::drive(Lock& lock) {
   is_driven = true;
-  const std::uint32_t ticket = mesh.mail_ticket();
+  const std::uint32_t ticket = comm.mail_ticket();
   // Who has left on another host may have sent its last words on a slower connection.
   std::vector<bool> was_gone = is_gone;
   for (std::size_t rank = 0; rank < was_gone.size(); ++rank) {
-    was_gone[rank] = was_gone[rank] && mesh.has_read_all(static_cast<int>(rank));
+    was_gone[rank] = was_gone[rank] && comm.has_read_all(static_cast<int>(rank));
   }
-  std::vector<Mesh::Transfer*> transfers;
+  std::vector<Comm::Transfer*> transfers;
   bool may_wait = true;
   for (const BatchPtr& batch : active) {
     batch->append_unfinished(transfers);
@@ -265,12 +265,12 @@ std::exception_ptr MessageLane::State::drive(Lock& lock) {
 }
 
 bool MessageLane::State::move_all(std::uint32_t ticket,
-                                  const std::vector<Mesh::Transfer*>& transfers, bool may_wait) {
+                                  const std::vector<Comm::Transfer*>& transfers, bool may_wait) {
   // What has come counts, even if its sender is gone by now.
-  if (transfers.empty() || mesh.progress(transfers)) return true;
-  mesh.throw_if_failed();
+  if (transfers.empty() || comm.progress(transfers)) return true;
+  comm.throw_if_failed();
   check_interrupt();
-  if (may_wait) mesh.wait_for_mail(ticket, kInterruptPeriod);
+  if (may_wait) comm.wait_for_mail(ticket, kInterruptPeriod);
   return false;
 }
 
@@ -329,8 +329,8 @@ std::vector<MessageLane::State::Ending> MessageLane::State::retire_all(
 
 std::exception_ptr MessageLane::State::time_out(const MessageBatch& batch) {
   const std::string notes = hooks.notes(batch.unfinished_ranks(identity.rank, identity.world_size));
-  mesh.fail(
-      {MeshFailure::Kind::Timeout,
+  comm.fail(
+      {CommFailure::Kind::Timeout,
        fmt::format("{}: timed out after {:.1f} s waiting for {}{}. Hint: look at what that rank "
                    "is doing (same peer, tag and order of messages?), or pass a longer timeout",
                    batch.work->description(), std::chrono::duration<double>(batch.timeout).count(),
@@ -342,8 +342,8 @@ std::exception_ptr MessageLane::State::time_out(const MessageBatch& batch) {
 /// The peers of its other parts would wait for ever: the group fails, so that they are told.
 std::exception_ptr MessageLane::State::give_up(const Ending& ending) {
   const int left = *ending.abandoned_by;
-  mesh.fail(
-      {MeshFailure::Kind::Peer,
+  comm.fail(
+      {CommFailure::Kind::Peer,
        fmt::format("{}: {} has left the group (destroy_process_group) in the middle of a "
                    "batch of messages of {}, which other ranks wait for too. Hint: let all "
                    "ranks finish their sends and receives before one leaves",
@@ -356,7 +356,7 @@ std::exception_ptr MessageLane::State::give_up(const Ending& ending) {
 
 std::exception_ptr MessageLane::State::group_error() const {
   try {
-    mesh.throw_if_failed();
+    comm.throw_if_failed();
   } catch (const Error&) {
     return std::current_exception();
   }
@@ -374,8 +374,8 @@ std::exception_ptr MessageLane::State::gone_error(const MessageBatch& batch, int
 
 /// A step that throws leaves transfers half done, so the group cannot go on.
 std::exception_ptr MessageLane::State::poison() {
-  if (!mesh.failure()) {
-    mesh.fail({MeshFailure::Kind::Aborted,
+  if (!comm.failure()) {
+    comm.fail({CommFailure::Kind::Aborted,
                "a send or receive was interrupted. Hint: make a new group to go on"});
   }
   hooks.on_failure();

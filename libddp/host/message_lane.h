@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "libddp/base/group_identity.h"
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/comm.h"
 #include "libddp/group/backend.h"
 #include "libddp/watchdog/flight_log.h"
 
@@ -32,10 +32,10 @@ class MessageLane {
     std::function<void()> on_failure;
   };
 
-  MessageLane(GroupIdentity identity, Mesh& mesh, std::vector<std::string> peer_names,
+  MessageLane(GroupIdentity identity, Comm& comm, std::vector<std::string> peer_names,
               FlightLog& flight_log, Hooks hooks);
-  /// Fails what is in flight; REQUIRES that the mesh has failed if something is. May run on the
-  /// worker (from a callback of a Work).
+  /// Fails what is in flight; REQUIRES that the communicator has failed if something is. May run on
+  /// the worker (from a callback of a Work).
   ~MessageLane();
   MessageLane(const MessageLane&) = delete;
   MessageLane& operator=(const MessageLane&) = delete;

@@ -25,7 +25,7 @@ constexpr std::chrono::milliseconds kLook{20};
 constexpr std::chrono::seconds kCausePatience{1};
 constexpr std::chrono::hours kNoLimit{24};
 /// What has not ended so long after its deadline is given up here: some engines know no deadlines.
-/// Less than the patience of the ranks that wait for this one (HostsMesh).
+/// Less than the patience of the ranks that wait for this one (HierarchicalComm).
 constexpr std::chrono::milliseconds kEnginePatience{500};
 
 at::ScalarType scalar_type(Dtype dtype) {
@@ -64,7 +64,7 @@ struct Ending {
 
 }  // namespace
 
-C10dStage::C10dStage(HostMesh& local, GroupIdentity identity, InterPlace place,
+C10dStage::C10dStage(ShmComm& local, GroupIdentity identity, InterPlace place,
                      std::unique_ptr<InterStage> links, c10::intrusive_ptr<c10d::Backend> engine)
     : local_(local),
       identity_(std::move(identity)),
@@ -72,7 +72,7 @@ C10dStage::C10dStage(HostMesh& local, GroupIdentity identity, InterPlace place,
       links_(std::move(links)),
       engine_(std::move(engine)) {}
 
-void C10dStage::begin(const MeshCall& call) {
+void C10dStage::begin(const CommCall& call) {
   call_ = &call;
   deadline_ = call.timeout ? Deadline::after(*call.timeout) : call.deadline;
   links_->begin(call);
@@ -238,14 +238,14 @@ void C10dStage::give_up(const std::exception_ptr& error) {
 }
 
 void C10dStage::fail(const std::exception_ptr& error) {
-  MeshFailure failure;
+  CommFailure failure;
   try {
     std::rethrow_exception(error_of_c10d(error, call_->description.to_string(call_->sequence),
                                          "between hosts, " + engine_->getBackendName()));
   } catch (const TimeoutError& e) {
-    failure = {MeshFailure::Kind::Timeout, e.what()};
+    failure = {CommFailure::Kind::Timeout, e.what()};
   } catch (const std::exception& e) {
-    failure = {MeshFailure::Kind::Peer, e.what()};
+    failure = {CommFailure::Kind::Peer, e.what()};
   }
   local_.fail(std::move(failure));
   local_.throw_if_failed(call_);

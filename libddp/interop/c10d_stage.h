@@ -18,7 +18,7 @@
 
 #include "libddp/base/deadline.h"
 #include "libddp/base/group_identity.h"
-#include "libddp/collectives/hosts_mesh.h"
+#include "libddp/collectives/hierarchical_comm.h"
 #include "libddp/interop/c10d_waiters.h"
 
 namespace libddp {
@@ -28,11 +28,11 @@ constexpr std::chrono::seconds kInterJoin{60};
 
 class C10dStage : public InterStage {
  public:
-  C10dStage(HostMesh& local, GroupIdentity identity, InterPlace place,
+  C10dStage(ShmComm& local, GroupIdentity identity, InterPlace place,
             std::unique_ptr<InterStage> links, c10::intrusive_ptr<c10d::Backend> engine);
 
   bool is_carrier() const override { return true; }
-  void begin(const MeshCall& call) override;
+  void begin(const CommCall& call) override;
   void meet() override { links_->meet(); }
   void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
                   int num_averaged) override;
@@ -44,7 +44,7 @@ class C10dStage : public InterStage {
   std::optional<std::string> last_call_of(int rank) const override {
     return links_->last_call_of(rank);
   }
-  std::optional<MeshFailure> look_at_network(std::int64_t now_ns) override {
+  std::optional<CommFailure> look_at_network(std::int64_t now_ns) override {
     return links_->look_at_network(now_ns);
   }
 
@@ -64,13 +64,13 @@ class C10dStage : public InterStage {
   [[noreturn]] void fail(const std::exception_ptr& error);
   std::chrono::milliseconds time_left() const;
 
-  HostMesh& local_;
+  ShmComm& local_;
   const GroupIdentity identity_;
   const InterPlace place_;
   const std::unique_ptr<InterStage> links_;
   const c10::intrusive_ptr<c10d::Backend> engine_;
   C10dWaiters waiters_;
-  const MeshCall* call_ = nullptr;
+  const CommCall* call_ = nullptr;
   Deadline deadline_ = Deadline::never();
   bool has_reduce_scatter_ = true;
 };

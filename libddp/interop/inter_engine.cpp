@@ -18,7 +18,7 @@ namespace {
 /// A word of host 0: keys that an earlier group of this name left in the store are not read.
 std::string agree_on_prefix(InterStage& links, InterPlace place) {
   std::string word = random_hex(8);
-  MeshCall call;
+  CommCall call;
   call.description.kind = OpKind::Broadcast;
   call.description.root = 0;
   call.description.count = word.size();
@@ -45,7 +45,7 @@ class C10dStageFactory : public InterStageFactory {
  public:
   explicit C10dStageFactory(InterBackendMaker make) : make_(std::move(make)) {}
 
-  std::unique_ptr<InterStage> make(HostMesh& local, InterPlace place,
+  std::unique_ptr<InterStage> make(ShmComm& local, InterPlace place,
                                    std::unique_ptr<InterStage> links,
                                    const InterStageRequest& request) const override {
     InterEngineOptions options;

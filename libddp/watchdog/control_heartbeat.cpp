@@ -68,22 +68,22 @@ void ControlWatcher::tick(std::int64_t now_ns) {
   if (now_ns >= next_beat_ns_) {
     next_beat_ns_ = now_ns + kBeatNs;
     beat();
-    if (auto trouble = mesh_.look_at_network(now_ns)) fail_of_loss(*std::move(trouble));
+    if (auto trouble = comm_.look_at_network(now_ns)) fail_of_loss(*std::move(trouble));
   }
   for (Watched& watched : watched_) {
     if (watched.is_over) continue;
     if (was_away) watched.pulse.forgive(now_ns);
     judge(watched, now_ns);
   }
-  if (mesh_.failure()) return;
+  if (comm_.failure()) return;
   check_troubles(now_ns);
   check_wait(now_ns);
 }
 
 void ControlWatcher::beat() noexcept {
-  mesh_.beat();
+  comm_.beat();
   const ControlMessage message{.kind = ControlMessage::Kind::Heartbeat,
-                               .sequence = mesh_.last_sequence_of(identity_.rank).value_or(0)};
+                               .sequence = comm_.last_sequence_of(identity_.rank).value_or(0)};
   std::lock_guard lock(send_mutex_);
   for (Watched& watched : watched_) {
     const bool is_here = watched.peer.host_index == host_index_;
@@ -94,12 +94,12 @@ void ControlWatcher::beat() noexcept {
 
 void ControlWatcher::judge(Watched& watched, std::int64_t now_ns) {
   const GroupPeer& peer = watched.peer;
-  watched.pulse.observe(mesh_.beats_of(peer.rank).value_or(watched.beats), now_ns);
+  watched.pulse.observe(comm_.beats_of(peer.rank).value_or(watched.beats), now_ns);
   const auto verdict = watched.pulse.judge(now_ns);
   if (verdict == Pulse::Verdict::Alive) return;
   // Also in a group that has failed: a group that is being made may need that rank (loss()).
   if (verdict == Pulse::Verdict::Dead) return report_frozen(watched, now_ns);
-  if (mesh_.failure()) return;
+  if (comm_.failure()) return;
   if (!is_spokesman({peer.rank})) return;
   const bool is_back = verdict == Pulse::Verdict::Back;
   log(LogLevel::Warn, is_back ? "peer_is_back" : "peer_gives_no_sign_of_life",
@@ -107,7 +107,7 @@ void ControlWatcher::judge(Watched& watched, std::int64_t now_ns) {
        {"peer", peer_name(peer)},
        {"condition", is_back ? "it runs" : condition_of(peer)},
        {"silent_seconds", fmt::format("{:.1f}", seconds(watched.pulse.silence(now_ns).count()))},
-       {"last_call", mesh_.last_call_of(peer.rank)}});
+       {"last_call", comm_.last_call_of(peer.rank)}});
 }
 
 void ControlWatcher::report_frozen(Watched& watched, std::int64_t now_ns) {
@@ -119,13 +119,13 @@ void ControlWatcher::report_frozen(Watched& watched, std::int64_t now_ns) {
   }
   watched.is_over = true;
   fail_of_loss(
-      {MeshFailure::Kind::Peer,
+      {CommFailure::Kind::Peer,
        fmt::format("{} has given no sign of life for {:.1f} s: {}; its last call was {}, that of "
                    "this rank {}. Hint: see what stopped that process; LIBDDP_HEARTBEAT_TIMEOUT "
                    "sets the seconds, 0 waits for ever",
                    peer_name(peer), seconds(watched.pulse.silence(now_ns).count()),
-                   condition_of(peer), mesh_.last_call_of(peer.rank),
-                   mesh_.last_call_of(identity_.rank)),
+                   condition_of(peer), comm_.last_call_of(peer.rank),
+                   comm_.last_call_of(identity_.rank)),
        peer.rank, peer.pid});
 }
 
@@ -134,17 +134,17 @@ void ControlWatcher::check_troubles(std::int64_t now_ns) {
   if (!trouble) return;
   for (const Watched& watched : watched_) {
     if (watched.peer.rank != trouble->rank) continue;
-    fail({MeshFailure::Kind::Peer,
+    fail({CommFailure::Kind::Peer,
           fmt::format("{} met an error {} and has not gone on; this rank waits for it in {}. Hint: "
                       "see that rank's own output; a script that catches errors of a training step "
                       "goes on with the next one at once, or ends",
-                      peer_name(watched.peer), trouble->what, mesh_.last_call_of(identity_.rank)),
+                      peer_name(watched.peer), trouble->what, comm_.last_call_of(identity_.rank)),
           watched.peer.rank, watched.peer.pid});
   }
 }
 
 std::optional<std::uint64_t> ControlWatcher::last_sequence_of(int rank) const {
-  if (const auto known = mesh_.last_sequence_of(rank)) return known;
+  if (const auto known = comm_.last_sequence_of(rank)) return known;
   const std::uint64_t told = last_sequences_[static_cast<std::size_t>(rank)].load();
   return told == 0 ? std::nullopt : std::optional(told);
 }
@@ -168,12 +168,12 @@ void ControlWatcher::check_wait(std::int64_t now_ns) {
     behind.push_back(watched.peer.rank);
     if (behind.size() > 4) continue;
     names.push_back(fmt::format("{}, alive, last call {}", peer_name(watched.peer),
-                                mesh_.last_call_of(watched.peer.rank)));
+                                comm_.last_call_of(watched.peer.rank)));
   }
   if (behind.empty() || !is_spokesman(behind)) return;
   log(LogLevel::Warn, "waiting_for_peers",
       {{"group", identity_.name},
-       {"call", mesh_.last_call_of(identity_.rank)},
+       {"call", comm_.last_call_of(identity_.rank)},
        {"seconds", fmt::format("{:.0f}", seconds(now_ns - waiting_since_ns_))},
        {"num_peers", static_cast<long>(behind.size())},
        {"peers", fmt::format("{}", fmt::join(names, "; "))}});

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/comm.h"
 
 namespace libddp {
 
@@ -45,7 +45,7 @@ struct ControlMessage {
   /// Trouble: the how manieth after that collective. StacksWanted, Stacks: number of the question.
   std::uint64_t number = 0;
   /// Failure: what the sender's group failed of. Trouble, Stacks: the message alone.
-  MeshFailure failure{};
+  CommFailure failure{};
 
   /// As it travels; a text that is too long is cut.
   std::string encode() const;

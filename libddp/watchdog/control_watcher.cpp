@@ -42,10 +42,10 @@ std::string peer_name(const GroupPeer& peer) {
   return fmt::format("rank {} (pid {} on {})", peer.rank, peer.pid, peer.host);
 }
 
-ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> peers, Mesh& mesh,
+ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> peers, Comm& comm,
                                Hooks hooks)
     : identity_(std::move(identity)),
-      mesh_(mesh),
+      comm_(comm),
       hooks_(std::move(hooks)),
       last_sequences_(peers.size()) {
   const auto timeout = heartbeat_timeout();
@@ -86,7 +86,7 @@ void ControlWatcher::run() {
   while (true) {
     // A negative descriptor is passed over by poll.
     entries.assign(
-        {{stop_.get(), POLLIN, 0}, {mesh_.network_fd(), POLLIN, 0}, {unsent_.get(), POLLIN, 0}});
+        {{stop_.get(), POLLIN, 0}, {comm_.network_fd(), POLLIN, 0}, {unsent_.get(), POLLIN, 0}});
     for (const Watched& watched : watched_) {
       if (watched.is_over) continue;
       entries.push_back({watched.peer.control.get(), POLLIN | POLLRDHUP, 0});
@@ -94,12 +94,12 @@ void ControlWatcher::run() {
     }
     add_unsent(entries);
     if (::poll(entries.data(), entries.size(), pause_ms(monotonic_ns())) < 0 && errno != EINTR) {
-      fail({MeshFailure::Kind::Aborted,
+      fail({CommFailure::Kind::Aborted,
             fmt::format("cannot watch the peers: {}", errno_text("poll", errno))});
       return;
     }
     if (entries[0].revents != 0) return;
-    if (entries[1].revents != 0) mesh_.on_network();
+    if (entries[1].revents != 0) comm_.on_network();
     if (entries[2].revents != 0) quieten(unsent_);
     flush_all();
     read_all();
@@ -158,11 +158,11 @@ void ControlWatcher::handle(Watched& watched, const ControlMessage& message) {
   }
   // A failure that names its culprit, or the network, is passed on; an abort or a timeout is the
   // sender's own deed.
-  MeshFailure failure = message.failure;
-  if (failure.kind == MeshFailure::Kind::Timeout || failure.kind == MeshFailure::Kind::Aborted) {
-    const char* deed = failure.kind == MeshFailure::Kind::Aborted ? "aborted" : "gave up";
+  CommFailure failure = message.failure;
+  if (failure.kind == CommFailure::Kind::Timeout || failure.kind == CommFailure::Kind::Aborted) {
+    const char* deed = failure.kind == CommFailure::Kind::Aborted ? "aborted" : "gave up";
     failure.message = fmt::format("{} {}: {}", peer_name(watched.peer), deed, failure.message);
-    failure.kind = MeshFailure::Kind::Peer;
+    failure.kind = CommFailure::Kind::Peer;
     failure.peer_rank = rank;
     failure.peer_pid = watched.peer.pid;
   }
@@ -182,20 +182,20 @@ void ControlWatcher::report_loss(Watched& watched) {
                         ? "cannot be reached any more (it died or left without destroying the "
                           "group, or its host or the network failed)"
                         : "left without destroying the group";
-  MeshFailure failure{
-      MeshFailure::Kind::Peer,
+  CommFailure failure{
+      CommFailure::Kind::Peer,
       fmt::format("{} {}; its last call was {}, that of this rank {}. Hint: look at that "
                   "process's own output, its exit code and the kernel log (out of memory); a "
                   "program that ends in order calls destroy_process_group (C++: shutdown)",
-                  peer_name(peer), how, mesh_.last_call_of(peer.rank),
-                  mesh_.last_call_of(identity_.rank)),
+                  peer_name(peer), how, comm_.last_call_of(peer.rank),
+                  comm_.last_call_of(identity_.rank)),
       peer.rank, peer.pid};
   const bool is_gone = died || (is_remote && watched.inbox.is_closed() && !watched.has_dropped);
   if (is_gone) return fail_of_loss(std::move(failure));
   fail(std::move(failure));
 }
 
-void ControlWatcher::fail_of_loss(MeshFailure failure) {
+void ControlWatcher::fail_of_loss(CommFailure failure) {
   {
     const std::lock_guard lock(loss_mutex_);
     if (!loss_) loss_ = failure;
@@ -203,19 +203,19 @@ void ControlWatcher::fail_of_loss(MeshFailure failure) {
   fail(std::move(failure));
 }
 
-std::optional<MeshFailure> ControlWatcher::loss() const {
+std::optional<CommFailure> ControlWatcher::loss() const {
   const std::lock_guard lock(loss_mutex_);
   return loss_;
 }
 
-void ControlWatcher::fail(MeshFailure failure) {
-  mesh_.fail(failure);
+void ControlWatcher::fail(CommFailure failure) {
+  comm_.fail(failure);
   // The first one counts, which may be another: tell that.
-  if (const auto kept = mesh_.failure()) announce(*kept);
+  if (const auto kept = comm_.failure()) announce(*kept);
   hooks_.on_failure();
 }
 
-void ControlWatcher::announce(const MeshFailure& failure) noexcept {
+void ControlWatcher::announce(const CommFailure& failure) noexcept {
   // Under the lock: whatever another thread says next comes after it.
   std::lock_guard lock(send_mutex_);
   if (is_announced_) return;
@@ -225,7 +225,7 @@ void ControlWatcher::announce(const MeshFailure& failure) noexcept {
 
 void ControlWatcher::say_goodbye(std::uint64_t sequence) noexcept {
   // Who leaves because of a failure is not to blame for it, also where the goodbye comes first.
-  if (const auto failure = mesh_.failure()) announce(*failure);
+  if (const auto failure = comm_.failure()) announce(*failure);
   send_to_all({.kind = ControlMessage::Kind::Goodbye, .sequence = sequence});
   const Deadline patience = Deadline::after(kGoodbyePatience);
   for (std::vector<pollfd> entries; !patience.expired(); entries.clear()) {

@@ -13,7 +13,7 @@
 // stuck in its own code, and one that does not beat is frozen (pulse.h). Thread rule: `announce`
 // from any thread, the rest by the owner; callbacks run in the watcher's thread.
 //
-//   ControlWatcher watcher(identity, std::move(peers), mesh, [](int rank, std::uint64_t last) {});
+//   ControlWatcher watcher(identity, std::move(peers), comm, [](int rank, std::uint64_t last) {});
 //   watcher.announce(failure);    // tells the peers
 //   watcher.say_goodbye(41);      // leaves in order
 
@@ -32,7 +32,7 @@
 #include <vector>
 
 #include "libddp/base/group_identity.h"
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/comm.h"
 #include "libddp/transport/group_peer.h"
 #include "libddp/watchdog/control_message.h"
 #include "libddp/watchdog/control_outbox.h"
@@ -56,9 +56,10 @@ class ControlWatcher {
     std::function<void()> on_failure;
   };
 
-  /// Failures go to `mesh.fail`, events of its network to `mesh.on_network`. `mesh` must outlive
-  /// the watcher. Throws ArgumentError for a bad LIBDDP_HEARTBEAT_TIMEOUT.
-  ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> peers, Mesh& mesh, Hooks hooks);
+  /// Failures go to `comm.fail`, events of its network to `comm.on_network`.
+  /// `comm` must outlive the watcher. Throws ArgumentError for a bad
+  /// LIBDDP_HEARTBEAT_TIMEOUT.
+  ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> peers, Comm& comm, Hooks hooks);
   /// Closes the sockets too; peers that got no goodbye take it for a failure.
   ~ControlWatcher();
   ControlWatcher(const ControlWatcher&) = delete;
@@ -69,7 +70,7 @@ class ControlWatcher {
   void stop();
 
   /// Tells the peers what this rank's group failed of. Only the first call does something.
-  void announce(const MeshFailure& failure) noexcept;
+  void announce(const CommFailure& failure) noexcept;
   /// Leaves in order; where the group has failed here, tells that first. Waits up to 5 seconds for
   /// peers that do not read what they are told: they would take the end for a death.
   void say_goodbye(std::uint64_t sequence) noexcept;
@@ -86,7 +87,7 @@ class ControlWatcher {
   /// Number of the collective that `rank` began last, as far as is known here.
   std::optional<std::uint64_t> last_sequence_of(int rank) const;
   /// See Backend::loss; what was found here first.
-  std::optional<MeshFailure> loss() const;
+  std::optional<CommFailure> loss() const;
 
  private:
   struct Watched {
@@ -108,8 +109,8 @@ class ControlWatcher {
   bool is_lost(const Watched& watched) const;
   void report_loss(Watched& watched);
   /// The peer is gone, or the network to it: keeps that beside the group's first failure.
-  void fail_of_loss(MeshFailure failure);
-  void fail(MeshFailure failure);
+  void fail_of_loss(CommFailure failure);
+  void fail(CommFailure failure);
   /// REQUIRES: send_mutex_. False if the peer is gone.
   bool send_to(Watched& watched, const ControlMessage& message) noexcept;
   /// Entries for a poll that ends when a peer that took no message takes one again.
@@ -135,7 +136,7 @@ class ControlWatcher {
   bool is_spokesman(const std::vector<int>& culprits) const;
 
   const GroupIdentity identity_;
-  Mesh& mesh_;
+  Comm& comm_;
   const Hooks hooks_;
   int host_index_ = 0;
   std::vector<Watched> watched_;
@@ -146,7 +147,7 @@ class ControlWatcher {
   /// What heartbeats from other hosts have said, by rank.
   std::vector<std::atomic<std::uint64_t>> last_sequences_;
   mutable std::mutex loss_mutex_;
-  std::optional<MeshFailure> loss_;
+  std::optional<CommFailure> loss_;
   std::mutex stacks_mutex_;
   std::condition_variable stacks_came_;
   std::uint64_t question_ = 0;

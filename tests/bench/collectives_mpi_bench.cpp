@@ -1,4 +1,4 @@
-// All-reduce of float32: libddp's host mesh against MPI_Allreduce, alternating in one run.
+// All-reduce of float32: libddp's ShmComm against MPI_Allreduce, alternating in one run.
 //
 //   mpirun.openmpi -n 2 libddp_bench_mpi_openmpi [largest size in bytes] [seconds per case]
 //
@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "tests/bench/mpi_store.h"
-#include "tests/support/joined_mesh.h"
+#include "tests/support/joined_comm.h"
 
 namespace {
 
@@ -97,7 +97,7 @@ void report(const char* memory, std::size_t bytes, Side& ours, Side& peer, int r
 
 class Comparison {
  public:
-  Comparison(libddp::test::JoinedMesh& joined, int rank, double budget)
+  Comparison(libddp::test::JoinedComm& joined, int rank, double budget)
       : joined_(joined), rank_(rank), budget_(budget) {}
 
   void run(std::size_t bytes, bool in_arena) {
@@ -125,13 +125,13 @@ class Comparison {
 
  private:
   void all_reduce(std::byte* data, int count) {
-    libddp::MeshCall call;
+    libddp::CommCall call;
     call.description.kind = libddp::OpKind::AllReduce;
     call.description.dtype = libddp::Dtype::Float32;
     call.description.count = static_cast<std::uint64_t>(count);
     call.sequence = ++sequence_;
     call.timeout = std::chrono::seconds(60);
-    joined_.mesh->all_reduce(call, data);
+    joined_.comm->all_reduce(call, data);
   }
 
   void alternate(Side& ours, int our_repeat, Side& peer, int peer_repeat) {
@@ -146,7 +146,7 @@ class Comparison {
     }
   }
 
-  libddp::test::JoinedMesh& joined_;
+  libddp::test::JoinedComm& joined_;
   int rank_;
   double budget_;
   std::uint64_t sequence_ = 0;
@@ -165,7 +165,7 @@ int main(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &world_size);
   {
     libddp::bench::MpiStore store;
-    libddp::test::JoinedMesh joined = libddp::test::join_mesh(store, rank, world_size);
+    libddp::test::JoinedComm joined = libddp::test::join_comm(store, rank, world_size);
     Comparison comparison(joined, rank, budget);
     for (std::size_t bytes = 4; bytes <= largest; bytes *= 4) {
       comparison.run(bytes, true);

@@ -17,8 +17,8 @@ using libddp::test::message_of;
 
 namespace {
 
-MeshCall headed_call() {
-  MeshCall call;
+CommCall headed_call() {
+  CommCall call;
   call.sequence = 7;
   call.description.kind = OpKind::AllReduce;
   call.description.dtype = Dtype::Float32;
@@ -49,7 +49,7 @@ std::string failure_after(const std::string& bytes) {
   REQUIRE(::send(theirs.get(), bytes.data(), bytes.size(), 0) ==
           static_cast<ssize_t>(bytes.size()));
   LinkStage stage(*local, 0, std::move(peers));
-  const MeshCall call = headed_call();
+  const CommCall call = headed_call();
   std::vector<float> floats(4);
   return message_of<PeerError>([&] {
     stage.begin(call);
@@ -91,7 +91,7 @@ TEST_CASE("A header of nothing that there is is none") {
 }
 
 TEST_CASE("What another host sends in place of a collective is told as its failure") {
-  const MeshCall call = headed_call();
+  const CommCall call = headed_call();
   const std::string floats(16, '\0');
   const std::string garbage = failure_after(std::string(sizeof(LinkHeader), 'x') + floats);
   CHECK(garbage.find("rank 1 (pid 11 on there) sent bytes that begin no collective") !=

@@ -1,5 +1,5 @@
 // What a rank of another host may not say on the connection for messages. What it may is tested in
-// hosts_mesh_test.cpp.
+// hierarchical_comm_test.cpp.
 
 #include "libddp/collectives/link_mail.h"
 
@@ -47,7 +47,7 @@ std::string complaint(bool is_send, std::size_t bytes, const std::vector<std::st
   peers.push_back({1, 11, "there", UniqueFd(ends[0])});
   LinkMail mail(*local, std::move(peers));
   std::vector<std::byte> memory(bytes);
-  Mesh::Transfer transfer;
+  Comm::Transfer transfer;
   transfer.is_send = is_send;
   transfer.peer = 1;
   transfer.data = memory.data();

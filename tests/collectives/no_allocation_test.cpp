@@ -3,10 +3,10 @@
 #include <cstdlib>
 #include <new>
 
-#include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/shm_comm.h"
 #include "tests/support/catch.h"
+#include "tests/support/comm_fixture.h"
 #include "tests/support/expect.h"
-#include "tests/support/mesh_fixture.h"
 #include "tests/support/run_ranks.h"
 
 namespace {
@@ -34,22 +34,22 @@ __attribute__((noinline)) void operator delete(void* block, std::size_t) noexcep
 namespace libddp::test {
 namespace {
 
-void run_all(MeshFixture& fixture, int rank, std::byte* a, std::byte* b, std::uint64_t bytes) {
-  HostMesh& mesh = fixture.mesh(rank);
+void run_all(CommFixture& fixture, int rank, std::byte* a, std::byte* b, std::uint64_t bytes) {
+  ShmComm& comm = fixture.comm(rank);
   const std::uint64_t count = bytes / 4;
-  mesh.all_reduce(MeshFixture::call(OpKind::AllReduce, 1, Dtype::Float32, count), a);
-  mesh.reduce_scatter(MeshFixture::call(OpKind::ReduceScatter, 2, Dtype::Float32, count), a, b,
+  comm.all_reduce(CommFixture::call(OpKind::AllReduce, 1, Dtype::Float32, count), a);
+  comm.reduce_scatter(CommFixture::call(OpKind::ReduceScatter, 2, Dtype::Float32, count), a, b,
                       count / 2);
-  mesh.all_gather(MeshFixture::call(OpKind::AllGather, 3, Dtype::Float32, count), b, a, bytes / 2);
-  MeshCall broadcast = MeshFixture::call(OpKind::Broadcast, 4, Dtype::Float32, count);
+  comm.all_gather(CommFixture::call(OpKind::AllGather, 3, Dtype::Float32, count), b, a, bytes / 2);
+  CommCall broadcast = CommFixture::call(OpKind::Broadcast, 4, Dtype::Float32, count);
   broadcast.description.root = 0;
-  mesh.broadcast(broadcast, a, bytes, 0);
-  mesh.barrier(MeshFixture::call(OpKind::Barrier, 5));
+  comm.broadcast(broadcast, a, bytes, 0);
+  comm.barrier(CommFixture::call(OpKind::Barrier, 5));
 }
 
 TEST_CASE("collectives take nothing from the heap") {
   for (Memory memory : {Memory::Arena, Memory::Ordinary, Memory::Mixed}) {
-    MeshFixture fixture(2);
+    CommFixture fixture(2);
     run_ranks(2, [&](int rank) {
       for (std::uint64_t bytes : {8u, 2048u, 65536u, 4u << 20}) {
         const auto a = fixture.allocate(rank, bytes, memory);

@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-#include "libddp/collectives/host_page.h"
+#include "libddp/collectives/shm_page.h"
 #include "tests/support/catch.h"
 
 namespace libddp {
@@ -43,8 +43,8 @@ TEST_CASE("limits fit the page for every number of ranks") {
     for (const char* mask : {"1", "ffffffffffffffffffffffffffffffff"}) {
       const WaitPolicy policy = WaitPolicy::choose(std::vector<std::string>(ranks, mask));
       REQUIRE(policy.inline_bytes <= policy.ordinary_inline_bytes);
-      REQUIRE(policy.ordinary_inline_bytes <= HostPage::kInlineBytes);
-      REQUIRE(policy.chunk_bytes <= HostPage::kStagingBytes);
+      REQUIRE(policy.ordinary_inline_bytes <= ShmPage::kInlineBytes);
+      REQUIRE(policy.chunk_bytes <= ShmPage::kStagingBytes);
       REQUIRE(policy.chunk_bytes / ranks >= 64);
     }
   }

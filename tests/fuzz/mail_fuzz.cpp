@@ -27,7 +27,7 @@ class Desk {
     }
     add(false, -1, 3, 24);
     add(false, -1, 4, kLargeBytes);
-    for (Mesh::Transfer& transfer : transfers_) parts_.push_back(&transfer);
+    for (Comm::Transfer& transfer : transfers_) parts_.push_back(&transfer);
   }
 
   /// This rank waits for it no more.
@@ -38,7 +38,7 @@ class Desk {
   void progress(LinkMail& mail) {
     while (mail.progress(parts_)) {
     }
-    std::erase_if(parts_, [](const Mesh::Transfer* part) {
+    std::erase_if(parts_, [](const Comm::Transfer* part) {
       if (!part->is_done) return false;
       fuzz::require(part->is_send || part->source == 1);
       const bool is_large = part->bytes > LinkMail::kInlineBytes;
@@ -49,7 +49,7 @@ class Desk {
 
  private:
   void add(bool is_send, int peer, int tag, std::size_t bytes) {
-    Mesh::Transfer& transfer = transfers_.emplace_back();
+    Comm::Transfer& transfer = transfers_.emplace_back();
     // Of exactly this size, so that the sanitizer sees a byte too many.
     memory_.push_back(std::make_unique<std::byte[]>(bytes));
     transfer.is_send = is_send;
@@ -59,16 +59,16 @@ class Desk {
     transfer.bytes = bytes;
   }
 
-  std::deque<Mesh::Transfer> transfers_;
+  std::deque<Comm::Transfer> transfers_;
   std::vector<std::unique_ptr<std::byte[]>> memory_;
-  std::vector<Mesh::Transfer*> parts_;
+  std::vector<Comm::Transfer*> parts_;
 };
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::Bytes input(data, size);
-  const std::unique_ptr<HostMesh> local = test::lone_host();
+  const std::unique_ptr<ShmComm> local = test::lone_host();
   fuzz::Pair pair = fuzz::Pair::make();
   std::vector<LinkMailPeer> peers;
   peers.push_back({1, 1, "there", std::move(pair.ours)});

@@ -37,8 +37,8 @@ struct Choice {
     if (kind == OpKind::Barrier) count = 0;
   }
 
-  MeshCall call() const {
-    MeshCall call;
+  CommCall call() const {
+    CommCall call;
     call.sequence = 7;
     call.description.kind = kind;
     call.description.dtype = Dtype::Float32;
@@ -85,7 +85,7 @@ UniqueFd connection(const std::string& text, std::vector<UniqueFd>& theirs) {
   return std::move(pair.ours);
 }
 
-void run(LinkStage& stage, const Choice& choice, const MeshCall& call) {
+void run(LinkStage& stage, const Choice& choice, const CommCall& call) {
   std::vector<float> floats(choice.count);
   auto* data = reinterpret_cast<std::byte*>(floats.data());
   const std::size_t half = choice.count / 2 * sizeof(float);
@@ -111,7 +111,7 @@ void run(LinkStage& stage, const Choice& choice, const MeshCall& call) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::Bytes input(data, size);
   const Choice choice(input.piece(), size);
-  const MeshCall call = choice.call();
+  const CommCall call = choice.call();
   const LinkHeader header = LinkHeader::of(call, choice.header_payload());
   std::string give(reinterpret_cast<const char*>(&header), sizeof(header));
   give.resize(sizeof(header) + choice.stream_bytes());
@@ -119,7 +119,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   twist(give, input.piece());
   twist(result, input.piece());
 
-  const std::unique_ptr<HostMesh> local = test::lone_host();
+  const std::unique_ptr<ShmComm> local = test::lone_host();
   std::vector<LinkPeer> peers(1);
   peers[0].host = 1;
   peers[0].rank = 1;
@@ -137,7 +137,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   } catch (const Error&) {
     const auto failure = local->failure();
     fuzz::require(failure.has_value());
-    fuzz::require(choice.is_cut || failure->kind == MeshFailure::Kind::Peer);
+    fuzz::require(choice.is_cut || failure->kind == CommFailure::Kind::Peer);
   }
   stage.last_call_of(1);
   return 0;

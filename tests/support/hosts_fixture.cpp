@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "libddp/collectives/host_mesh.h"
-#include "libddp/collectives/mesh_assembly.h"
+#include "libddp/collectives/comm_assembly.h"
+#include "libddp/collectives/shm_comm.h"
 #include "tests/support/expect.h"
 #include "tests/support/run_ranks.h"
 
@@ -21,17 +21,17 @@ HostsRank join_hosts(KeyValueStore& store, int rank, const std::vector<int>& hos
   me.rank = rank;
   me.world_size = static_cast<int>(host_of.size());
   me.arena = Arena::create("test", 256u << 20);
-  SharedSegment page = HostMesh::create_page("test", me.world_size);
+  SharedSegment page = ShmComm::create_page("test", me.world_size);
   MeetingOptions options;
   options.rank = rank;
   options.world_size = me.world_size;
   options.group_name = "test";
-  options.note = HostMesh::own_cpu_mask();
+  options.note = ShmComm::own_cpu_mask();
   options.agreement = link.to_text();
   options.sockets_per_link = link.sockets_per_link;
   options.host_identity = "host " + std::to_string(host_of[static_cast<std::size_t>(rank)]);
   me.peers = meet(store, options, descriptors_of(page, *me.arena), Deadline::after(kPatience));
-  me.mesh = assemble_mesh({rank, "test", me.arena, std::move(page), link, make_stage}, me.peers);
+  me.comm = assemble_comm({rank, "test", me.arena, std::move(page), link, make_stage}, me.peers);
   return me;
 }
 
@@ -45,21 +45,22 @@ void run_hosts(const std::vector<int>& host_of, const std::function<void(HostsRa
   run_ranks(world_size, [&](int rank) {
     ranks[static_cast<std::size_t>(rank)] = join_hosts(store, rank, host_of, link, make_stage);
   });
-  // The meshes live until all ranks are through: nobody leaves in the middle of another's call.
+  // The communicators live until all ranks are through: nobody leaves in the middle of another's
+  // call.
   run_ranks(world_size, [&](int rank) { f(ranks[static_cast<std::size_t>(rank)]); });
 }
 
-void run_transfers(Mesh& mesh, std::vector<Mesh::Transfer>& transfers) {
+void run_transfers(Comm& comm, std::vector<Comm::Transfer>& transfers) {
   const Deadline deadline = Deadline::after(kPatience);
-  std::vector<Mesh::Transfer*> parts;
-  for (Mesh::Transfer& transfer : transfers) parts.push_back(&transfer);
+  std::vector<Comm::Transfer*> parts;
+  for (Comm::Transfer& transfer : transfers) parts.push_back(&transfer);
   while (!parts.empty()) {
-    const std::uint32_t ticket = mesh.mail_ticket();
-    const bool moved = mesh.progress(parts);
-    std::erase_if(parts, [](const Mesh::Transfer* part) { return part->is_done; });
+    const std::uint32_t ticket = comm.mail_ticket();
+    const bool moved = comm.progress(parts);
+    std::erase_if(parts, [](const Comm::Transfer* part) { return part->is_done; });
     expect(!deadline.expired(), "the transfers end in time");
     // Nobody watches the network here, so the waits are short.
-    if (!moved && !parts.empty()) mesh.wait_for_mail(ticket, std::chrono::milliseconds(1));
+    if (!moved && !parts.empty()) comm.wait_for_mail(ticket, std::chrono::milliseconds(1));
   }
 }
 

@@ -1,17 +1,17 @@
 #pragma once
 
-// Meshes of several hosts in one process: the ranks are threads, their hosts only names, the
+// Communicators of several hosts in one process: the ranks are threads, their hosts only names, the
 // connections between them go through this machine's own network.
 //
-//   run_hosts({0, 0, 1}, [](HostsRank& me) { me.mesh->barrier(...); });   // host of each rank
+//   run_hosts({0, 0, 1}, [](HostsRank& me) { me.comm->barrier(...); });   // host of each rank
 
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "libddp/bootstrap/meeting.h"
-#include "libddp/collectives/hosts_mesh.h"
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/comm.h"
+#include "libddp/collectives/hierarchical_comm.h"
 #include "libddp/memory/arena.h"
 #include "libddp/transport/link_settings.h"
 
@@ -23,7 +23,7 @@ struct HostsRank {
   std::shared_ptr<Arena> arena;
   /// Keeps the control connections open.
   std::vector<GroupPeer> peers;
-  std::unique_ptr<Mesh> mesh;
+  std::unique_ptr<Comm> comm;
 };
 
 /// Runs `f` on every rank as a thread and waits for all; rethrows the first exception.
@@ -31,6 +31,6 @@ void run_hosts(const std::vector<int>& host_of, const std::function<void(HostsRa
                const LinkSettings& link = {}, const InterStageMaker& make_stage = nullptr);
 
 /// Runs the transfers of one rank to their end, as the group's message lane does.
-void run_transfers(Mesh& mesh, std::vector<Mesh::Transfer>& transfers);
+void run_transfers(Comm& comm, std::vector<Comm::Transfer>& transfers);
 
 }  // namespace libddp::test

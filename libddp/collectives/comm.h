@@ -1,17 +1,17 @@
 #pragma once
 
-// Collectives and messages between the ranks of one group, as the group room uses them: HostMesh
-// for the ranks of one host, HostsMesh for those of several. Bytes in, bytes out: no tensors, no
-// threads, no store.
+// Collectives and messages between the ranks of one group, as the group room uses them: ShmComm
+// for the ranks of one host, HierarchicalComm for those of several. Bytes in, bytes out: no
+// tensors, no threads, no store.
 //
 // `fail` (from any thread) wakes all waiters of this process; the first failure is kept and every
 // later call throws the same cause.
 //
-// Thread rule: collectives of one mesh run one at a time, in the same order on all ranks (the
-// caller serialises); `fail`, `failure`, `last_call_of` and the network calls may come from any
-// thread at any time; `progress` and `wait_for_mail` from one thread at a time.
+// Thread rule: collectives of one communicator run one at a time, in the same order on all ranks
+// (the caller serialises); `fail`, `failure`, `last_call_of` and the network calls may come from
+// any thread at any time; `progress` and `wait_for_mail` from one thread at a time.
 //
-//   void step(Mesh& mesh, const MeshCall& call, float* data) { mesh.all_reduce(call, data); }
+//   void step(Comm& comm, const CommCall& call, float* data) { comm.all_reduce(call, data); }
 
 #include <sys/types.h>
 
@@ -29,7 +29,7 @@
 namespace libddp {
 
 /// One collective of this rank.
-struct MeshCall {
+struct CommCall {
   OpDescription description;
   std::uint64_t sequence = 0;
   Deadline deadline = Deadline::never();
@@ -42,7 +42,7 @@ struct MeshCall {
 };
 
 /// Why the group cannot go on; thrown again by every later call.
-struct MeshFailure {
+struct CommFailure {
   /// Network: what lies between the hosts failed; the peer is at its other end.
   enum class Kind { Peer, Timeout, Aborted, Network };
   Kind kind = Kind::Peer;
@@ -53,9 +53,9 @@ struct MeshFailure {
   pid_t peer_pid = 0;
 };
 
-class Mesh {
+class Comm {
  public:
-  virtual ~Mesh() = default;
+  virtual ~Comm() = default;
 
   /// "host" or "hosts".
   virtual std::string name() const = 0;
@@ -66,22 +66,23 @@ class Mesh {
   // Errors: PeerError (a peer died, or called something else: both calls are named), TimeoutError
   // (names the ranks that did not come), StateError (aborted).
 
-  /// In place over `count` elements. `scale` multiplies the result (1/p for Avg is the mesh's own).
-  virtual void all_reduce(const MeshCall& call, void* data, double scale) = 0;
+  /// In place over `count` elements. `scale` multiplies the result (1/p for Avg is the
+  /// communicator's own).
+  virtual void all_reduce(const CommCall& call, void* data, double scale) = 0;
   /// `input` holds world_size blocks of `output_count` elements; the own block is reduced into
   /// `output`. They may overlap only if output is exactly the own block.
-  virtual void reduce_scatter(const MeshCall& call, const void* input, void* output,
+  virtual void reduce_scatter(const CommCall& call, const void* input, void* output,
                               std::uint64_t output_count, double scale) = 0;
   /// `output` holds world_size blocks of `input_bytes`. `input` may be the own block in place.
-  virtual void all_gather(const MeshCall& call, const void* input, void* output,
+  virtual void all_gather(const CommCall& call, const void* input, void* output,
                           std::uint64_t input_bytes) = 0;
   /// `input` and `output` hold world_size blocks of `block_bytes`: block r goes to rank r. The own
   /// block is left to the caller. False, and nothing has happened, where blocks must go as
   /// messages.
-  virtual bool all_to_all(const MeshCall& call, const void* input, void* output,
+  virtual bool all_to_all(const CommCall& call, const void* input, void* output,
                           std::uint64_t block_bytes) = 0;
-  virtual void broadcast(const MeshCall& call, void* data, std::uint64_t bytes, int root) = 0;
-  virtual void barrier(const MeshCall& call) = 0;
+  virtual void broadcast(const CommCall& call, void* data, std::uint64_t bytes, int root) = 0;
+  virtual void barrier(const CommCall& call) = 0;
 
   /// One part of a batch that runs as a whole: no order between the parts can deadlock.
   struct Transfer {
@@ -94,7 +95,7 @@ class Mesh {
     /// For messages about it.
     OpDescription description = {};
 
-    // Progress, kept by the mesh.
+    // Progress, kept by the communicator.
     std::uint64_t moved_bytes = 0;
     bool is_started = false;
     bool is_done = false;
@@ -127,7 +128,7 @@ class Mesh {
   virtual void on_network() noexcept {}
   /// Why the network does not carry what this rank and others send each other, if it does not; to
   /// be asked about twice a second, by one thread.
-  virtual std::optional<MeshFailure> look_at_network([[maybe_unused]] std::int64_t now_ns) {
+  virtual std::optional<CommFailure> look_at_network([[maybe_unused]] std::int64_t now_ns) {
     return std::nullopt;
   }
 
@@ -139,11 +140,11 @@ class Mesh {
   }
 
   /// Poisons the group: wakes every waiter of this process. The first failure is kept.
-  virtual void fail(MeshFailure failure) noexcept = 0;
-  virtual std::optional<MeshFailure> failure() const = 0;
+  virtual void fail(CommFailure failure) noexcept = 0;
+  virtual std::optional<CommFailure> failure() const = 0;
   /// Throws the kept failure as PeerError, TimeoutError or StateError, with the call that met it if
   /// one did; returns if there is none.
-  virtual void throw_if_failed(const MeshCall* call = nullptr) const = 0;
+  virtual void throw_if_failed(const CommCall* call = nullptr) const = 0;
 
   /// What a rank posted last, for messages about it: "all_reduce #42 float32 [8]" or "nothing yet".
   virtual std::string last_call_of(int rank) const = 0;

@@ -10,10 +10,10 @@
 // next. A reduce-scatter sends each host the sums of that host's blocks only. bf16 and fp16: the
 // sum of a host and the sum over hosts each accumulate in fp32 and are rounded once.
 //
-// Thread rule: as Mesh.
+// Thread rule: as Comm.
 //
-//   HostsMesh mesh({.rank = 2, .layout = layout, .local = ..., .peers = ...});
-//   mesh.all_reduce(call, data, 1.0);
+//   HierarchicalComm comm({.rank = 2, .layout = layout, .local = ..., .peers = ...});
+//   comm.all_reduce(call, data, 1.0);
 
 #include <cstddef>
 #include <cstdint>
@@ -22,11 +22,11 @@
 #include <string>
 #include <vector>
 
-#include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/comm.h"
 #include "libddp/collectives/inter_stage.h"
 #include "libddp/collectives/link_mail.h"
 #include "libddp/collectives/link_stage.h"
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/shm_comm.h"
 #include "libddp/memory/arena.h"
 #include "libddp/transport/host_layout.h"
 #include "libddp/transport/link_settings.h"
@@ -44,14 +44,14 @@ struct InterPlace {
 /// Makes the stage between hosts of a carrier. `links` is the one over TCP, which it may use or
 /// drop; `local` outlives it.
 using InterStageMaker = std::function<std::unique_ptr<InterStage>(
-    HostMesh& local, InterPlace place, std::unique_ptr<InterStage> links)>;
+    ShmComm& local, InterPlace place, std::unique_ptr<InterStage> links)>;
 
-struct HostsMeshOptions {
+struct HierarchicalCommOptions {
   int rank = 0;
   HostLayout layout;
   std::shared_ptr<Arena> arena;
-  /// The mesh of this host's ranks, with their numbers in the group.
-  std::unique_ptr<HostMesh> local;
+  /// The communicator of this host's ranks, with their numbers in the group.
+  std::unique_ptr<ShmComm> local;
   /// The carriers of this rank's number on the other hosts, by host; none for a rank that is no
   /// carrier.
   std::vector<LinkPeer> carriers;
@@ -62,25 +62,25 @@ struct HostsMeshOptions {
   InterStageMaker make_stage;
 };
 
-class HostsMesh : public Mesh {
+class HierarchicalComm : public Comm {
  public:
-  explicit HostsMesh(HostsMeshOptions options);
+  explicit HierarchicalComm(HierarchicalCommOptions options);
 
   std::string name() const override { return "hosts"; }
   int rank() const override { return rank_; }
   int world_size() const override { return static_cast<int>(layout_.host_of.size()); }
 
-  void all_reduce(const MeshCall& call, void* data, double scale) override;
-  void reduce_scatter(const MeshCall& call, const void* input, void* output,
+  void all_reduce(const CommCall& call, void* data, double scale) override;
+  void reduce_scatter(const CommCall& call, const void* input, void* output,
                       std::uint64_t output_count, double scale) override;
-  void all_gather(const MeshCall& call, const void* input, void* output,
+  void all_gather(const CommCall& call, const void* input, void* output,
                   std::uint64_t input_bytes) override;
-  bool all_to_all(const MeshCall& /*call*/, const void* /*input*/, void* /*output*/,
+  bool all_to_all(const CommCall& /*call*/, const void* /*input*/, void* /*output*/,
                   std::uint64_t /*block_bytes*/) override {
     return false;
   }
-  void broadcast(const MeshCall& call, void* data, std::uint64_t bytes, int root) override;
-  void barrier(const MeshCall& call) override;
+  void broadcast(const CommCall& call, void* data, std::uint64_t bytes, int root) override;
+  void barrier(const CommCall& call) override;
 
   bool progress(const std::vector<Transfer*>& transfers) override;
   std::uint32_t mail_ticket() const override { return local_->mail_ticket(); }
@@ -92,11 +92,11 @@ class HostsMesh : public Mesh {
   bool has_read_all(int rank) const override { return mail_.has_read_all(rank); }
   int network_fd() const override { return mail_.network_fd(); }
   void on_network() noexcept override { mail_.on_network(); }
-  std::optional<MeshFailure> look_at_network(std::int64_t now_ns) override;
+  std::optional<CommFailure> look_at_network(std::int64_t now_ns) override;
 
-  void fail(MeshFailure failure) noexcept override { local_->fail(std::move(failure)); }
-  std::optional<MeshFailure> failure() const override { return local_->failure(); }
-  void throw_if_failed(const MeshCall* call = nullptr) const override {
+  void fail(CommFailure failure) noexcept override { local_->fail(std::move(failure)); }
+  std::optional<CommFailure> failure() const override { return local_->failure(); }
+  void throw_if_failed(const CommCall* call = nullptr) const override {
     local_->throw_if_failed(call);
   }
   std::string last_call_of(int rank) const override;
@@ -107,12 +107,12 @@ class HostsMesh : public Mesh {
 
  private:
   /// `call` with the patience of the stage that follows the network.
-  static MeshCall last_stage(const MeshCall& call);
+  static CommCall last_stage(const CommCall& call);
   /// What a host does by itself: averages divide once, at the end.
   static ReduceOp first_op(ReduceOp op) { return op == ReduceOp::Avg ? ReduceOp::Sum : op; }
 
-  void reduce_all(const MeshCall& call, std::byte* data, std::uint64_t count, double scale);
-  void reduce_in_pieces(const MeshCall& call, std::byte* data, std::uint64_t count, double scale);
+  void reduce_all(const CommCall& call, std::byte* data, std::uint64_t count, double scale);
+  void reduce_in_pieces(const CommCall& call, std::byte* data, std::uint64_t count, double scale);
   bool pays_in_pieces(std::uint64_t bytes) const;
   /// A reduce-scatter: its blocks, and what each is to become.
   struct Scatter {
@@ -122,14 +122,14 @@ class HostsMesh : public Mesh {
     std::uint64_t block_bytes;
     double scale;
   };
-  void scatter_small(const MeshCall& call, const Scatter& scatter);
-  void scatter_even(const MeshCall& call, const Scatter& scatter);
-  void scatter_uneven(const MeshCall& call, const Scatter& scatter);
+  void scatter_small(const CommCall& call, const Scatter& scatter);
+  void scatter_even(const CommCall& call, const Scatter& scatter);
+  void scatter_uneven(const CommCall& call, const Scatter& scatter);
   std::shared_ptr<std::byte> in_host_order(const Scatter& scatter) const;
   bool carries(std::uint64_t bytes) const;
   std::vector<std::uint64_t> slice_edges(std::uint64_t count, std::size_t element) const;
-  void share(const MeshCall& call, std::byte* data, std::uint64_t count, std::size_t element);
-  void gather_regions(const MeshCall& call, const std::vector<InterStage::Region>& regions);
+  void share(const CommCall& call, std::byte* data, std::uint64_t count, std::size_t element);
+  void gather_regions(const CommCall& call, const std::vector<InterStage::Region>& regions);
   std::vector<InterStage::Region> regions_in(std::byte* data, std::uint64_t block_bytes) const;
   bool is_host_major() const;
 
@@ -138,7 +138,7 @@ class HostsMesh : public Mesh {
   const int host_;
   const int index_;
   std::shared_ptr<Arena> arena_;
-  std::unique_ptr<HostMesh> local_;
+  std::unique_ptr<ShmComm> local_;
   std::unique_ptr<InterStage> stage_;
   LinkMail mail_;
 };

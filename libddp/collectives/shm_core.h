@@ -1,7 +1,8 @@
 #pragma once
 
-// What every operation of a mesh stands on: the mapped pages and arenas, meetings, waiting, and the
-// failure that ends it all. The collectives (host_collectives.h) and the mail (mailbox.h) use it.
+// What every operation of a communicator stands on: the mapped pages and arenas, meetings, waiting,
+// and the failure that ends it all. The collectives (shm_collectives.h) and the mail (mailbox.h)
+// use it.
 //
 // Words: *place* = where a rank's bytes are: an offset in its arena, kInline (in the payload of its
 // slot) or kStaged (in its staging buffer); *buffer* = parity of a staging chunk.
@@ -13,8 +14,8 @@
 // - staging_in, written before meeting n for chunk c, may be read until the reader posts n+1; the
 //   buffer serves again for chunk c+2, of which the writing starts after n+1 is passed;
 // - staging_out, written between meetings n and n+1, may be read until the reader posts n+2.
-// Chunks are counted through the life of the mesh, so these hold across collectives, and none has
-// to meet at its end only to protect staging.
+// Chunks are counted through the life of the communicator, so these hold across collectives, and
+// none has to meet at its end only to protect staging.
 //
 // NOTE [Ranks that are late]
 // A rank that was frozen (SIGSTOP) in a collective wakes after its peers have given up: their
@@ -26,7 +27,7 @@
 // - before it touches a peer's memory, and again every kWriteBytes of writing: nobody who gave up
 //   can have finished the collective, which ends with a meeting after the last access.
 // What such a rank had under way when it froze, kWriteBytes at most, still lands in the peer's
-// memory. The arena of a failed mesh therefore keeps what is freed (Arena::keep_freed).
+// memory. The arena of a failed communicator therefore keeps what is freed (Arena::keep_freed).
 //
 // Thread rule: begin, meet and the chunk counter belong to the thread of the collectives; fail and
 // the const members to any thread.
@@ -47,8 +48,8 @@
 
 #include "libddp/collectives/bell.h"
 #include "libddp/collectives/failure_latch.h"
-#include "libddp/collectives/host_mesh.h"
-#include "libddp/collectives/host_page.h"
+#include "libddp/collectives/shm_comm.h"
+#include "libddp/collectives/shm_page.h"
 #include "libddp/collectives/wait_ledger.h"
 #include "libddp/collectives/wait_policy.h"
 
@@ -67,9 +68,9 @@ class WaitCondition {
   virtual void check() {}
 };
 
-class MeshCore {
+class ShmCore {
  public:
-  explicit MeshCore(HostMeshOptions options);
+  explicit ShmCore(ShmCommOptions options);
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
@@ -81,14 +82,14 @@ class MeshCore {
   /// Of a collective over several hosts: the one before the network, or the one after it.
   enum class Stage : std::uint8_t { First, Last };
   /// Starts a collective: throws the kept failure, records the call for the peers' messages.
-  void begin(const MeshCall& call, Stage stage = Stage::First);
+  void begin(const CommCall& call, Stage stage = Stage::First);
   /// Posts the slot and waits for everyone's; throws if somebody called something else.
   void meet(std::uint64_t input_place = Slot::kStaged, std::uint64_t output_place = Slot::kStaged);
 
   /// `meet` for ranks that all bring a payload of this size in the slot.
   void meet_with_payload(std::size_t bytes);
 
-  /// Where the payload of the next meeting goes. REQUIRES bytes <= HostPage::kInlineBytes.
+  /// Where the payload of the next meeting goes. REQUIRES bytes <= ShmPage::kInlineBytes.
   std::byte* own_payload(std::size_t bytes) const { return payload_at(rank_, meeting_ + 1, bytes); }
   /// The payload that `rank` brought to the last meeting.
   const std::byte* payload(int rank, std::size_t bytes) const {
@@ -103,7 +104,7 @@ class MeshCore {
   std::uint64_t offset_of(const void* pointer, std::size_t bytes) const;
   /// Memory of `rank`'s arena as mapped here. Throws PeerError if the range is not in it; `call` is
   /// for the message.
-  std::byte* reach(const MeshCall* call, int rank, std::uint64_t offset, std::uint64_t bytes);
+  std::byte* reach(const CommCall* call, int rank, std::uint64_t offset, std::uint64_t bytes);
   /// The same for the collective that runs. Throws if a peer has given it up.
   std::byte* reach(int rank, std::uint64_t offset, std::uint64_t bytes) {
     if (has_anyone_given_up()) throw_given_up();
@@ -127,15 +128,15 @@ class MeshCore {
   std::byte* staging_out(int rank, std::uint64_t chunk) const {
     return pages_[rank].staging_out(chunk);
   }
-  HostPage page(int rank) const { return pages_[rank]; }
+  ShmPage page(int rank) const { return pages_[rank]; }
 
   /// Sleeps by the policy until `condition` is ready; REQUIRES that it was not just now.
-  /// Errors: as HostMesh. Any exception out of it has poisoned the mesh.
-  void wait(const MeshCall& call, Bell& bell, WaitCondition& condition);
+  /// Errors: as ShmComm. Any exception out of it has poisoned the communicator.
+  void wait(const CommCall& call, Bell& bell, WaitCondition& condition);
 
   /// Keeps the first failure, shows it to the peers, wakes everyone.
-  void fail(MeshFailure failure) noexcept;
-  const MeshFailure* failure() const noexcept { return latch_.get(); }
+  void fail(CommFailure failure) noexcept;
+  const CommFailure* failure() const noexcept { return latch_.get(); }
   /// As throw_if_failed, but only tells.
   bool has_failed() {
     if (!latch_.is_set()) adopt_failure_of_peer();
@@ -146,9 +147,9 @@ class MeshCore {
     return pages_[rank].failure().is_set.load(std::memory_order_acquire) != 0;
   }
   /// Throws the kept failure, also one that a peer has shown; `call` is what it interrupts.
-  void throw_if_failed(const MeshCall* call);
+  void throw_if_failed(const CommCall* call);
   /// `fail`, then throws it as the error of `call` (null: of no call in particular).
-  [[noreturn]] void fail_and_throw(const MeshCall* call, MeshFailure failure);
+  [[noreturn]] void fail_and_throw(const CommCall* call, CommFailure failure);
 
   pid_t pid_of(int rank) const { return members_[rank].pid; }
   std::string last_call_of(int rank) const;
@@ -178,32 +179,32 @@ class MeshCore {
   void show_given_up() noexcept;
   void throw_if_given_up();
   [[noreturn]] void throw_given_up();
-  void validate(const HostMeshOptions& options) const;
-  void record(const MeshCall& call);
+  void validate(const ShmCommOptions& options) const;
+  void record(const CommCall& call);
   void adopt_failure_of_peer();
-  void show_failure(const MeshFailure& failure) noexcept;
-  void settle(const MeshCall& call, Bell& bell, WaitCondition& condition);
+  void show_failure(const CommFailure& failure) noexcept;
+  void settle(const CommCall& call, Bell& bell, WaitCondition& condition);
   void count_wait(int blocker, std::int64_t ns);
   Delay delay_shown_by(int rank) const;
-  [[noreturn]] void give_up(const MeshCall& call, const WaitCondition& condition, double seconds);
+  [[noreturn]] void give_up(const CommCall& call, const WaitCondition& condition, double seconds);
   [[noreturn]] void report_mismatch();
-  [[noreturn]] void throw_kept(const MeshCall* call, bool is_earlier) const;
+  [[noreturn]] void throw_kept(const CommCall* call, bool is_earlier) const;
 
   int rank_;
   int world_size_;
   int group_size_;
   std::string group_name_;
   std::shared_ptr<Arena> arena_;
-  std::vector<MeshMember> members_;
+  std::vector<ShmMember> members_;
   WaitPolicy policy_;
-  std::vector<HostPage> pages_;
+  std::vector<ShmPage> pages_;
   std::array<std::vector<Slot*>, 2> slots_;
   std::array<std::vector<std::byte*>, 2> payloads_;
   FailureLatch latch_;
   WaitLedger waits_;
 
   // The collective that runs.
-  const MeshCall* call_ = nullptr;
+  const CommCall* call_ = nullptr;
   Stage stage_ = Stage::First;
   std::uint64_t fingerprint_ = 0;
   std::uint64_t meeting_ = 0;

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "libddp/collectives/host_collectives.h"
+#include "libddp/collectives/shm_collectives.h"
 #include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
@@ -14,7 +14,7 @@ namespace {
 
 class ShareSlices {
  public:
-  ShareSlices(MeshCore& core, std::byte* data, const std::vector<std::uint64_t>& edges)
+  ShareSlices(ShmCore& core, std::byte* data, const std::vector<std::uint64_t>& edges)
       : core_(core), data_(data), edges_(edges), num_slices_(static_cast<int>(edges.size()) - 1) {}
 
   void run() {
@@ -60,7 +60,7 @@ class ShareSlices {
     return size(owner) > at ? std::min(piece, size(owner) - at) : 0;
   }
 
-  MeshCore& core_;
+  ShmCore& core_;
   std::byte* data_;
   const std::vector<std::uint64_t>& edges_;
   const int num_slices_;
@@ -68,7 +68,7 @@ class ShareSlices {
 
 }  // namespace
 
-void share_slices(MeshCore& core, std::byte* data, const std::vector<std::uint64_t>& edges) {
+void share_slices(ShmCore& core, std::byte* data, const std::vector<std::uint64_t>& edges) {
   ShareSlices(core, data, edges).run();
 }
 

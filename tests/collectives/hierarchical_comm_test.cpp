@@ -1,4 +1,4 @@
-#include "libddp/collectives/hosts_mesh.h"
+#include "libddp/collectives/hierarchical_comm.h"
 
 #include <algorithm>
 #include <bit>
@@ -13,16 +13,16 @@
 
 #include "libddp/base/error.h"
 #include "tests/support/catch.h"
+#include "tests/support/comm_fixture.h"
 #include "tests/support/expect.h"
 #include "tests/support/hosts_fixture.h"
-#include "tests/support/mesh_fixture.h"
 
 using namespace libddp;
 using namespace std::chrono_literals;
+using libddp::test::CommFixture;
 using libddp::test::expect;
 using libddp::test::expect_all;
 using libddp::test::HostsRank;
-using libddp::test::MeshFixture;
 using libddp::test::message_of;
 using libddp::test::run_hosts;
 using libddp::test::run_transfers;
@@ -71,21 +71,21 @@ struct Floats {
   float* data;
 };
 
-MeshCall floats_call(OpKind kind, std::uint64_t sequence, std::size_t count,
+CommCall floats_call(OpKind kind, std::uint64_t sequence, std::size_t count,
                      ReduceOp op = ReduceOp::Sum) {
-  return MeshFixture::call(kind, sequence, Dtype::Float32, count, op);
+  return CommFixture::call(kind, sequence, Dtype::Float32, count, op);
 }
 
 void check_all_reduce(HostsRank& me, std::uint64_t sequence, std::size_t count, bool in_arena) {
   Floats floats(me, count, in_arena);
-  me.mesh->all_reduce(floats_call(OpKind::AllReduce, sequence, count), floats.data, 1.0);
+  me.comm->all_reduce(floats_call(OpKind::AllReduce, sequence, count), floats.data, 1.0);
   expect_all(floats.data, count, "sum", Sums(me.world_size));
 }
 
 void check_gather(HostsRank& me, std::uint64_t sequence, std::size_t count, bool in_arena) {
   const Floats input(me, count, in_arena);
   Floats output(me, count * static_cast<std::size_t>(me.world_size), in_arena);
-  me.mesh->all_gather(floats_call(OpKind::AllGather, sequence, output.count), input.data,
+  me.comm->all_gather(floats_call(OpKind::AllGather, sequence, output.count), input.data,
                       output.data, count * sizeof(float));
   for (int rank = 0; rank < me.world_size; ++rank) {
     const float* block = output.data + static_cast<std::size_t>(rank) * count;
@@ -97,7 +97,7 @@ void check_gather(HostsRank& me, std::uint64_t sequence, std::size_t count, bool
 void check_scatter(HostsRank& me, std::uint64_t sequence, std::size_t count, bool in_arena) {
   const Floats input(me, count * static_cast<std::size_t>(me.world_size), in_arena);
   Floats output(me, count, in_arena);
-  me.mesh->reduce_scatter(floats_call(OpKind::ReduceScatter, sequence, input.count), input.data,
+  me.comm->reduce_scatter(floats_call(OpKind::ReduceScatter, sequence, input.count), input.data,
                           output.data, count, 0.5);
   const std::size_t own = static_cast<std::size_t>(me.rank) * count;
   const Sums sums(me.world_size);
@@ -110,20 +110,20 @@ void check_scatter(HostsRank& me, std::uint64_t sequence, std::size_t count, boo
 void check_broadcast(HostsRank& me, std::uint64_t sequence, std::size_t count, int root,
                      bool in_arena) {
   Floats floats(me, count, in_arena);
-  MeshCall call = floats_call(OpKind::Broadcast, sequence, count);
+  CommCall call = floats_call(OpKind::Broadcast, sequence, count);
   call.description.root = root;
-  me.mesh->broadcast(call, floats.data, count * sizeof(float), root);
+  me.comm->broadcast(call, floats.data, count * sizeof(float), root);
   expect_all(floats.data, count, "the root's bytes",
              [&](std::size_t i) { return value_of(root, i); });
 }
 
-std::string failure_of(HostsRank& me, const MeshCall& call) {
+std::string failure_of(HostsRank& me, const CommCall& call) {
   float data[4] = {};
   try {
     if (call.description.kind == OpKind::Barrier) {
-      me.mesh->barrier(call);
+      me.comm->barrier(call);
     } else {
-      me.mesh->all_reduce(call, data, 1.0);
+      me.comm->all_reduce(call, data, 1.0);
     }
   } catch (const Error& error) {
     return error.what();
@@ -138,7 +138,7 @@ bool has(const std::string& text, const std::string& part) {
 // Whom this rank has waited for most, and which part of all its waits that is.
 std::pair<int, double> most_waited_for(HostsRank& me) {
   std::vector<std::int64_t> waits(static_cast<std::size_t>(me.world_size), 0);
-  me.mesh->add_waits(waits);
+  me.comm->add_waits(waits);
   const auto most = std::max_element(waits.begin(), waits.end());
   const auto total = std::accumulate(waits.begin(), waits.end(), std::int64_t{1});
   return {static_cast<int>(most - waits.begin()),
@@ -172,7 +172,7 @@ TEST_CASE("Waits are charged to the rank that is late, on whichever host it is")
 TEST_CASE("Collectives over several hosts") {
   for (const std::vector<int>& layout : kLayouts) {
     run_hosts(layout, [](HostsRank& me) {
-      expect(me.mesh->name() == "hosts" && me.mesh->rank() == me.rank, "a mesh of hosts");
+      expect(me.comm->name() == "hosts" && me.comm->rank() == me.rank, "a communicator of hosts");
       std::uint64_t sequence = 0;
       for (const bool in_arena : {false, true}) {
         // Nothing, less than a line, small, one odd piece, many pieces.
@@ -182,7 +182,7 @@ TEST_CASE("Collectives over several hosts") {
           check_scatter(me, ++sequence, count / 4, in_arena);
           const int root = static_cast<int>(sequence) % me.world_size;
           check_broadcast(me, ++sequence, count, root, in_arena);
-          me.mesh->barrier(MeshFixture::call(OpKind::Barrier, ++sequence));
+          me.comm->barrier(CommFixture::call(OpKind::Barrier, ++sequence));
         }
       }
     });
@@ -221,11 +221,11 @@ void check_scattered_bits(HostsRank& me, Dtype dtype, std::size_t count) {
   Value* own = blocks.data() + static_cast<std::size_t>(me.rank) * count;
   for (const OpKind kind : {OpKind::AllReduce, OpKind::ReduceScatter}) {
     const auto sequence = static_cast<std::uint64_t>(count * 4 + (kind == OpKind::AllReduce));
-    const MeshCall call = MeshFixture::call(kind, sequence, dtype, total, ReduceOp::Avg);
+    const CommCall call = CommFixture::call(kind, sequence, dtype, total, ReduceOp::Avg);
     if (kind == OpKind::AllReduce) {
-      me.mesh->all_reduce(call, sums.data(), 0.25);
+      me.comm->all_reduce(call, sums.data(), 0.25);
     } else {
-      me.mesh->reduce_scatter(call, blocks.data(), own, count, 0.25);
+      me.comm->reduce_scatter(call, blocks.data(), own, count, 0.25);
     }
   }
   const Value* wanted = sums.data() + static_cast<std::size_t>(me.rank) * count;
@@ -266,7 +266,7 @@ class PlainStage : public InterStage {
   explicit PlainStage(std::unique_ptr<InterStage> links) : links_(std::move(links)) {}
 
   bool is_carrier() const override { return links_->is_carrier(); }
-  void begin(const MeshCall& call) override { links_->begin(call); }
+  void begin(const CommCall& call) override { links_->begin(call); }
   void meet() override { links_->meet(); }
   void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
                   int num_averaged) override {
@@ -284,7 +284,7 @@ class PlainStage : public InterStage {
   std::unique_ptr<InterStage> links_;
 };
 
-std::unique_ptr<InterStage> make_plain_stage(HostMesh&, InterPlace,
+std::unique_ptr<InterStage> make_plain_stage(ShmComm&, InterPlace,
                                              std::unique_ptr<InterStage> links) {
   return std::make_unique<PlainStage>(std::move(links));
 }
@@ -312,7 +312,7 @@ TEST_CASE("Another engine between hosts and a wire dtype do not go together") {
 TEST_CASE("An average over three hosts divides once") {
   run_hosts({0, 1, 2}, [](HostsRank& me) {
     float value = static_cast<float>(me.rank + 1);
-    me.mesh->all_reduce(floats_call(OpKind::AllReduce, 1, 1, ReduceOp::Avg), &value, 1.0);
+    me.comm->all_reduce(floats_call(OpKind::AllReduce, 1, 1, ReduceOp::Avg), &value, 1.0);
     expect(value == 6.0f / 3.0f, "the mean");
   });
 }
@@ -321,8 +321,8 @@ TEST_CASE("Hosts that call different collectives") {
   for (const std::vector<int>& layout : {std::vector<int>{0, 1}, std::vector<int>{0, 0, 1, 1}}) {
     run_hosts(layout, [&](HostsRank& me) {
       const bool is_odd = me.rank >= me.world_size / 2;
-      const MeshCall call =
-          is_odd ? MeshFixture::call(OpKind::Barrier, 1) : floats_call(OpKind::AllReduce, 1, 4);
+      const CommCall call =
+          is_odd ? CommFixture::call(OpKind::Barrier, 1) : floats_call(OpKind::AllReduce, 1, 4);
       const std::string text = failure_of(me, call);
       expect(has(text, "the ranks called different collectives"), text);
       expect(has(text, "all_reduce #1 float32 [4]") && has(text, "barrier #1"), text);
@@ -333,7 +333,7 @@ TEST_CASE("Hosts that call different collectives") {
 TEST_CASE("A host that never comes") {
   run_hosts({0, 1}, [&](HostsRank& me) {
     if (me.rank == 1) return;
-    MeshCall call = floats_call(OpKind::AllReduce, 1, 4);
+    CommCall call = floats_call(OpKind::AllReduce, 1, 4);
     call.timeout = 200ms;
     const std::string text = failure_of(me, call);
     expect(has(text, "all_reduce #1 float32 [4] SUM: timed out after") &&
@@ -347,7 +347,7 @@ TEST_CASE("A failure ends a wait for another host") {
     if (me.rank == 1) return;
     std::thread other([&] {
       std::this_thread::sleep_for(50ms);
-      me.mesh->fail({MeshFailure::Kind::Peer, "rank 1 died", 1, 4711});
+      me.comm->fail({CommFailure::Kind::Peer, "rank 1 died", 1, 4711});
     });
     const std::string text = failure_of(me, floats_call(OpKind::AllReduce, 1, 4));
     other.join();
@@ -360,14 +360,14 @@ TEST_CASE("Messages between hosts") {
     // Every rank sends to every other: nothing, small, large; all at once.
     const std::vector<std::size_t> sizes{0, 100, 5000, 3u << 20};
     std::vector<std::vector<std::byte>> memory;
-    std::vector<Mesh::Transfer> transfers;
+    std::vector<Comm::Transfer> transfers;
     for (int peer = 0; peer < me.world_size; ++peer) {
       if (peer == me.rank) continue;
       for (const bool is_send : {true, false}) {
         for (std::size_t tag = 0; tag < sizes.size(); ++tag) {
           auto& bytes = memory.emplace_back(sizes[tag] + 1);
           if (is_send) std::memset(bytes.data(), me.rank + 1, bytes.size());
-          Mesh::Transfer transfer;
+          Comm::Transfer transfer;
           transfer.is_send = is_send;
           transfer.peer = peer;
           transfer.tag = static_cast<int>(tag);
@@ -377,8 +377,8 @@ TEST_CASE("Messages between hosts") {
       }
     }
     for (std::size_t i = 0; i < transfers.size(); ++i) transfers[i].data = memory[i].data();
-    run_transfers(*me.mesh, transfers);
-    for (const Mesh::Transfer& transfer : transfers) {
+    run_transfers(*me.comm, transfers);
+    for (const Comm::Transfer& transfer : transfers) {
       if (transfer.is_send || transfer.bytes == 0) continue;
       const auto* bytes = static_cast<const std::byte*>(transfer.data);
       const auto wanted = static_cast<std::byte>(transfer.peer + 1);
@@ -392,20 +392,20 @@ TEST_CASE("A receive from any rank takes what comes from this host and from othe
   run_hosts({0, 0, 1}, [](HostsRank& me) {
     int value = me.rank;
     if (me.rank != 0) {
-      std::vector<Mesh::Transfer> send(1);
+      std::vector<Comm::Transfer> send(1);
       send[0].is_send = true;
       send[0].data = &value;
       send[0].bytes = sizeof(value);
-      return run_transfers(*me.mesh, send);
+      return run_transfers(*me.comm, send);
     }
     int got[2] = {};
-    std::vector<Mesh::Transfer> receives(2);
+    std::vector<Comm::Transfer> receives(2);
     for (int i = 0; i < 2; ++i) {
       receives[i].peer = -1;
       receives[i].data = &got[i];
       receives[i].bytes = sizeof(int);
     }
-    run_transfers(*me.mesh, receives);
+    run_transfers(*me.comm, receives);
     expect(got[0] + got[1] == 3 && got[0] == receives[0].source && got[1] == receives[1].source,
            "one of each");
   });
@@ -414,18 +414,18 @@ TEST_CASE("A receive from any rank takes what comes from this host and from othe
 TEST_CASE("Message sizes that differ between hosts") {
   run_hosts({0, 1}, [](HostsRank& me) {
     std::vector<std::byte> bytes(16);
-    std::vector<Mesh::Transfer> transfers(1);
+    std::vector<Comm::Transfer> transfers(1);
     transfers[0].is_send = me.rank == 0;
     transfers[0].peer = 1 - me.rank;
     transfers[0].data = bytes.data();
     transfers[0].bytes = me.rank == 0 ? 16 : 8;
     if (me.rank == 0) {
-      me.mesh->progress({&transfers[0]});
+      me.comm->progress({&transfers[0]});
       return;
     }
     std::string text = "no error";
     try {
-      run_transfers(*me.mesh, transfers);
+      run_transfers(*me.comm, transfers);
     } catch (const PeerError& error) {
       text = error.what();
     }

@@ -1,4 +1,4 @@
-#include "libddp/collectives/host_page.h"
+#include "libddp/collectives/shm_page.h"
 
 #include <fmt/format.h>
 
@@ -26,9 +26,9 @@ struct Head {
 constexpr std::size_t kPayloadAt = blocks(sizeof(Head));
 // Staging on huge pages: the segment starts on one.
 constexpr std::size_t kStagingAt = 2u << 20;
-constexpr std::size_t kMailAt = kStagingAt + 4 * HostPage::kStagingBytes;
+constexpr std::size_t kMailAt = kStagingAt + 4 * ShmPage::kStagingBytes;
 constexpr std::size_t kMailBoxes = blocks(sizeof(Outbox)) + blocks(sizeof(Inbox));
-static_assert(kPayloadAt + 2 * HostPage::kInlineBytes <= kStagingAt);
+static_assert(kPayloadAt + 2 * ShmPage::kInlineBytes <= kStagingAt);
 
 Head& head(std::byte* base) { return *reinterpret_cast<Head*>(base); }
 
@@ -36,60 +36,60 @@ std::byte* mail(std::byte* base, int peer) { return base + kMailAt + peer * kMai
 
 }  // namespace
 
-std::string HostPage::layout() {
+std::string ShmPage::layout() {
   return fmt::format("page {} slots {} inline {} staging {} mail {}x{} chunk {}", kLayoutVersion,
                      sizeof(Head), kInlineBytes, kStagingBytes, Outbox::kEnvelopes,
                      sizeof(Envelope), kMailChunkBytes);
 }
 
-std::size_t HostPage::size_bytes(int world_size) {
+std::size_t ShmPage::size_bytes(int world_size) {
   const std::size_t per_peer = kMailBoxes + 2 * kMailChunkBytes;
   return kMailAt + static_cast<std::size_t>(world_size) * per_peer;
 }
 
-SharedSegment HostPage::create(const std::string& group_name, int world_size) {
+SharedSegment ShmPage::create(const std::string& group_name, int world_size) {
   return SharedSegment::create("libddp-page-" + group_name, size_bytes(world_size));
 }
 
-FailureRecord& HostPage::failure() const { return head(base_).failure; }
+FailureRecord& ShmPage::failure() const { return head(base_).failure; }
 
-std::atomic<std::uint64_t>& HostPage::given_up() const { return head(base_).given_up; }
+std::atomic<std::uint64_t>& ShmPage::given_up() const { return head(base_).given_up; }
 
-Bell& HostPage::bell() const { return head(base_).bell; }
+Bell& ShmPage::bell() const { return head(base_).bell; }
 
-Bell& HostPage::mail_bell() const { return head(base_).mail_bell; }
+Bell& ShmPage::mail_bell() const { return head(base_).mail_bell; }
 
-std::atomic<std::uint64_t>& HostPage::num_calls() const { return head(base_).num_calls; }
+std::atomic<std::uint64_t>& ShmPage::num_calls() const { return head(base_).num_calls; }
 
-std::atomic<std::uint64_t>& HostPage::beats() const { return head(base_).beats; }
+std::atomic<std::uint64_t>& ShmPage::beats() const { return head(base_).beats; }
 
-DelayRecord& HostPage::carried_delay() const { return head(base_).carried_delay; }
+DelayRecord& ShmPage::carried_delay() const { return head(base_).carried_delay; }
 
-CallRecord& HostPage::call(std::uint64_t parity) const { return head(base_).calls[parity & 1]; }
+CallRecord& ShmPage::call(std::uint64_t parity) const { return head(base_).calls[parity & 1]; }
 
-Slot& HostPage::slot(std::uint64_t parity) const { return head(base_).slots[parity & 1]; }
+Slot& ShmPage::slot(std::uint64_t parity) const { return head(base_).slots[parity & 1]; }
 
-std::byte* HostPage::inline_payload(std::uint64_t parity) const {
+std::byte* ShmPage::inline_payload(std::uint64_t parity) const {
   return base_ + kPayloadAt + (parity & 1) * kInlineBytes;
 }
 
-std::byte* HostPage::staging_in(std::uint64_t parity) const {
+std::byte* ShmPage::staging_in(std::uint64_t parity) const {
   return base_ + kStagingAt + (parity & 1) * kStagingBytes;
 }
 
-std::byte* HostPage::staging_out(std::uint64_t parity) const {
+std::byte* ShmPage::staging_out(std::uint64_t parity) const {
   return base_ + kStagingAt + (2 + (parity & 1)) * kStagingBytes;
 }
 
-Outbox& HostPage::outbox(int target) const {
+Outbox& ShmPage::outbox(int target) const {
   return *reinterpret_cast<Outbox*>(mail(base_, target));
 }
 
-Inbox& HostPage::inbox(int source) const {
+Inbox& ShmPage::inbox(int source) const {
   return *reinterpret_cast<Inbox*>(mail(base_, source) + blocks(sizeof(Outbox)));
 }
 
-std::byte* HostPage::mail_chunk(int target, std::uint64_t parity) const {
+std::byte* ShmPage::mail_chunk(int target, std::uint64_t parity) const {
   std::byte* chunks = base_ + kMailAt + static_cast<std::size_t>(world_size_) * kMailBoxes;
   return chunks + (2 * static_cast<std::size_t>(target) + (parity & 1)) * kMailChunkBytes;
 }

@@ -1,9 +1,9 @@
-#include "libddp/collectives/host_move.h"
+#include "libddp/collectives/shm_move.h"
 
 namespace libddp {
 
-bool HostMove::move(const std::byte* input, std::size_t input_bytes, const std::byte* output,
-                    std::size_t output_bytes, std::size_t num_pieces) {
+bool ShmMove::move(const std::byte* input, std::size_t input_bytes, const std::byte* output,
+                   std::size_t output_bytes, std::size_t num_pieces) {
   const std::uint64_t from = core_.offset_of(input, input_bytes);
   const std::uint64_t to = core_.offset_of(output, output_bytes);
   // A rank with nothing in the arena knows already that the bytes must be staged.
@@ -29,7 +29,7 @@ bool HostMove::move(const std::byte* input, std::size_t input_bytes, const std::
   return true;
 }
 
-void HostMove::stage(std::size_t k) {
+void ShmMove::stage(std::size_t k) {
   chunk_ = core_.next_chunk();
   copy_in(k, chunk_);
 }

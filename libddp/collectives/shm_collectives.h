@@ -1,6 +1,6 @@
 #pragma once
 
-// The collectives as functions over a MeshCore; HostMesh checks the arguments and calls them.
+// The collectives as functions over a ShmCore; ShmComm checks the arguments and calls them.
 // world_size is 2 or more in all of them.
 //
 // Thread rule: one at a time per core.
@@ -14,7 +14,7 @@
 
 #include "libddp/base/dtype.h"
 #include "libddp/base/reduce_op.h"
-#include "libddp/collectives/mesh_core.h"
+#include "libddp/collectives/shm_core.h"
 
 namespace libddp {
 
@@ -25,7 +25,7 @@ struct Reduction {
 };
 
 /// Throws ArgumentError if the call's op or `scale` means nothing for its dtype.
-void check_reduction(const MeshCall& call, double scale);
+void check_reduction(const CommCall& call, double scale);
 
 /// Elements [begin, end) of a buffer.
 struct Slice {
@@ -38,14 +38,14 @@ struct Slice {
 /// write to one; with few elements some ranks own nothing.
 Slice slice_of(std::size_t count, std::size_t element_bytes, int rank, int world_size);
 
-void all_reduce(MeshCore& core, const Reduction& reduction, std::byte* data, std::size_t count);
-void reduce_scatter(MeshCore& core, const Reduction& reduction, const std::byte* input,
+void all_reduce(ShmCore& core, const Reduction& reduction, std::byte* data, std::size_t count);
+void reduce_scatter(ShmCore& core, const Reduction& reduction, const std::byte* input,
                     std::byte* output, std::size_t output_count);
-void all_gather(MeshCore& core, const std::byte* input, std::byte* output, std::size_t input_bytes);
+void all_gather(ShmCore& core, const std::byte* input, std::byte* output, std::size_t input_bytes);
 /// All blocks but the own one.
-void all_to_all(MeshCore& core, const std::byte* input, std::byte* output, std::size_t block_bytes);
-void broadcast(MeshCore& core, std::byte* data, std::size_t bytes, int root);
-/// See HostMesh::share_slices.
-void share_slices(MeshCore& core, std::byte* data, const std::vector<std::uint64_t>& edges);
+void all_to_all(ShmCore& core, const std::byte* input, std::byte* output, std::size_t block_bytes);
+void broadcast(ShmCore& core, std::byte* data, std::size_t bytes, int root);
+/// See ShmComm::share_slices.
+void share_slices(ShmCore& core, std::byte* data, const std::vector<std::uint64_t>& edges);
 
 }  // namespace libddp

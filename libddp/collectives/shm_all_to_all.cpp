@@ -1,21 +1,21 @@
 // All-to-all of equal blocks between the ranks of a host: block r of a rank's input goes to rank r.
 // The own block is the caller's to copy.
 //
-// Small: the whole input lies in the slot. Larger ones: see HostMove.
+// Small: the whole input lies in the slot. Larger ones: see ShmMove.
 
 #include <algorithm>
 
-#include "libddp/collectives/host_collectives.h"
-#include "libddp/collectives/host_move.h"
+#include "libddp/collectives/shm_collectives.h"
+#include "libddp/collectives/shm_move.h"
 #include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
 namespace {
 
-class AllToAll : HostMove {
+class AllToAll : ShmMove {
  public:
-  AllToAll(MeshCore& core, const std::byte* input, std::byte* output, std::size_t block_bytes)
-      : HostMove(core),
+  AllToAll(ShmCore& core, const std::byte* input, std::byte* output, std::size_t block_bytes)
+      : ShmMove(core),
         input_(input),
         output_(output),
         block_bytes_(block_bytes),
@@ -94,8 +94,7 @@ class AllToAll : HostMove {
 
 }  // namespace
 
-void all_to_all(MeshCore& core, const std::byte* input, std::byte* output,
-                std::size_t block_bytes) {
+void all_to_all(ShmCore& core, const std::byte* input, std::byte* output, std::size_t block_bytes) {
   AllToAll(core, input, output, block_bytes).run();
 }
 

@@ -1,12 +1,12 @@
-#include "libddp/collectives/mesh_assembly.h"
+#include "libddp/collectives/comm_assembly.h"
 
 #include <fmt/format.h>
 
 #include <utility>
 
 #include "libddp/base/error.h"
-#include "libddp/collectives/host_mesh.h"
-#include "libddp/collectives/hosts_mesh.h"
+#include "libddp/collectives/hierarchical_comm.h"
+#include "libddp/collectives/shm_comm.h"
 #include "libddp/memory/child_mappings.h"
 #include "libddp/transport/host_layout.h"
 
@@ -16,7 +16,7 @@ namespace {
 /// What each rank passes to those of its host, in this order.
 enum Descriptor : std::size_t { kPage, kArena, kNumDescriptors };
 
-MeshMember make_member(const MeshAssembly& own, GroupPeer& peer, std::size_t world_size) {
+ShmMember make_member(const CommAssembly& own, GroupPeer& peer, std::size_t world_size) {
   if (peer.descriptors.size() != kNumDescriptors) {
     throw PeerError(
         fmt::format("libddp[group {}, rank {}/{}]: rank {} passed {} descriptors instead of {}. "
@@ -25,7 +25,7 @@ MeshMember make_member(const MeshAssembly& own, GroupPeer& peer, std::size_t wor
                     static_cast<std::size_t>(kNumDescriptors)),
         peer.rank, peer.pid);
   }
-  MeshMember member;
+  ShmMember member;
   member.page = SharedSegment::map(std::move(peer.descriptors[kPage]));
   member.arena = SharedSegment::map(std::move(peer.descriptors[kArena]));
   make_private_in_children(member.arena);
@@ -38,10 +38,10 @@ HostLayout layout_of(const std::vector<GroupPeer>& peers) {
   return HostLayout::from_keys(keys);
 }
 
-std::unique_ptr<HostMesh> assemble_host(MeshAssembly& own, std::vector<GroupPeer>& peers,
-                                        const HostLayout& layout) {
+std::unique_ptr<ShmComm> assemble_host(CommAssembly& own, std::vector<GroupPeer>& peers,
+                                       const HostLayout& layout) {
   const std::vector<int>& ranks = layout.ranks_of(layout.host(own.rank));
-  HostMeshOptions options;
+  ShmCommOptions options;
   options.rank = layout.index(own.rank);
   options.world_size = static_cast<int>(ranks.size());
   options.group_size = static_cast<int>(peers.size());
@@ -49,7 +49,7 @@ std::unique_ptr<HostMesh> assemble_host(MeshAssembly& own, std::vector<GroupPeer
   options.arena = own.arena;
   for (const int rank : ranks) {
     GroupPeer& peer = peers[static_cast<std::size_t>(rank)];
-    MeshMember member;
+    ShmMember member;
     if (rank == own.rank) {
       member.page = std::move(own.page);
     } else {
@@ -61,10 +61,10 @@ std::unique_ptr<HostMesh> assemble_host(MeshAssembly& own, std::vector<GroupPeer
     member.cpu_mask = peer.note;
     options.members.push_back(std::move(member));
   }
-  return std::make_unique<HostMesh>(std::move(options));
+  return std::make_unique<ShmComm>(std::move(options));
 }
 
-void add_carriers(HostsMeshOptions& options, std::vector<GroupPeer>& peers) {
+void add_carriers(HierarchicalCommOptions& options, std::vector<GroupPeer>& peers) {
   const int index = options.layout.index(options.rank);
   if (index >= options.layout.num_carriers()) return;
   for (int host = 0; host < options.layout.num_hosts(); ++host) {
@@ -91,9 +91,9 @@ std::vector<int> descriptors_of(const SharedSegment& page, const Arena& arena) {
   return {page.fd(), arena.segment().fd()};
 }
 
-std::unique_ptr<Mesh> assemble_mesh(MeshAssembly own, std::vector<GroupPeer>& peers) {
+std::unique_ptr<Comm> assemble_comm(CommAssembly own, std::vector<GroupPeer>& peers) {
   HostLayout layout = layout_of(peers);
-  std::unique_ptr<HostMesh> local = assemble_host(own, peers, layout);
+  std::unique_ptr<ShmComm> local = assemble_host(own, peers, layout);
   if (layout.num_hosts() == 1) return local;
   if (own.make_stage && own.link.wire_dtype != Dtype::Float32) {
     throw ArgumentError(
@@ -102,7 +102,7 @@ std::unique_ptr<Mesh> assemble_mesh(MeshAssembly own, std::vector<GroupPeer>& pe
                     "LIBDDP_WIRE_DTYPE), or leave the other engine out.",
                     own.group_name, own.rank, peers.size(), name(own.link.wire_dtype)));
   }
-  HostsMeshOptions options;
+  HierarchicalCommOptions options;
   options.rank = own.rank;
   options.layout = std::move(layout);
   options.arena = std::move(own.arena);
@@ -114,7 +114,7 @@ std::unique_ptr<Mesh> assemble_mesh(MeshAssembly own, std::vector<GroupPeer>& pe
     if (options.layout.is_local(peer.rank, own.rank)) continue;
     options.mail_peers.push_back({peer.rank, peer.pid, peer.host, std::move(peer.messages)});
   }
-  return std::make_unique<HostsMesh>(std::move(options));
+  return std::make_unique<HierarchicalComm>(std::move(options));
 }
 
 }  // namespace libddp

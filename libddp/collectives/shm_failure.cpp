@@ -1,4 +1,4 @@
-// MeshCore's failures: kept, shown to the peers, taken over from them, put into words.
+// ShmCore's failures: kept, shown to the peers, taken over from them, put into words.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "libddp/base/printable.h"
-#include "libddp/collectives/mesh_core.h"
+#include "libddp/collectives/shm_core.h"
 
 namespace libddp {
 namespace {
@@ -34,23 +34,23 @@ std::vector<Camp> camps_of(const std::vector<Slot*>& slots, std::uint64_t meetin
   return camps;
 }
 
-std::string ranks_text(const MeshCore& core, std::vector<int> ranks) {
+std::string ranks_text(const ShmCore& core, std::vector<int> ranks) {
   for (int& rank : ranks) rank = core.group_rank(rank);
   return fmt::format("rank{} {}", ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "));
 }
 
 }  // namespace
 
-void MeshCore::fail(MeshFailure failure) noexcept {
+void ShmCore::fail(CommFailure failure) noexcept {
   // First: whoever sees the failure may free what was in flight.
   if (arena_) arena_->keep_freed();
   if (!latch_.set(std::move(failure))) return;
   show_failure(*latch_.get());
   ring_always(pages_[0].bell());
-  for (const HostPage& page : pages_) ring_always(page.mail_bell());
+  for (const ShmPage& page : pages_) ring_always(page.mail_bell());
 }
 
-void MeshCore::show_failure(const MeshFailure& failure) noexcept {
+void ShmCore::show_failure(const CommFailure& failure) noexcept {
   FailureRecord& record = pages_[rank_].failure();
   const std::size_t length = std::min(failure.message.size(), FailureRecord::kMaxText - 1);
   std::memcpy(record.text, failure.message.data(), length);
@@ -62,23 +62,23 @@ void MeshCore::show_failure(const MeshFailure& failure) noexcept {
 }
 
 // See NOTE [Ranks that are late].
-void MeshCore::show_given_up() noexcept {
+void ShmCore::show_given_up() noexcept {
   pages_[rank_].given_up().store(meeting_, std::memory_order_release);
   pages_[0].bell().num_given_up.fetch_add(1, std::memory_order_seq_cst);
 }
 
-void MeshCore::throw_if_given_up() {
+void ShmCore::throw_if_given_up() {
   for (int r = 0; r < world_size_; ++r) {
     const std::uint64_t meeting = pages_[r].given_up().load(std::memory_order_acquire);
     if (r != rank_ && meeting != 0 && meeting <= meeting_) throw_given_up();
   }
 }
 
-void MeshCore::throw_given_up() {
+void ShmCore::throw_given_up() {
   throw_if_failed(call_);
   int culprit = 0;
   while (culprit + 1 < world_size_ && pages_[culprit].given_up().load() == 0) ++culprit;
-  fail_and_throw(call_, {.kind = MeshFailure::Kind::Peer,
+  fail_and_throw(call_, {.kind = CommFailure::Kind::Peer,
                          .message = fmt::format("rank {} (pid {}) gave it up", group_rank(culprit),
                                                 pid_of(culprit)),
                          .peer_rank = group_rank(culprit),
@@ -87,23 +87,23 @@ void MeshCore::throw_given_up() {
 
 // A failure that names a peer or the network is passed on as it is; an abort or a timeout is its
 // rank's own deed.
-void MeshCore::adopt_failure_of_peer() {
+void ShmCore::adopt_failure_of_peer() {
   for (int r = 0; r < world_size_; ++r) {
     const FailureRecord& record = pages_[r].failure();
     if (r == rank_ || record.is_set.load(std::memory_order_seq_cst) == 0) continue;
     const std::string text =
         printable_lines({record.text, strnlen(record.text, FailureRecord::kMaxText)});
-    MeshFailure failure{
+    CommFailure failure{
         .message = text, .peer_rank = record.peer_rank, .peer_pid = record.peer_pid};
-    const auto kind = static_cast<MeshFailure::Kind>(record.kind);
-    if (kind == MeshFailure::Kind::Network) {
+    const auto kind = static_cast<CommFailure::Kind>(record.kind);
+    if (kind == CommFailure::Kind::Network) {
       failure.kind = kind;
-    } else if (kind != MeshFailure::Kind::Peer) {
-      const char* deed = kind == MeshFailure::Kind::Aborted ? "aborted" : "gave up";
+    } else if (kind != CommFailure::Kind::Peer) {
+      const char* deed = kind == CommFailure::Kind::Aborted ? "aborted" : "gave up";
       failure.message =
           fmt::format("rank {} (pid {}) {}: {}", group_rank(r), pid_of(r), deed, text);
     }
-    const bool is_nobodys = failure.peer_rank < 0 && kind == MeshFailure::Kind::Peer;
+    const bool is_nobodys = failure.peer_rank < 0 && kind == CommFailure::Kind::Peer;
     if (!is_nobodys && (failure.peer_rank < 0 || failure.peer_rank == group_rank(rank_))) {
       failure.peer_rank = group_rank(r);
       failure.peer_pid = pid_of(r);
@@ -112,18 +112,18 @@ void MeshCore::adopt_failure_of_peer() {
   }
 }
 
-void MeshCore::throw_if_failed(const MeshCall* call) {
+void ShmCore::throw_if_failed(const CommCall* call) {
   if (!latch_.is_set()) adopt_failure_of_peer();
   if (latch_.is_set()) throw_kept(call, false);
 }
 
-void MeshCore::fail_and_throw(const MeshCall* call, MeshFailure failure) {
+void ShmCore::fail_and_throw(const CommCall* call, CommFailure failure) {
   fail(std::move(failure));
   throw_kept(call, false);
 }
 
-void MeshCore::throw_kept(const MeshCall* call, bool is_earlier) const {
-  const MeshFailure& failure = *latch_.get();
+void ShmCore::throw_kept(const CommCall* call, bool is_earlier) const {
+  const CommFailure& failure = *latch_.get();
   std::string message = failure.message;
   if (!message.starts_with("libddp[")) {
     const std::string where =
@@ -139,7 +139,7 @@ void MeshCore::throw_kept(const MeshCall* call, bool is_earlier) const {
   throw_failure(failure, message);
 }
 
-void MeshCore::report_mismatch() {
+void ShmCore::report_mismatch() {
   // What a rank called before it gave up is still there: that it gave up is the reason.
   throw_if_failed(call_);
   const std::vector<Camp> camps = camps_of(slots_[meeting_ & 1], meeting_);
@@ -150,7 +150,7 @@ void MeshCore::report_mismatch() {
   }
   // Nobody is named as the peer: who is right is not known here.
   fail_and_throw(call_,
-                 {.kind = MeshFailure::Kind::Peer,
+                 {.kind = CommFailure::Kind::Peer,
                   .message = fmt::format(
                       "the ranks called different collectives: {}. Hint: every rank must make the "
                       "same calls in the same order, with equal shapes and dtypes",

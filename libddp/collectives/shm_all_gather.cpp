@@ -2,17 +2,17 @@
 
 #include <algorithm>
 
-#include "libddp/collectives/host_collectives.h"
-#include "libddp/collectives/host_move.h"
+#include "libddp/collectives/shm_collectives.h"
+#include "libddp/collectives/shm_move.h"
 #include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
 namespace {
 
-class AllGather : HostMove {
+class AllGather : ShmMove {
  public:
-  AllGather(MeshCore& core, const std::byte* input, std::byte* output, std::size_t bytes)
-      : HostMove(core),
+  AllGather(ShmCore& core, const std::byte* input, std::byte* output, std::size_t bytes)
+      : ShmMove(core),
         input_(input),
         output_(output),
         bytes_(bytes),
@@ -80,12 +80,11 @@ class AllGather : HostMove {
 
 }  // namespace
 
-void all_gather(MeshCore& core, const std::byte* input, std::byte* output,
-                std::size_t input_bytes) {
+void all_gather(ShmCore& core, const std::byte* input, std::byte* output, std::size_t input_bytes) {
   AllGather(core, input, output, input_bytes).run();
 }
 
-void broadcast(MeshCore& core, std::byte* data, std::size_t bytes, int root) {
+void broadcast(ShmCore& core, std::byte* data, std::size_t bytes, int root) {
   const bool is_root = core.rank() == root;
   if (bytes <= core.policy().inline_bytes) {
     if (is_root) copy_bytes(core.own_payload(bytes), data, bytes);

@@ -1,14 +1,14 @@
-// HostsMesh::reduce_scatter: the ranks of a host sum every host's blocks among themselves, then
-// each host gets its blocks' sums from all others.
+// HierarchicalComm::reduce_scatter: the ranks of a host sum every host's blocks among themselves,
+// then each host gets its blocks' sums from all others.
 
-#include "libddp/collectives/host_collectives.h"
-#include "libddp/collectives/hosts_mesh.h"
+#include "libddp/collectives/hierarchical_comm.h"
+#include "libddp/collectives/shm_collectives.h"
 #include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
 
-void HostsMesh::reduce_scatter(const MeshCall& call, const void* input, void* output,
-                               std::uint64_t output_count, double scale) {
+void HierarchicalComm::reduce_scatter(const CommCall& call, const void* input, void* output,
+                                      std::uint64_t output_count, double scale) {
   check_reduction(call, scale);
   const Scatter scatter{static_cast<const std::byte*>(input), static_cast<std::byte*>(output),
                         output_count, output_count * element_bytes(call.description.dtype), scale};
@@ -20,7 +20,7 @@ void HostsMesh::reduce_scatter(const MeshCall& call, const void* input, void* ou
 }
 
 // One exchange of everything costs less than the bytes that it saves.
-void HostsMesh::scatter_small(const MeshCall& call, const Scatter& scatter) {
+void HierarchicalComm::scatter_small(const CommCall& call, const Scatter& scatter) {
   const auto num_ranks = static_cast<std::uint64_t>(world_size());
   const std::shared_ptr<std::byte> sums = arena_->allocate(scatter.block_bytes * num_ranks);
   copy_bytes(sums.get(), scatter.input, scatter.block_bytes * num_ranks);
@@ -30,7 +30,7 @@ void HostsMesh::scatter_small(const MeshCall& call, const Scatter& scatter) {
 }
 
 // Carrier c of a host sums block c of every host; nothing is left to share at the end.
-void HostsMesh::scatter_even(const MeshCall& call, const Scatter& scatter) {
+void HierarchicalComm::scatter_even(const CommCall& call, const Scatter& scatter) {
   const Dtype dtype = call.description.dtype;
   const ReduceOp op = call.description.reduce_op;
   const auto num_here = static_cast<std::uint64_t>(layout_.num_carriers());
@@ -61,7 +61,7 @@ void HostsMesh::scatter_even(const MeshCall& call, const Scatter& scatter) {
 
 // The carriers are fewer than the ranks of some hosts: the ranks sum everything, carrier c
 // exchanges slice c of every host's blocks, the ranks share the slices of their own.
-void HostsMesh::scatter_uneven(const MeshCall& call, const Scatter& scatter) {
+void HierarchicalComm::scatter_uneven(const CommCall& call, const Scatter& scatter) {
   const Dtype dtype = call.description.dtype;
   const ReduceOp op = call.description.reduce_op;
   const std::size_t element = element_bytes(dtype);
@@ -91,7 +91,7 @@ void HostsMesh::scatter_uneven(const MeshCall& call, const Scatter& scatter) {
 }
 
 // A copy in which the blocks of each host lie together.
-std::shared_ptr<std::byte> HostsMesh::in_host_order(const Scatter& scatter) const {
+std::shared_ptr<std::byte> HierarchicalComm::in_host_order(const Scatter& scatter) const {
   const std::uint64_t bytes = scatter.block_bytes;
   std::shared_ptr<std::byte> ordered =
       arena_->allocate(bytes * static_cast<std::uint64_t>(layout_.host_of.size()));

@@ -7,21 +7,21 @@
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/comm_fixture.h"
 #include "tests/support/expect.h"
 #include "tests/support/hosts_fixture.h"
-#include "tests/support/mesh_fixture.h"
 
 using namespace libddp;
+using libddp::test::CommFixture;
 using libddp::test::expect;
 using libddp::test::HostsRank;
-using libddp::test::MeshFixture;
 using libddp::test::run_hosts;
 
 namespace {
 
-MeshCall wire_call(OpKind kind, std::uint64_t sequence, std::size_t count,
+CommCall wire_call(OpKind kind, std::uint64_t sequence, std::size_t count,
                    ReduceOp op = ReduceOp::Sum) {
-  return MeshFixture::call(kind, sequence, Dtype::Float32, count, op);
+  return CommFixture::call(kind, sequence, Dtype::Float32, count, op);
 }
 
 // The sum of all ranks' floats of one seed, and of their magnitudes, at one place.
@@ -58,7 +58,7 @@ bool is_near(float value, const RoughSum& wanted) {
 void check_narrow_all_reduce(HostsRank& me, std::size_t count) {
   const std::vector<RoughSum> wanted = rough_sums(me.world_size, count);
   std::vector<float> mine = seeded_floats(me.rank, count);
-  me.mesh->all_reduce(wire_call(OpKind::AllReduce, 1, count), mine.data(), 1.0);
+  me.comm->all_reduce(wire_call(OpKind::AllReduce, 1, count), mine.data(), 1.0);
   std::size_t num_near = 0;
   std::size_t num_rounded = 0;
   for (std::size_t i = 0; i < count; ++i) {
@@ -68,7 +68,7 @@ void check_narrow_all_reduce(HostsRank& me, std::size_t count) {
   expect(num_near == count, "every sum within the tolerance");
   expect(num_rounded == count, "every sum is a bf16");
   std::vector<float> all(count * static_cast<std::size_t>(me.world_size));
-  me.mesh->all_gather(wire_call(OpKind::AllGather, 2, all.size()), mine.data(), all.data(),
+  me.comm->all_gather(wire_call(OpKind::AllGather, 2, all.size()), mine.data(), all.data(),
                       count * sizeof(float));
   for (int rank = 0; rank < me.world_size; ++rank) {
     const float* theirs = all.data() + static_cast<std::size_t>(rank) * count;
@@ -81,7 +81,7 @@ void check_narrow_scatter(HostsRank& me, std::size_t count) {
   const std::vector<RoughSum> wanted = rough_sums(me.world_size, total);
   const std::vector<float> mine = seeded_floats(me.rank, total);
   std::vector<float> block(count);
-  me.mesh->reduce_scatter(wire_call(OpKind::ReduceScatter, 3, total), mine.data(), block.data(),
+  me.comm->reduce_scatter(wire_call(OpKind::ReduceScatter, 3, total), mine.data(), block.data(),
                           count, 1.0);
   const RoughSum* own = wanted.data() + static_cast<std::size_t>(me.rank) * count;
   std::size_t num_near = 0;
@@ -93,14 +93,14 @@ void check_narrow_scatter(HostsRank& me, std::size_t count) {
 void check_exact_all_reduces(HostsRank& me) {
   const float fine = 1.0f + 0x1p-20f;
   std::vector<float> floats(100000, fine);
-  me.mesh->all_reduce(wire_call(OpKind::AllReduce, 4, 100), floats.data(), 1.0);
+  me.comm->all_reduce(wire_call(OpKind::AllReduce, 4, 100), floats.data(), 1.0);
   expect(floats[0] == static_cast<float>(me.world_size) * fine, "a small sum is exact");
   floats.assign(floats.size(), fine);
-  me.mesh->all_reduce(wire_call(OpKind::AllReduce, 5, floats.size(), ReduceOp::Max), floats.data(),
+  me.comm->all_reduce(wire_call(OpKind::AllReduce, 5, floats.size(), ReduceOp::Max), floats.data(),
                       1.0);
   expect(floats[99999] == fine, "a maximum is exact");
   std::vector<double> doubles(100000, fine);
-  me.mesh->all_reduce(MeshFixture::call(OpKind::AllReduce, 6, Dtype::Float64, doubles.size()),
+  me.comm->all_reduce(CommFixture::call(OpKind::AllReduce, 6, Dtype::Float64, doubles.size()),
                       doubles.data(), 1.0);
   expect(doubles[99999] == me.world_size * static_cast<double>(fine), "float64 is exact");
 }

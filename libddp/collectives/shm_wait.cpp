@@ -1,4 +1,4 @@
-// MeshCore's waiting, from the first pause to the timeout.
+// ShmCore's waiting, from the first pause to the timeout.
 //
 // NOTE [Rings without a fence]
 // A sleeper registers and then looks at the stamps; a poster stores its stamp and then looks at the
@@ -15,7 +15,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
-#include "libddp/collectives/mesh_core.h"
+#include "libddp/collectives/shm_core.h"
 
 namespace libddp {
 namespace {
@@ -40,7 +40,7 @@ double seconds_since(Clock::time_point start) {
 
 }  // namespace
 
-void MeshCore::wait(const MeshCall& call, Bell& bell, WaitCondition& condition) {
+void ShmCore::wait(const CommCall& call, Bell& bell, WaitCondition& condition) {
   for (int done = 0; done < policy_.spins; done += kSpinsPerLook) {
     if (spin(condition, std::min(kSpinsPerLook, policy_.spins - done))) return;
     if (latch_.is_set()) break;
@@ -49,7 +49,7 @@ void MeshCore::wait(const MeshCall& call, Bell& bell, WaitCondition& condition) 
 }
 
 // The long wait: sleeps in growing pieces, between which it looks at everything that can end it.
-void MeshCore::settle(const MeshCall& call, Bell& bell, WaitCondition& condition) {
+void ShmCore::settle(const CommCall& call, Bell& bell, WaitCondition& condition) {
   const Clock::time_point start = Clock::now();
   const Deadline deadline = call.timeout ? Deadline::after(*call.timeout) : call.deadline;
   InterruptPoll interrupt;
@@ -72,7 +72,7 @@ void MeshCore::settle(const MeshCall& call, Bell& bell, WaitCondition& condition
     try {
       interrupt.poll();
     } catch (...) {
-      fail({.kind = MeshFailure::Kind::Aborted,
+      fail({.kind = CommFailure::Kind::Aborted,
             .message = fmt::format("{}: interrupted while waiting",
                                    call.description.to_string(call.sequence))});
       throw;
@@ -85,7 +85,7 @@ void MeshCore::settle(const MeshCall& call, Bell& bell, WaitCondition& condition
 
 // Who is waited for after the network may have waited there itself: longer than this rank has,
 // which counts that.
-void MeshCore::count_wait(int blocker, std::int64_t ns) {
+void ShmCore::count_wait(int blocker, std::int64_t ns) {
   Delay told;
   if (stage_ == Stage::Last) {
     told = delay_shown_by(blocker);
@@ -95,19 +95,19 @@ void MeshCore::count_wait(int blocker, std::int64_t ns) {
   waits_.add(group_rank(blocker), ns, told);
 }
 
-void MeshCore::show_delay(Delay delay) {
+void ShmCore::show_delay(Delay delay) {
   DelayRecord& shown = pages_[rank_].carried_delay();
   shown.rank.store(delay.rank, std::memory_order_relaxed);
   shown.ns.store(delay.ns, std::memory_order_relaxed);
 }
 
-Delay MeshCore::delay_shown_by(int rank) const {
+Delay ShmCore::delay_shown_by(int rank) const {
   const DelayRecord& shown = pages_[rank].carried_delay();
   return {static_cast<int>(shown.rank.load(std::memory_order_relaxed)),
           shown.ns.load(std::memory_order_relaxed)};
 }
 
-void MeshCore::give_up(const MeshCall& call, const WaitCondition& condition, double seconds) {
+void ShmCore::give_up(const CommCall& call, const WaitCondition& condition, double seconds) {
   constexpr std::size_t kMaxNamed = 8;
   const std::vector<int> missing = condition.missing();
   std::string who;
@@ -125,7 +125,7 @@ void MeshCore::give_up(const MeshCall& call, const WaitCondition& condition, dou
   const int culprit = missing.size() == 1 ? missing[0] : -1;
   fail_and_throw(
       &call,
-      {.kind = MeshFailure::Kind::Timeout,
+      {.kind = CommFailure::Kind::Timeout,
        .message = fmt::format(
            "{}: timed out after {:.1f} s waiting for {}{}. Hint: look at what that rank does; "
            "if it is only slow, raise the timeout of the group",

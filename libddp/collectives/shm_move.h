@@ -6,22 +6,22 @@
 // for each: the copy-in of a piece overlaps the copy-out of the one before.
 // Thread rule: one at a time per core.
 //
-//   class AllGather : HostMove { ... };   // says what a piece is
+//   class AllGather : ShmMove { ... };   // says what a piece is
 //   const bool is_staged = move(input, input_bytes, output, output_bytes, num_pieces);
 
 #include <cstddef>
 #include <cstdint>
 
-#include "libddp/collectives/mesh_core.h"
+#include "libddp/collectives/shm_core.h"
 
 namespace libddp {
 
-class HostMove {
+class ShmMove {
  protected:
-  explicit HostMove(MeshCore& core) : core_(core) {}
-  ~HostMove() = default;
-  HostMove(const HostMove&) = delete;
-  HostMove& operator=(const HostMove&) = delete;
+  explicit ShmMove(ShmCore& core) : core_(core) {}
+  ~ShmMove() = default;
+  ShmMove(const ShmMove&) = delete;
+  ShmMove& operator=(const ShmMove&) = delete;
 
   /// Runs the whole move; true if it went through staging. The sizes are equal on all ranks.
   bool move(const std::byte* input, std::size_t input_bytes, const std::byte* output,
@@ -35,7 +35,7 @@ class HostMove {
   virtual void copy_in(std::size_t k, std::uint64_t chunk) = 0;
   virtual void copy_out(std::size_t k, std::uint64_t chunk) = 0;
 
-  MeshCore& core_;
+  ShmCore& core_;
 
  private:
   void stage(std::size_t k);

@@ -1,4 +1,4 @@
-#include "libddp/collectives/mesh_core.h"
+#include "libddp/collectives/shm_core.h"
 
 #include <fmt/format.h>
 
@@ -12,9 +12,9 @@
 namespace libddp {
 
 /// Everyone has posted meeting n.
-class MeshCore::Meeting final : public WaitCondition {
+class ShmCore::Meeting final : public WaitCondition {
  public:
-  explicit Meeting(MeshCore& core)
+  explicit Meeting(ShmCore& core)
       : core_(core), slots_(core.slots_[core.meeting_ & 1]), number_(core.meeting_) {}
 
   bool ready() override {
@@ -41,13 +41,13 @@ class MeshCore::Meeting final : public WaitCondition {
     return slots_[rank]->stamp.load(std::memory_order_seq_cst) == number_;
   }
 
-  MeshCore& core_;
+  ShmCore& core_;
   const std::vector<Slot*>& slots_;
   const std::uint64_t number_;
   std::size_t next_ = 0;
 };
 
-MeshCore::MeshCore(HostMeshOptions options)
+ShmCore::ShmCore(ShmCommOptions options)
     : rank_(options.rank),
       world_size_(options.world_size),
       group_size_(options.group_size > 0 ? options.group_size : options.world_size),
@@ -57,10 +57,10 @@ MeshCore::MeshCore(HostMeshOptions options)
   validate(options);
   members_ = std::move(options.members);
   std::vector<std::string> masks;
-  for (MeshMember& member : members_) {
+  for (ShmMember& member : members_) {
     if (member.group_rank < 0) member.group_rank = static_cast<int>(masks.size());
     masks.push_back(member.cpu_mask);
-    const HostPage& page = pages_.emplace_back(member.page.data(), world_size_);
+    const ShmPage& page = pages_.emplace_back(member.page.data(), world_size_);
     for (std::size_t parity : {0u, 1u}) {
       slots_[parity].push_back(&page.slot(parity));
       payloads_[parity].push_back(page.inline_payload(parity));
@@ -69,36 +69,36 @@ MeshCore::MeshCore(HostMeshOptions options)
   policy_ = WaitPolicy::choose(masks);
 }
 
-void MeshCore::validate(const HostMeshOptions& options) const {
+void ShmCore::validate(const ShmCommOptions& options) const {
   if (world_size_ < 1 || world_size_ > kMaxRanks || rank_ < 0 || rank_ >= world_size_ ||
       options.members.size() != static_cast<std::size_t>(world_size_)) {
-    throw ArgumentError(
-        fmt::format("libddp[group {}]: cannot form a mesh of {} ranks with {} members as rank {}. "
-                    "Hint: 1 to {} "
-                    "ranks per host, one member per rank.",
-                    group_name_, world_size_, options.members.size(), rank_, kMaxRanks));
+    throw ArgumentError(fmt::format(
+        "libddp[group {}]: cannot form a communicator of {} ranks with {} members as rank {}. "
+        "Hint: 1 to {} "
+        "ranks per host, one member per rank.",
+        group_name_, world_size_, options.members.size(), rank_, kMaxRanks));
   }
   for (int r = 0; r < world_size_; ++r) {
     const SharedSegment& page = options.members[r].page;
-    if (page.size_bytes() >= HostPage::size_bytes(world_size_)) continue;
+    if (page.size_bytes() >= ShmPage::size_bytes(world_size_)) continue;
     throw PeerError(
         fmt::format(
             "libddp[group {}, rank {}/{}]: the control page of rank {} has {} bytes, {} are "
             "needed. Hint: all ranks must run the same version of libddp.",
             group_name_, rank_, world_size_, r, page.size_bytes(),
-            HostPage::size_bytes(world_size_)),
+            ShmPage::size_bytes(world_size_)),
         r, options.members[r].pid);
   }
 }
 
-int MeshCore::index_of(int group_rank) const {
+int ShmCore::index_of(int group_rank) const {
   for (int r = 0; r < world_size_; ++r) {
     if (members_[r].group_rank == group_rank) return r;
   }
   return -1;
 }
 
-void MeshCore::begin(const MeshCall& call, Stage stage) {
+void ShmCore::begin(const CommCall& call, Stage stage) {
   if (latch_.is_set()) throw_kept(&call, true);
   call_ = &call;
   stage_ = stage;
@@ -110,7 +110,7 @@ void MeshCore::begin(const MeshCall& call, Stage stage) {
 
 // Relaxed words: plain stores for the machine, and a reader in another process may look at any
 // time.
-void MeshCore::record(const MeshCall& call) {
+void ShmCore::record(const CommCall& call) {
   std::atomic<std::uint64_t>& num_calls = pages_[rank_].num_calls();
   const std::uint64_t number = num_calls.load(std::memory_order_relaxed);
   CallRecord& shown = pages_[rank_].call(number);
@@ -123,7 +123,7 @@ void MeshCore::record(const MeshCall& call) {
   num_calls.store(number + 1, std::memory_order_release);
 }
 
-std::string MeshCore::last_call_of(int rank) const {
+std::string ShmCore::last_call_of(int rank) const {
   const std::uint64_t number = pages_[rank].num_calls().load(std::memory_order_acquire);
   if (number == 0) return "nothing yet";
   const CallRecord& shown = pages_[rank].call(number - 1);
@@ -136,25 +136,25 @@ std::string MeshCore::last_call_of(int rank) const {
   return description.to_string(shown.sequence.load(std::memory_order_relaxed));
 }
 
-std::uint64_t MeshCore::last_sequence_of(int rank) const {
+std::uint64_t ShmCore::last_sequence_of(int rank) const {
   const std::uint64_t number = pages_[rank].num_calls().load(std::memory_order_acquire);
   if (number == 0) return 0;
   return pages_[rank].call(number - 1).sequence.load(std::memory_order_relaxed);
 }
 
-void MeshCore::meet(std::uint64_t input_place, std::uint64_t output_place) {
+void ShmCore::meet(std::uint64_t input_place, std::uint64_t output_place) {
   post(input_place, output_place);
   await_everyone();
 }
 
-void MeshCore::meet_with_payload(std::size_t bytes) {
+void ShmCore::meet_with_payload(std::size_t bytes) {
   post(Slot::kInline, Slot::kStaged);
   if (bytes > Slot::kTinyBytes) prefetch_payloads(bytes);
   await_everyone();
 }
 
 // The peers' payloads cross the machine beside their stamps instead of after them.
-void MeshCore::prefetch_payloads(std::size_t bytes) const {
+void ShmCore::prefetch_payloads(std::size_t bytes) const {
   constexpr std::size_t kMostBytes = 8 * kCacheLineBytes;
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
@@ -165,18 +165,18 @@ void MeshCore::prefetch_payloads(std::size_t bytes) const {
   }
 }
 
-void MeshCore::post(std::uint64_t input_place, std::uint64_t output_place) {
+void ShmCore::post(std::uint64_t input_place, std::uint64_t output_place) {
   const std::uint64_t number = ++meeting_;
   Slot& mine = *slots_[number & 1][rank_];
   mine.fingerprint = fingerprint_;
   mine.place[0] = input_place;
   mine.place[1] = output_place;
-  // See NOTE [Rings without a fence] in mesh_wait.cpp.
+  // See NOTE [Rings without a fence] in shm_wait.cpp.
   mine.stamp.store(number,
                    policy_.oversubscribed ? std::memory_order_seq_cst : std::memory_order_release);
 }
 
-void MeshCore::await_everyone() {
+void ShmCore::await_everyone() {
   try {
     Meeting meeting(*this);
     if (!meeting.ready()) wait(*call_, pages_[0].bell(), meeting);
@@ -192,34 +192,34 @@ void MeshCore::await_everyone() {
   ring(pages_[0].bell());
 }
 
-std::uint64_t MeshCore::place(int rank, int which) const {
+std::uint64_t ShmCore::place(int rank, int which) const {
   return slots_[meeting_ & 1][rank]->place[which];
 }
 
-bool MeshCore::all_in_arena(int which) const {
+bool ShmCore::all_in_arena(int which) const {
   for (int r = 0; r < world_size_; ++r) {
     if (place(r, which) >= Slot::kInline) return false;
   }
   return true;
 }
 
-bool MeshCore::none_in_arena(int which) const {
+bool ShmCore::none_in_arena(int which) const {
   for (int r = 0; r < world_size_; ++r) {
     if (place(r, which) < Slot::kInline) return false;
   }
   return true;
 }
 
-std::uint64_t MeshCore::offset_of(const void* pointer, std::size_t bytes) const {
+std::uint64_t ShmCore::offset_of(const void* pointer, std::size_t bytes) const {
   if (!arena_) return Slot::kStaged;
   return arena_->offset_of(pointer, bytes).value_or(Slot::kStaged);
 }
 
-std::byte* MeshCore::reach(const MeshCall* call, int rank, std::uint64_t offset,
-                           std::uint64_t bytes) {
+std::byte* ShmCore::reach(const CommCall* call, int rank, std::uint64_t offset,
+                          std::uint64_t bytes) {
   const SharedSegment& segment = rank == rank_ ? arena_->segment() : members_[rank].arena;
   if (offset > segment.size_bytes() || bytes > segment.size_bytes() - offset) {
-    fail_and_throw(call, {.kind = MeshFailure::Kind::Peer,
+    fail_and_throw(call, {.kind = CommFailure::Kind::Peer,
                           .message = fmt::format("rank {} (pid {}) named bytes {} to {} of an "
                                                  "arena of {} bytes",
                                                  group_rank(rank), pid_of(rank), offset,

@@ -1,10 +1,10 @@
-#include "libddp/collectives/hosts_mesh.h"
+#include "libddp/collectives/hierarchical_comm.h"
 
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
-#include "libddp/collectives/host_collectives.h"
+#include "libddp/collectives/shm_collectives.h"
 #include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
@@ -17,7 +17,7 @@ constexpr std::uint64_t kManyPiecesBytes = 1u << 20;
 
 }  // namespace
 
-HostsMesh::HostsMesh(HostsMeshOptions options)
+HierarchicalComm::HierarchicalComm(HierarchicalCommOptions options)
     : rank_(options.rank),
       layout_(std::move(options.layout)),
       host_(layout_.host(rank_)),
@@ -31,38 +31,39 @@ HostsMesh::HostsMesh(HostsMeshOptions options)
   stage_ = options.make_stage(*local_, {host_, layout_.num_hosts(), index_}, std::move(stage_));
 }
 
-std::string HostsMesh::last_call_of(int rank) const {
+std::string HierarchicalComm::last_call_of(int rank) const {
   if (layout_.is_local(rank, rank_)) return local_->last_call_of(rank);
   return stage_->last_call_of(rank).value_or("one that this host has not seen");
 }
 
-MeshCall HostsMesh::last_stage(const MeshCall& call) {
-  MeshCall later = call;
+CommCall HierarchicalComm::last_stage(const CommCall& call) {
+  CommCall later = call;
   if (later.timeout) *later.timeout += kNetworkFirst;
   return later;
 }
 
-std::optional<std::uint64_t> HostsMesh::last_sequence_of(int rank) const {
+std::optional<std::uint64_t> HierarchicalComm::last_sequence_of(int rank) const {
   if (!layout_.is_local(rank, rank_)) return std::nullopt;
   return local_->last_sequence_of(rank);
 }
 
-std::optional<MeshFailure> HostsMesh::look_at_network(std::int64_t now_ns) {
+std::optional<CommFailure> HierarchicalComm::look_at_network(std::int64_t now_ns) {
   if (auto trouble = stage_->look_at_network(now_ns)) return trouble;
   return mail_.look_at_network(now_ns);
 }
 
-std::optional<std::uint64_t> HostsMesh::beats_of(int rank) const {
+std::optional<std::uint64_t> HierarchicalComm::beats_of(int rank) const {
   return layout_.is_local(rank, rank_) ? local_->beats_of(rank) : std::nullopt;
 }
 
 // Small payloads go whole: through every carrier if that makes the last stage needless.
-bool HostsMesh::carries(std::uint64_t bytes) const {
+bool HierarchicalComm::carries(std::uint64_t bytes) const {
   const bool is_small = bytes <= InterStage::kSmallBytes;
   return stage_->is_carrier() && (!is_small || layout_.is_even() || index_ == 0);
 }
 
-std::vector<std::uint64_t> HostsMesh::slice_edges(std::uint64_t count, std::size_t element) const {
+std::vector<std::uint64_t> HierarchicalComm::slice_edges(std::uint64_t count,
+                                                         std::size_t element) const {
   const std::uint64_t bytes = count * element;
   if (bytes <= InterStage::kSmallBytes) return {0, bytes};
   std::vector<std::uint64_t> edges{0};
@@ -74,18 +75,18 @@ std::vector<std::uint64_t> HostsMesh::slice_edges(std::uint64_t count, std::size
 }
 
 // The last stage: what the carriers of this host have, all its ranks get.
-void HostsMesh::share(const MeshCall& call, std::byte* data, std::uint64_t count,
-                      std::size_t element) {
+void HierarchicalComm::share(const CommCall& call, std::byte* data, std::uint64_t count,
+                             std::size_t element) {
   if (count * element <= InterStage::kSmallBytes && layout_.is_even()) return;
   local_->share_slices(last_stage(call), data, slice_edges(count, element));
 }
 
-void HostsMesh::all_reduce(const MeshCall& call, void* data, double scale) {
+void HierarchicalComm::all_reduce(const CommCall& call, void* data, double scale) {
   reduce_all(call, static_cast<std::byte*>(data), call.description.count, scale);
 }
 
-void HostsMesh::reduce_all(const MeshCall& call, std::byte* data, std::uint64_t count,
-                           double scale) {
+void HierarchicalComm::reduce_all(const CommCall& call, std::byte* data, std::uint64_t count,
+                                  double scale) {
   check_reduction(call, scale);
   const Dtype dtype = call.description.dtype;
   const ReduceOp op = call.description.reduce_op;
@@ -109,15 +110,15 @@ void HostsMesh::reduce_all(const MeshCall& call, std::byte* data, std::uint64_t 
 
 // Every rank of this host is a carrier, so that its own slice is all that it needs. Each host
 // decides for itself.
-bool HostsMesh::pays_in_pieces(std::uint64_t bytes) const {
+bool HierarchicalComm::pays_in_pieces(std::uint64_t bytes) const {
   const int num_here = static_cast<int>(layout_.ranks_of(host_).size());
   return bytes >= kManyPiecesBytes && num_here > 1 && num_here == layout_.num_carriers();
 }
 
 // What the ranks of this host have reduced leaves while they reduce the next piece: the segments of
 // the other hosts first, which this host gives away.
-void HostsMesh::reduce_in_pieces(const MeshCall& call, std::byte* data, std::uint64_t count,
-                                 double scale) {
+void HierarchicalComm::reduce_in_pieces(const CommCall& call, std::byte* data, std::uint64_t count,
+                                        double scale) {
   const Dtype dtype = call.description.dtype;
   const ReduceOp op = call.description.reduce_op;
   const std::size_t element = element_bytes(dtype);
@@ -139,7 +140,7 @@ void HostsMesh::reduce_in_pieces(const MeshCall& call, std::byte* data, std::uin
 }
 
 // The blocks of each host lie together in the order of the group's ranks.
-bool HostsMesh::is_host_major() const {
+bool HierarchicalComm::is_host_major() const {
   int next = 0;
   for (const std::vector<int>& ranks : layout_.hosts) {
     for (const int rank : ranks) {
@@ -149,8 +150,8 @@ bool HostsMesh::is_host_major() const {
   return true;
 }
 
-std::vector<InterStage::Region> HostsMesh::regions_in(std::byte* data,
-                                                      std::uint64_t block_bytes) const {
+std::vector<InterStage::Region> HierarchicalComm::regions_in(std::byte* data,
+                                                             std::uint64_t block_bytes) const {
   std::vector<InterStage::Region> regions;
   for (const std::vector<int>& ranks : layout_.hosts) {
     const std::uint64_t bytes = block_bytes * ranks.size();
@@ -160,8 +161,8 @@ std::vector<InterStage::Region> HostsMesh::regions_in(std::byte* data,
   return regions;
 }
 
-void HostsMesh::all_gather(const MeshCall& call, const void* input, void* output,
-                           std::uint64_t input_bytes) {
+void HierarchicalComm::all_gather(const CommCall& call, const void* input, void* output,
+                                  std::uint64_t input_bytes) {
   auto* to = static_cast<std::byte*>(output);
   stage_->begin(call);
   std::shared_ptr<std::byte> scratch;
@@ -179,8 +180,8 @@ void HostsMesh::all_gather(const MeshCall& call, const void* input, void* output
   }
 }
 
-void HostsMesh::gather_regions(const MeshCall& call,
-                               const std::vector<InterStage::Region>& regions) {
+void HierarchicalComm::gather_regions(const CommCall& call,
+                                      const std::vector<InterStage::Region>& regions) {
   std::uint64_t largest = 0;
   for (const InterStage::Region& region : regions) {
     largest = std::max<std::uint64_t>(largest, region.bytes);
@@ -211,7 +212,7 @@ void HostsMesh::gather_regions(const MeshCall& call,
   }
 }
 
-void HostsMesh::broadcast(const MeshCall& call, void* data, std::uint64_t bytes, int root) {
+void HierarchicalComm::broadcast(const CommCall& call, void* data, std::uint64_t bytes, int root) {
   auto* to = static_cast<std::byte*>(data);
   const int root_host = layout_.host(root);
   stage_->begin(call);
@@ -232,14 +233,14 @@ void HostsMesh::broadcast(const MeshCall& call, void* data, std::uint64_t bytes,
   if (host_ != root_host) share(call, to, bytes, 1);
 }
 
-void HostsMesh::barrier(const MeshCall& call) {
+void HierarchicalComm::barrier(const CommCall& call) {
   stage_->begin(call);
   local_->barrier(call);
   if (stage_->is_carrier() && (index_ == 0 || layout_.is_even())) stage_->meet();
   if (!layout_.is_even()) local_->meet_again(last_stage(call));
 }
 
-bool HostsMesh::progress(const std::vector<Transfer*>& transfers) {
+bool HierarchicalComm::progress(const std::vector<Transfer*>& transfers) {
   // A receive from any rank is offered to both until one of them starts it.
   const auto concerns = [this](const Transfer& part, bool here) {
     const int rank = part.peer >= 0 ? part.peer : part.source;

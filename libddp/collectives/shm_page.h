@@ -9,8 +9,8 @@
 // is sparse: parts that a group never uses cost no memory.
 // Thread rule: a view of shared memory; the atomics order everything, see the members.
 //
-//   SharedSegment segment = HostPage::create("world", 2);
-//   HostPage page(segment.data(), 2);
+//   SharedSegment segment = ShmPage::create("world", 2);
+//   ShmPage page(segment.data(), 2);
 //   page.slot(meeting % 2).stamp.store(meeting, std::memory_order_release);
 
 #include <atomic>
@@ -114,7 +114,7 @@ struct alignas(128) Inbox {
   Notice notices[kNotices];
 };
 
-class HostPage {
+class ShmPage {
  public:
   /// Payload of a small collective, per slot.
   static constexpr std::size_t kInlineBytes = 64u << 10;
@@ -128,8 +128,8 @@ class HostPage {
   static std::size_t size_bytes(int world_size);
   static SharedSegment create(const std::string& group_name, int world_size);
 
-  HostPage() = default;
-  HostPage(std::byte* base, int world_size) : base_(base), world_size_(world_size) {}
+  ShmPage() = default;
+  ShmPage(std::byte* base, int world_size) : base_(base), world_size_(world_size) {}
 
   FailureRecord& failure() const;
   /// Number of the meeting that the rank had posted and did not pass; 0 = none.

@@ -1,4 +1,4 @@
-#include "tests/support/joined_mesh.h"
+#include "tests/support/joined_comm.h"
 
 #include <unistd.h>
 
@@ -13,21 +13,21 @@ constexpr std::chrono::seconds kMeetingTimeout{60};
 
 }  // namespace
 
-JoinedMesh join_mesh(KeyValueStore& store, int rank, int world_size, const std::string& cpu_mask) {
-  JoinedMesh joined;
+JoinedComm join_comm(KeyValueStore& store, int rank, int world_size, const std::string& cpu_mask) {
+  JoinedComm joined;
   joined.arena = Arena::create("joined", kArenaBytes);
-  SharedSegment page = HostMesh::create_page("joined", world_size);
+  SharedSegment page = ShmComm::create_page("joined", world_size);
   joined.peers = meet(store,
                       {.rank = rank,
                        .world_size = world_size,
                        .group_name = "joined",
-                       .agreement = HostMesh::layout(),
+                       .agreement = ShmComm::layout(),
                        .note = cpu_mask},
                       {page.fd(), joined.arena->segment().fd()}, Deadline::after(kMeetingTimeout));
-  HostMeshOptions options{
+  ShmCommOptions options{
       .rank = rank, .world_size = world_size, .group_name = "joined", .arena = joined.arena};
   for (GroupPeer& peer : joined.peers) {
-    MeshMember& member = options.members.emplace_back();
+    ShmMember& member = options.members.emplace_back();
     member.pid = peer.rank == rank ? ::getpid() : peer.pid;
     member.host = peer.host;
     member.cpu_mask = peer.rank == rank ? cpu_mask : peer.note;
@@ -38,7 +38,7 @@ JoinedMesh join_mesh(KeyValueStore& store, int rank, int world_size, const std::
       member.arena = SharedSegment::map(std::move(peer.descriptors.at(1)));
     }
   }
-  joined.mesh = std::make_unique<HostMesh>(std::move(options));
+  joined.comm = std::make_unique<ShmComm>(std::move(options));
   return joined;
 }
 

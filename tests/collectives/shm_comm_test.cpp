@@ -1,15 +1,15 @@
 // The collectives over ranks that are threads: worlds x memory x sizes, each against the value that
 // every element must have.
 
-#include "libddp/collectives/host_mesh.h"
+#include "libddp/collectives/shm_comm.h"
 
 #include <cstring>
 #include <string>
 
 #include "libddp/base/error.h"
 #include "tests/support/catch.h"
+#include "tests/support/comm_fixture.h"
 #include "tests/support/expect.h"
-#include "tests/support/mesh_fixture.h"
 #include "tests/support/run_ranks.h"
 
 namespace libddp::test {
@@ -42,7 +42,7 @@ float* floats(const std::shared_ptr<std::byte>& block) {
 }
 
 struct Case {
-  MeshFixture& fixture;
+  CommFixture& fixture;
   int rank;
   Memory memory;
   std::uint64_t sequence;
@@ -56,8 +56,8 @@ void check_all_reduce(const Case& c, std::size_t count) {
   const auto block = c.fixture.allocate(c.rank, count * 4, c.memory);
   float* data = floats(block);
   fill(data, c.rank, 0, count);
-  c.fixture.mesh(c.rank).all_reduce(
-      MeshFixture::call(OpKind::AllReduce, c.sequence, Dtype::Float32, count), data, 0.5);
+  c.fixture.comm(c.rank).all_reduce(
+      CommFixture::call(OpKind::AllReduce, c.sequence, Dtype::Float32, count), data, 0.5);
   const Sums sums(c.fixture.world_size());
   expect_all(data, count, "all_reduce", [&](std::size_t i) { return 0.5f * sums(i); });
 }
@@ -68,8 +68,8 @@ void check_reduce_scatter(const Case& c, std::size_t count, bool in_place) {
   const auto own = c.fixture.allocate(c.rank, count * 4, c.memory);
   fill(floats(input), c.rank, 0, count * world_size);
   float* output = in_place ? floats(input) + c.rank * count : floats(own);
-  c.fixture.mesh(c.rank).reduce_scatter(
-      MeshFixture::call(OpKind::ReduceScatter, c.sequence, Dtype::Float32, count * world_size),
+  c.fixture.comm(c.rank).reduce_scatter(
+      CommFixture::call(OpKind::ReduceScatter, c.sequence, Dtype::Float32, count * world_size),
       input.get(), output, count);
   const Sums sums(world_size);
   expect_all(output, count, "reduce_scatter",
@@ -82,8 +82,8 @@ void check_all_gather(const Case& c, std::size_t count, bool in_place) {
   const auto output = c.fixture.allocate(c.rank, count * world_size * 4, c.memory);
   float* input = in_place ? floats(output) + c.rank * count : floats(own);
   fill(input, c.rank, 0, count);
-  c.fixture.mesh(c.rank).all_gather(
-      MeshFixture::call(OpKind::AllGather, c.sequence, Dtype::Float32, count * world_size), input,
+  c.fixture.comm(c.rank).all_gather(
+      CommFixture::call(OpKind::AllGather, c.sequence, Dtype::Float32, count * world_size), input,
       output.get(), count * 4);
   // The input may change at once: nobody may still read it.
   if (!in_place && count > 0) std::memset(input, 0xFF, count * 4);
@@ -99,8 +99,8 @@ void check_all_to_all(const Case& c, std::size_t count) {
   const auto output = c.fixture.allocate(c.rank, count * world_size * 4, c.memory);
   fill(floats(input), c.rank, 0, count * world_size);
   fill(floats(output), c.rank, 1, count * world_size);
-  const bool is_done = c.fixture.mesh(c.rank).all_to_all(
-      MeshFixture::call(OpKind::AllToAll, c.sequence, Dtype::Float32, count * world_size),
+  const bool is_done = c.fixture.comm(c.rank).all_to_all(
+      CommFixture::call(OpKind::AllToAll, c.sequence, Dtype::Float32, count * world_size),
       input.get(), output.get(), count * 4);
   expect(is_done, "all_to_all of equal blocks runs in shared memory");
   // The input may change at once: nobody may still read it.
@@ -116,15 +116,15 @@ void check_all_to_all(const Case& c, std::size_t count) {
 void check_broadcast(const Case& c, std::size_t count, int root) {
   const auto block = c.fixture.allocate(c.rank, count * 4, c.memory);
   if (c.rank == root) fill(floats(block), root, 3, count);
-  MeshCall call = MeshFixture::call(OpKind::Broadcast, c.sequence, Dtype::Float32, count);
+  CommCall call = CommFixture::call(OpKind::Broadcast, c.sequence, Dtype::Float32, count);
   call.description.root = root;
-  c.fixture.mesh(c.rank).broadcast(call, block.get(), count * 4, root);
+  c.fixture.comm(c.rank).broadcast(call, block.get(), count * 4, root);
   expect_all(floats(block), count, "broadcast", [&](std::size_t i) { return value(root, 3 + i); });
   if (c.rank == root && count > 0) std::memset(block.get(), 0xFF, count * 4);
 }
 
 /// All collectives in a row without pauses, so that the buffers of one meet those of the next.
-void check_all(MeshFixture& fixture, int rank, Memory memory, std::uint64_t& sequence) {
+void check_all(CommFixture& fixture, int rank, Memory memory, std::uint64_t& sequence) {
   const int world_size = fixture.world_size();
   for (std::size_t count : kCounts) {
     const bool is_large = count > 70000;
@@ -141,12 +141,12 @@ void check_all(MeshFixture& fixture, int rank, Memory memory, std::uint64_t& seq
     check_all_reduce(next(), count);
     check_all_gather(next(), block, false);
     check_broadcast(next(), count, 0);
-    fixture.mesh(rank).barrier(MeshFixture::call(OpKind::Barrier, ++sequence));
+    fixture.comm(rank).barrier(CommFixture::call(OpKind::Barrier, ++sequence));
   }
 }
 
 void check_world(int world_size, const char* cpu_mask) {
-  MeshFixture fixture(world_size, cpu_mask);
+  CommFixture fixture(world_size, cpu_mask);
   run_ranks(world_size, [&](int rank) {
     std::uint64_t sequence = 0;
     for (Memory memory : {Memory::Arena, Memory::Ordinary, Memory::Mixed}) {
@@ -156,18 +156,18 @@ void check_world(int world_size, const char* cpu_mask) {
 }
 
 TEST_CASE("collectives with a core for every rank") {
-  for (int world_size : {1, 2, 3, 5, 8}) check_world(world_size, MeshFixture::kFreeCores);
+  for (int world_size : {1, 2, 3, 5, 8}) check_world(world_size, CommFixture::kFreeCores);
 }
 
 TEST_CASE("collectives with more ranks than cores") {
-  for (int world_size : {2, 3, 16}) check_world(world_size, MeshFixture::kOneCore);
+  for (int world_size : {2, 3, 16}) check_world(world_size, CommFixture::kOneCore);
 }
 
 // 3 million floats: several staging chunks of the oversubscribed policy too.
 TEST_CASE("collectives of several megabytes") {
   constexpr std::size_t kCount = 3000001;
-  for (const char* mask : {MeshFixture::kFreeCores, MeshFixture::kOneCore}) {
-    MeshFixture fixture(3, mask);
+  for (const char* mask : {CommFixture::kFreeCores, CommFixture::kOneCore}) {
+    CommFixture fixture(3, mask);
     run_ranks(3, [&](int rank) {
       std::uint64_t sequence = 0;
       for (Memory memory : {Memory::Arena, Memory::Ordinary, Memory::Mixed}) {
@@ -181,16 +181,16 @@ TEST_CASE("collectives of several megabytes") {
 }
 
 TEST_CASE("many small calls in a row keep their slots apart") {
-  for (const char* mask : {MeshFixture::kFreeCores, MeshFixture::kOneCore}) {
-    MeshFixture fixture(3, mask);
+  for (const char* mask : {CommFixture::kFreeCores, CommFixture::kOneCore}) {
+    CommFixture fixture(3, mask);
     run_ranks(3, [&](int rank) {
       std::int64_t data[16];
       for (std::uint64_t sequence = 1; sequence <= 2000; ++sequence) {
         const std::size_t count = sequence % 2 == 0 ? 1 : 16;
         for (std::size_t i = 0; i < count; ++i)
           data[i] = static_cast<std::int64_t>(sequence) * rank;
-        fixture.mesh(rank).all_reduce(
-            MeshFixture::call(OpKind::AllReduce, sequence, Dtype::Int64, count), data);
+        fixture.comm(rank).all_reduce(
+            CommFixture::call(OpKind::AllReduce, sequence, Dtype::Int64, count), data);
         expect(data[count - 1] == static_cast<std::int64_t>(sequence) * 3, "small sum");
       }
     });
@@ -198,13 +198,13 @@ TEST_CASE("many small calls in a row keep their slots apart") {
 }
 
 TEST_CASE("average equals sum then division, on every rank") {
-  MeshFixture fixture(3);
+  CommFixture fixture(3);
   run_ranks(3, [&](int rank) {
     for (std::size_t count : {5u, 5000u}) {
       const auto block = fixture.allocate(rank, count * 4, Memory::Arena);
       fill(floats(block), rank, 0, count);
-      fixture.mesh(rank).all_reduce(
-          MeshFixture::call(OpKind::AllReduce, count, Dtype::Float32, count, ReduceOp::Avg),
+      fixture.comm(rank).all_reduce(
+          CommFixture::call(OpKind::AllReduce, count, Dtype::Float32, count, ReduceOp::Avg),
           block.get());
       const Sums sums(3);
       expect_all(floats(block), count, "average", [&](std::size_t i) { return sums(i) / 3.0f; });
@@ -213,19 +213,20 @@ TEST_CASE("average equals sum then division, on every rank") {
 }
 
 TEST_CASE("an operation that the type does not have is the caller's error") {
-  MeshFixture fixture(1);
+  CommFixture fixture(1);
   std::int32_t data = 1;
-  const auto call = MeshFixture::call(OpKind::AllReduce, 4, Dtype::Int32, 1, ReduceOp::Avg);
+  const auto call = CommFixture::call(OpKind::AllReduce, 4, Dtype::Int32, 1, ReduceOp::Avg);
   const std::string message =
-      message_of<ArgumentError>([&] { fixture.mesh(0).all_reduce(call, &data); });
+      message_of<ArgumentError>([&] { fixture.comm(0).all_reduce(call, &data); });
   REQUIRE(contains(message, "all_reduce #4 int32"));
   REQUIRE(contains(message, "AVG with scale 1 is not defined for int32"));
 }
 
-TEST_CASE("a mesh needs one member per rank") {
-  HostMeshOptions options{.rank = 2, .world_size = 2, .group_name = "odd"};
-  const std::string message = message_of<ArgumentError>([&] { HostMesh mesh(std::move(options)); });
-  REQUIRE(contains(message, "libddp[group odd]: cannot form a mesh of 2 ranks with 0 members"));
+TEST_CASE("a communicator needs one member per rank") {
+  ShmCommOptions options{.rank = 2, .world_size = 2, .group_name = "odd"};
+  const std::string message = message_of<ArgumentError>([&] { ShmComm comm(std::move(options)); });
+  REQUIRE(
+      contains(message, "libddp[group odd]: cannot form a communicator of 2 ranks with 0 members"));
 }
 
 }  // namespace

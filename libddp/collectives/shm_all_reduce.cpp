@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "libddp/base/cache_line.h"
-#include "libddp/collectives/host_collectives.h"
+#include "libddp/collectives/shm_collectives.h"
 #include "libddp/kernels/copy_bytes.h"
 #include "libddp/kernels/reduce_kernels.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 class AllReduce {
  public:
-  AllReduce(MeshCore& core, const Reduction& reduction, std::byte* data, std::size_t count)
+  AllReduce(ShmCore& core, const Reduction& reduction, std::byte* data, std::size_t count)
       : core_(core),
         reduction_(reduction),
         data_(data),
@@ -151,7 +151,7 @@ class AllReduce {
     return slice_of(count, element_, rank, core_.world_size());
   }
 
-  MeshCore& core_;
+  ShmCore& core_;
   const Reduction& reduction_;
   std::byte* data_;
   const std::size_t count_;
@@ -171,7 +171,7 @@ Slice slice_of(std::size_t count, std::size_t element_bytes, int rank, int world
   return {edge(rank), edge(rank + 1)};
 }
 
-void all_reduce(MeshCore& core, const Reduction& reduction, std::byte* data, std::size_t count) {
+void all_reduce(ShmCore& core, const Reduction& reduction, std::byte* data, std::size_t count) {
   AllReduce(core, reduction, data, count).run();
 }
 

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "libddp/collectives/host_collectives.h"
+#include "libddp/collectives/shm_collectives.h"
 #include "libddp/kernels/copy_bytes.h"
 #include "libddp/kernels/reduce_kernels.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 class ReduceScatter {
  public:
-  ReduceScatter(MeshCore& core, const Reduction& reduction, const std::byte* input,
+  ReduceScatter(ShmCore& core, const Reduction& reduction, const std::byte* input,
                 std::byte* output, std::size_t count)
       : core_(core),
         reduction_(reduction),
@@ -112,7 +112,7 @@ class ReduceScatter {
     return std::min(piece_count(), count_ - k * piece_count());
   }
 
-  MeshCore& core_;
+  ShmCore& core_;
   const Reduction& reduction_;
   const std::byte* input_;
   std::byte* output_;
@@ -125,7 +125,7 @@ class ReduceScatter {
 
 }  // namespace
 
-void reduce_scatter(MeshCore& core, const Reduction& reduction, const std::byte* input,
+void reduce_scatter(ShmCore& core, const Reduction& reduction, const std::byte* input,
                     std::byte* output, std::size_t output_count) {
   ReduceScatter(core, reduction, input, output, output_count).run();
 }

@@ -1,18 +1,17 @@
 #pragma once
 
-// Makes the mesh of a group from what a meeting brought: HostMesh if all ranks share a host, else
-// HostsMesh.
-// Thread rule: free functions.
+// Makes the communicator of a group from what a meeting brought: ShmComm if all ranks share a host,
+// else HierarchicalComm. Thread rule: free functions.
 //
 //   std::vector<GroupPeer> peers = meet(store, options, descriptors_of(page, *arena), deadline);
-//   std::unique_ptr<Mesh> mesh = assemble_mesh({.rank = 0, .group_name = "world", ...}, peers);
+//   std::unique_ptr<Comm> comm = assemble_comm({.rank = 0, .group_name = "world", ...}, peers);
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "libddp/collectives/hosts_mesh.h"
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/comm.h"
+#include "libddp/collectives/hierarchical_comm.h"
 #include "libddp/memory/arena.h"
 #include "libddp/memory/shared_segment.h"
 #include "libddp/transport/group_peer.h"
@@ -20,22 +19,22 @@
 namespace libddp {
 
 /// What a rank brings itself.
-struct MeshAssembly {
+struct CommAssembly {
   int rank = 0;
   std::string group_name;
   std::shared_ptr<Arena> arena;
-  /// Its own control page (HostMesh::create_page).
+  /// Its own control page (ShmComm::create_page).
   SharedSegment page;
   LinkSettings link = {};
   /// What moves bytes between hosts; empty: TCP links.
   InterStageMaker make_stage = nullptr;
 };
 
-/// The descriptors that assemble_mesh expects of each peer on this host.
+/// The descriptors that assemble_comm expects of each peer on this host.
 std::vector<int> descriptors_of(const SharedSegment& page, const Arena& arena);
 
 /// Takes descriptors and connections out of `peers`, all but `control` and `pidfd`.
 /// Throws PeerError if a peer passed something else.
-std::unique_ptr<Mesh> assemble_mesh(MeshAssembly own, std::vector<GroupPeer>& peers);
+std::unique_ptr<Comm> assemble_comm(CommAssembly own, std::vector<GroupPeer>& peers);
 
 }  // namespace libddp

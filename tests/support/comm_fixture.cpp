@@ -1,4 +1,4 @@
-#include "tests/support/mesh_fixture.h"
+#include "tests/support/comm_fixture.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -16,28 +16,28 @@ SharedSegment map_again(const SharedSegment& segment) {
 
 }  // namespace
 
-MeshFixture::MeshFixture(int world_size, const char* cpu_mask) {
+CommFixture::CommFixture(int world_size, const char* cpu_mask) {
   std::vector<SharedSegment> pages;
   for (int r = 0; r < world_size; ++r) {
     arenas_.push_back(Arena::create("test", kBytesPerArena));
-    pages.push_back(HostMesh::create_page("test", world_size));
+    pages.push_back(ShmComm::create_page("test", world_size));
   }
   for (int r = 0; r < world_size; ++r) {
-    HostMeshOptions options{
+    ShmCommOptions options{
         .rank = r, .world_size = world_size, .group_name = "test", .arena = arenas_[r]};
     for (int peer = 0; peer < world_size; ++peer) {
-      MeshMember& member = options.members.emplace_back();
+      ShmMember& member = options.members.emplace_back();
       member.pid = 1000 + peer;
       member.host = "here";
       member.cpu_mask = cpu_mask;
       member.page = map_again(pages[peer]);
       if (peer != r) member.arena = map_again(arenas_[peer]->segment());
     }
-    meshes_.push_back(std::make_unique<HostMesh>(std::move(options)));
+    comms_.push_back(std::make_unique<ShmComm>(std::move(options)));
   }
 }
 
-std::shared_ptr<std::byte> MeshFixture::allocate(int rank, std::size_t bytes, Memory memory) {
+std::shared_ptr<std::byte> CommFixture::allocate(int rank, std::size_t bytes, Memory memory) {
   const bool in_arena = memory == Memory::Arena || (memory == Memory::Mixed && rank % 2 == 0);
   std::shared_ptr<std::byte> block;
   if (in_arena) {
@@ -49,9 +49,9 @@ std::shared_ptr<std::byte> MeshFixture::allocate(int rank, std::size_t bytes, Me
   return block;
 }
 
-MeshCall MeshFixture::call(OpKind kind, std::uint64_t sequence, Dtype dtype, std::uint64_t count,
+CommCall CommFixture::call(OpKind kind, std::uint64_t sequence, Dtype dtype, std::uint64_t count,
                            ReduceOp op) {
-  MeshCall call;
+  CommCall call;
   call.description.kind = kind;
   call.description.dtype = dtype;
   call.description.reduce_op = op;

@@ -17,12 +17,12 @@
 // deadline. `fail` (from any thread) wakes all waiters; the first failure is kept and every later
 // call throws the same cause.
 //
-// Thread rule: collectives of one mesh run one at a time, in the same order on all ranks (the
-// caller serialises); `fail`, `failure` and the p2p calls may come from any thread at any time;
-// send and recv are serialised by the caller among themselves.
+// Thread rule: collectives of one communicator run one at a time, in the same order on all ranks
+// (the caller serialises); `fail`, `failure` and the p2p calls may come from any thread at any
+// time; send and recv are serialised by the caller among themselves.
 //
-//   HostMesh mesh({.rank = 0, .world_size = 2, .group_name = "world", .arena = arena}, ...);
-//   mesh.all_reduce(call, data);
+//   ShmComm comm({.rank = 0, .world_size = 2, .group_name = "world", .arena = arena}, ...);
+//   comm.all_reduce(call, data);
 
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +32,7 @@
 #include <vector>
 
 #include "libddp/base/dtype.h"
-#include "libddp/collectives/mesh.h"
+#include "libddp/collectives/comm.h"
 #include "libddp/collectives/wait_ledger.h"
 #include "libddp/memory/arena.h"
 #include "libddp/memory/shared_segment.h"
@@ -41,21 +41,21 @@ namespace libddp {
 
 class Preparation;
 
-/// One rank as the mesh sees it. The mesh keeps the segments mapped.
-struct MeshMember {
+/// One rank as the communicator sees it. The communicator keeps the segments mapped.
+struct ShmMember {
   /// Its number in the group, where the group spans several hosts; -1 = its place in the list.
   int group_rank = -1;
   pid_t pid = 0;
   std::string host;
   /// CPUs that this rank may run on, as text of the affinity mask; decides spinning.
   std::string cpu_mask;
-  /// The rank's control page; for the own rank the one made by HostMesh::create_page.
+  /// The rank's control page; for the own rank the one made by ShmComm::create_page.
   SharedSegment page;
-  /// The rank's arena; empty for the own rank (see HostMeshOptions::arena).
+  /// The rank's arena; empty for the own rank (see ShmCommOptions::arena).
   SharedSegment arena;
 };
 
-struct HostMeshOptions {
+struct ShmCommOptions {
   /// Among the ranks of this host.
   int rank = 0;
   int world_size = 1;
@@ -64,53 +64,53 @@ struct HostMeshOptions {
   std::string group_name;
   std::shared_ptr<Arena> arena = nullptr;
   /// One per rank, ordered by rank.
-  std::vector<MeshMember> members = {};
+  std::vector<ShmMember> members = {};
 };
 
-class HostMesh : public Mesh {
+class ShmComm : public Comm {
  public:
-  explicit HostMesh(HostMeshOptions options);
-  ~HostMesh() override;
-  HostMesh(const HostMesh&) = delete;
-  HostMesh& operator=(const HostMesh&) = delete;
+  explicit ShmComm(ShmCommOptions options);
+  ~ShmComm() override;
+  ShmComm(const ShmComm&) = delete;
+  ShmComm& operator=(const ShmComm&) = delete;
 
   /// The control page that a rank makes before the meeting and passes to its peers.
   static SharedSegment create_page(const std::string& group_name, int world_size);
-  /// This process's CPUs as text for MeshMember::cpu_mask.
+  /// This process's CPUs as text for ShmMember::cpu_mask.
   static std::string own_cpu_mask();
-  /// Layout version and sizes: ranks with different ones must not form a mesh.
+  /// Layout version and sizes: ranks with different ones must not form a communicator.
   static std::string layout();
 
   std::string name() const override { return "host"; }
   int rank() const override;
   int world_size() const override;
 
-  void all_reduce(const MeshCall& call, void* data, double scale = 1.0) override;
-  void reduce_scatter(const MeshCall& call, const void* input, void* output,
+  void all_reduce(const CommCall& call, void* data, double scale = 1.0) override;
+  void reduce_scatter(const CommCall& call, const void* input, void* output,
                       std::uint64_t output_count, double scale = 1.0) override;
-  void all_gather(const MeshCall& call, const void* input, void* output,
+  void all_gather(const CommCall& call, const void* input, void* output,
                   std::uint64_t input_bytes) override;
-  bool all_to_all(const MeshCall& call, const void* input, void* output,
+  bool all_to_all(const CommCall& call, const void* input, void* output,
                   std::uint64_t block_bytes) override;
-  void broadcast(const MeshCall& call, void* data, std::uint64_t bytes, int root) override;
-  void barrier(const MeshCall& call) override;
+  void broadcast(const CommCall& call, void* data, std::uint64_t bytes, int root) override;
+  void barrier(const CommCall& call) override;
 
   // Stages of a collective over several hosts; in place, `call` is the whole collective's.
   /// The sum (or other op) over the ranks of this host, the same on all of them.
-  void reduce_here(const MeshCall& call, Dtype dtype, ReduceOp op, void* data, std::uint64_t count);
+  void reduce_here(const CommCall& call, Dtype dtype, ReduceOp op, void* data, std::uint64_t count);
   /// The same in pieces, of the own slice only; see SliceReduction for the arguments.
-  std::unique_ptr<Preparation> reduce_slices_here(const MeshCall& call, Dtype dtype, ReduceOp op,
+  std::unique_ptr<Preparation> reduce_slices_here(const CommCall& call, Dtype dtype, ReduceOp op,
                                                   void* data, std::vector<std::uint64_t> edges,
                                                   std::vector<std::uint64_t> starts);
   /// `input` holds a block of `output_count` elements per rank of this host; the own one's sum (or
   /// other op) goes to `output`, which may be the own block.
-  void reduce_scatter_here(const MeshCall& call, Dtype dtype, ReduceOp op, const void* input,
+  void reduce_scatter_here(const CommCall& call, Dtype dtype, ReduceOp op, const void* input,
                            void* output, std::uint64_t output_count);
   /// `edges` cuts `data` into slices of bytes, [edges[i], edges[i + 1]); rank i brings slice i, and
   /// all get all. There may be fewer slices than ranks.
-  void share_slices(const MeshCall& call, void* data, const std::vector<std::uint64_t>& edges);
+  void share_slices(const CommCall& call, void* data, const std::vector<std::uint64_t>& edges);
   /// The last stage of a collective without bytes.
-  void meet_again(const MeshCall& call);
+  void meet_again(const CommCall& call);
   /// For the stage between hosts: what this rank has waited for, and what its host is to know of
   /// it.
   WaitLedger& waits();
@@ -119,9 +119,9 @@ class HostMesh : public Mesh {
   /// Point to point, through mail slots: blocks until the receiver has taken the bytes (send) or
   /// they have come (recv). Messages between two ranks with one tag arrive in order.
   /// `source` -1 = any. Returns the source rank. A size that differs throws on both sides.
-  void send(const MeshCall& call, const void* data, std::uint64_t bytes, int target, int tag);
-  int recv(const MeshCall& call, void* data, std::uint64_t bytes, int source, int tag);
-  void exchange(const MeshCall& call, std::vector<Transfer> transfers);
+  void send(const CommCall& call, const void* data, std::uint64_t bytes, int target, int tag);
+  int recv(const CommCall& call, void* data, std::uint64_t bytes, int source, int tag);
+  void exchange(const CommCall& call, std::vector<Transfer> transfers);
 
   bool progress(const std::vector<Transfer*>& transfers) override;
   std::uint32_t mail_ticket() const override;
@@ -129,9 +129,9 @@ class HostMesh : public Mesh {
   void wake_mail() noexcept override;
 
   std::byte* memory_of(int rank, std::uint64_t offset, std::uint64_t bytes) override;
-  void fail(MeshFailure failure) noexcept override;
-  std::optional<MeshFailure> failure() const override;
-  void throw_if_failed(const MeshCall* call = nullptr) const override;
+  void fail(CommFailure failure) noexcept override;
+  std::optional<CommFailure> failure() const override;
+  void throw_if_failed(const CommCall* call = nullptr) const override;
   std::string last_call_of(int rank) const override;
   std::optional<std::uint64_t> last_sequence_of(int rank) const override;
   void add_waits(std::vector<std::int64_t>& by_rank) const override;
