@@ -38,7 +38,7 @@ void delete_without_lock(ProcessGroup* group) {
   }
 }
 
-/// Never freed: a watcher's thread may ask while the process ends.
+/// Never freed: a watchdog's thread may ask while the process ends.
 PythonStacks& stacks_of_threads() {
   static auto* const stacks = new PythonStacks();
   return *stacks;

@@ -3,7 +3,7 @@
 // Starts a thread of the library: named, and deaf to signals, so that the program's own threads
 // keep receiving Ctrl-C and SIGTERM. Thread rule: any thread.
 //
-//   std::thread worker = start_service_thread("libddp-lane", [] { ... });
+//   std::thread worker = start_service_thread("libddp-queue", [] { ... });
 
 #include <functional>
 #include <string>

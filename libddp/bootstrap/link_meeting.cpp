@@ -89,7 +89,7 @@ LinkCard LinkMeeting::card_of(int rank) {
 
 std::uint32_t LinkMeeting::num_collective_links(int rank) const {
   const int index = layout_.index(rank_);
-  if (layout_.index(rank) != index || index >= layout_.num_carriers()) return 0;
+  if (layout_.index(rank) != index || index >= layout_.num_leaders()) return 0;
   return kCollectiveLinks * static_cast<std::uint32_t>(context_.options().sockets_per_link);
 }
 

@@ -6,7 +6,7 @@
 // Every rank listens on one address of its host (network_interface.h), publishes it, connects to
 // all lower ranks of other hosts (link_knock.h) and lets in the higher ones (link_door.h); then
 // both go on side by side, so that no order of ranks can block. Each pair gets a connection for
-// control, one for messages and, if both are carriers of one number, some for collectives. The
+// control, one for messages and, if both are leaders of one number, some for collectives. The
 // listener is closed when all have come. Thread rule: one thread.
 //
 //   LinkMeeting(context, layout, peers).run();   // fills control and links of the remote peers

@@ -46,7 +46,7 @@ struct MeetingOptions {
   std::string note{};
   /// Host of the store, as a name or address: the own address is the one on the route to it.
   std::string route_to{};
-  /// Connections per pair of carriers and kind of bytes, in a group of several hosts. Part of what
+  /// Connections per pair of leaders and kind of bytes, in a group of several hosts. Part of what
   /// the ranks must agree on.
   int sockets_per_link = 1;
   /// Whoever has it belongs to the run (run_key.h); null = whoever can read the store does.

@@ -105,7 +105,7 @@ class Comm {
     std::uint64_t message = 0;
   };
 
-  // Point to point, for the group room's message lane, which keeps many isend/irecv in flight: one
+  // Point to point, for the group room's message queue, which keeps many isend/irecv in flight: one
   // thread at a time moves them, but not always the same one.
   /// Moves each unfinished transfer as far as it goes without waiting; true if anything moved.
   /// Transfers of one direction, peer and tag go in the order of `transfers`, which stays the same

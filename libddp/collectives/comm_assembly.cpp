@@ -64,24 +64,24 @@ std::unique_ptr<ShmComm> assemble_host(CommAssembly& own, std::vector<GroupPeer>
   return std::make_unique<ShmComm>(std::move(options));
 }
 
-void add_carriers(HierarchicalCommOptions& options, std::vector<GroupPeer>& peers) {
+void add_leaders(HierarchicalCommOptions& options, std::vector<GroupPeer>& peers) {
   const int index = options.layout.index(options.rank);
-  if (index >= options.layout.num_carriers()) return;
+  if (index >= options.layout.num_leaders()) return;
   for (int host = 0; host < options.layout.num_hosts(); ++host) {
     if (host == options.layout.host(options.rank)) continue;
     const int rank = options.layout.ranks_of(host)[static_cast<std::size_t>(index)];
     GroupPeer& peer = peers[static_cast<std::size_t>(rank)];
-    LinkPeer carrier;
-    carrier.host = host;
-    carrier.rank = rank;
-    carrier.pid = peer.pid;
-    carrier.host_name = peer.host;
+    LinkPeer leader;
+    leader.host = host;
+    leader.rank = rank;
+    leader.pid = peer.pid;
+    leader.host_name = peer.host;
     // The first half gives, the second brings results.
     const std::size_t half = peer.collectives.size() / 2;
     for (std::size_t i = 0; i < peer.collectives.size(); ++i) {
-      (i < half ? carrier.give : carrier.result).push_back(std::move(peer.collectives[i]));
+      (i < half ? leader.give : leader.result).push_back(std::move(peer.collectives[i]));
     }
-    options.carriers.push_back(std::move(carrier));
+    options.leaders.push_back(std::move(leader));
   }
 }
 
@@ -109,7 +109,7 @@ std::unique_ptr<Comm> assemble_comm(CommAssembly own, std::vector<GroupPeer>& pe
   options.local = std::move(local);
   options.link = own.link;
   options.make_stage = std::move(own.make_stage);
-  add_carriers(options, peers);
+  add_leaders(options, peers);
   for (GroupPeer& peer : peers) {
     if (options.layout.is_local(peer.rank, own.rank)) continue;
     options.mail_peers.push_back({peer.rank, peer.pid, peer.host, std::move(peer.messages)});

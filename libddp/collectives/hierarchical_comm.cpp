@@ -24,10 +24,10 @@ HierarchicalComm::HierarchicalComm(HierarchicalCommOptions options)
       index_(layout_.index(rank_)),
       arena_(std::move(options.arena)),
       local_(std::move(options.local)),
-      stage_(std::make_unique<LinkStage>(*local_, host_, std::move(options.carriers),
+      stage_(std::make_unique<LinkStage>(*local_, host_, std::move(options.leaders),
                                          options.link.wire_dtype == Dtype::BFloat16)),
       mail_(*local_, std::move(options.mail_peers)) {
-  if (!options.make_stage || !stage_->is_carrier()) return;
+  if (!options.make_stage || !stage_->is_leader()) return;
   stage_ = options.make_stage(*local_, {host_, layout_.num_hosts(), index_}, std::move(stage_));
 }
 
@@ -56,10 +56,10 @@ std::optional<std::uint64_t> HierarchicalComm::beats_of(int rank) const {
   return layout_.is_local(rank, rank_) ? local_->beats_of(rank) : std::nullopt;
 }
 
-// Small payloads go whole: through every carrier if that makes the last stage needless.
+// Small payloads go whole: through every leader if that makes the last stage needless.
 bool HierarchicalComm::carries(std::uint64_t bytes) const {
   const bool is_small = bytes <= InterStage::kSmallBytes;
-  return stage_->is_carrier() && (!is_small || layout_.is_even() || index_ == 0);
+  return stage_->is_leader() && (!is_small || layout_.is_even() || index_ == 0);
 }
 
 std::vector<std::uint64_t> HierarchicalComm::slice_edges(std::uint64_t count,
@@ -67,14 +67,14 @@ std::vector<std::uint64_t> HierarchicalComm::slice_edges(std::uint64_t count,
   const std::uint64_t bytes = count * element;
   if (bytes <= InterStage::kSmallBytes) return {0, bytes};
   std::vector<std::uint64_t> edges{0};
-  const int num_carriers = layout_.num_carriers();
-  for (int carrier = 0; carrier < num_carriers; ++carrier) {
-    edges.push_back(slice_of(count, element, carrier, num_carriers).end * element);
+  const int num_leaders = layout_.num_leaders();
+  for (int leader = 0; leader < num_leaders; ++leader) {
+    edges.push_back(slice_of(count, element, leader, num_leaders).end * element);
   }
   return edges;
 }
 
-// The last stage: what the carriers of this host have, all its ranks get.
+// The last stage: what the leaders of this host have, all its ranks get.
 void HierarchicalComm::share(const CommCall& call, std::byte* data, std::uint64_t count,
                              std::size_t element) {
   if (count * element <= InterStage::kSmallBytes && layout_.is_even()) return;
@@ -108,11 +108,11 @@ void HierarchicalComm::reduce_all(const CommCall& call, std::byte* data, std::ui
   share(call, data, count, element);
 }
 
-// Every rank of this host is a carrier, so that its own slice is all that it needs. Each host
+// Every rank of this host is a leader, so that its own slice is all that it needs. Each host
 // decides for itself.
 bool HierarchicalComm::pays_in_pieces(std::uint64_t bytes) const {
   const int num_here = static_cast<int>(layout_.ranks_of(host_).size());
-  return bytes >= kManyPiecesBytes && num_here > 1 && num_here == layout_.num_carriers();
+  return bytes >= kManyPiecesBytes && num_here > 1 && num_here == layout_.num_leaders();
 }
 
 // What the ranks of this host have reduced leaves while they reduce the next piece: the segments of
@@ -191,7 +191,7 @@ void HierarchicalComm::gather_regions(const CommCall& call,
     std::vector<InterStage::Region> slices = regions;
     if (!is_small) {
       for (InterStage::Region& slice : slices) {
-        const Slice part = slice_of(slice.bytes, 1, index_, layout_.num_carriers());
+        const Slice part = slice_of(slice.bytes, 1, index_, layout_.num_leaders());
         slice = {slice.data + part.begin, part.count()};
       }
     }
@@ -204,8 +204,8 @@ void HierarchicalComm::gather_regions(const CommCall& call,
     std::vector<std::uint64_t> edges{0, region.bytes};
     if (!is_small) {
       edges = {0};
-      for (int carrier = 0; carrier < layout_.num_carriers(); ++carrier) {
-        edges.push_back(slice_of(region.bytes, 1, carrier, layout_.num_carriers()).end);
+      for (int leader = 0; leader < layout_.num_leaders(); ++leader) {
+        edges.push_back(slice_of(region.bytes, 1, leader, layout_.num_leaders()).end);
       }
     }
     local_->share_slices(last_stage(call), region.data, edges);
@@ -226,7 +226,7 @@ void HierarchicalComm::broadcast(const CommCall& call, void* data, std::uint64_t
   if (carries(bytes)) {
     const Slice slice = bytes <= InterStage::kSmallBytes
                             ? Slice{0, bytes}
-                            : slice_of(bytes, 1, index_, layout_.num_carriers());
+                            : slice_of(bytes, 1, index_, layout_.num_leaders());
     stage_->broadcast(to + slice.begin, slice.count(), root_host);
   }
   // Here too: a rank whose host called something else must not find out later than the others.
@@ -236,7 +236,7 @@ void HierarchicalComm::broadcast(const CommCall& call, void* data, std::uint64_t
 void HierarchicalComm::barrier(const CommCall& call) {
   stage_->begin(call);
   local_->barrier(call);
-  if (stage_->is_carrier() && (index_ == 0 || layout_.is_even())) stage_->meet();
+  if (stage_->is_leader() && (index_ == 0 || layout_.is_even())) stage_->barrier();
   if (!layout_.is_even()) local_->meet_again(last_stage(call));
 }
 

@@ -4,7 +4,7 @@
 // host; TCP connections between hosts, or another stage for the collectives (inter_stage.h).
 //
 // A collective goes through three stages: the ranks of each host reduce or gather among themselves;
-// carrier c of each host (host_layout.h) exchanges slice c with carrier c of the others, so that
+// leader c of each host (host_layout.h) exchanges slice c with leader c of the others, so that
 // all ranks' cores and connections work; the ranks of each host share what has come. Small payloads
 // skip the slices; a large all-reduce sends pieces of a slice while the host's ranks reduce the
 // next. A reduce-scatter sends each host the sums of that host's blocks only. bf16 and fp16: the
@@ -37,11 +37,11 @@ namespace libddp {
 struct InterPlace {
   int host = 0;
   int num_hosts = 1;
-  /// Number of the carrier among those of its host.
-  int carrier = 0;
+  /// Number of the leader among those of its host.
+  int leader = 0;
 };
 
-/// Makes the stage between hosts of a carrier. `links` is the one over TCP, which it may use or
+/// Makes the stage between hosts of a leader. `links` is the one over TCP, which it may use or
 /// drop; `local` outlives it.
 using InterStageMaker = std::function<std::unique_ptr<InterStage>(
     ShmComm& local, InterPlace place, std::unique_ptr<InterStage> links)>;
@@ -52,9 +52,9 @@ struct HierarchicalCommOptions {
   std::shared_ptr<Arena> arena;
   /// The communicator of this host's ranks, with their numbers in the group.
   std::unique_ptr<ShmComm> local;
-  /// The carriers of this rank's number on the other hosts, by host; none for a rank that is no
-  /// carrier.
-  std::vector<LinkPeer> carriers;
+  /// The leaders of this rank's number on the other hosts, by host; none for a rank that is no
+  /// leader.
+  std::vector<LinkPeer> leaders;
   /// All ranks of other hosts.
   std::vector<LinkMailPeer> mail_peers;
   LinkSettings link;

@@ -29,11 +29,11 @@ void HierarchicalComm::scatter_small(const CommCall& call, const Scatter& scatte
              scatter.block_bytes);
 }
 
-// Carrier c of a host sums block c of every host; nothing is left to share at the end.
+// Leader c of a host sums block c of every host; nothing is left to share at the end.
 void HierarchicalComm::scatter_even(const CommCall& call, const Scatter& scatter) {
   const Dtype dtype = call.description.dtype;
   const ReduceOp op = call.description.reduce_op;
-  const auto num_here = static_cast<std::uint64_t>(layout_.num_carriers());
+  const auto num_here = static_cast<std::uint64_t>(layout_.num_leaders());
   const std::shared_ptr<std::byte> ordered = is_host_major() ? nullptr : in_host_order(scatter);
   const std::byte* blocks = ordered ? ordered.get() : scatter.input;
   std::shared_ptr<std::byte> scratch;
@@ -59,7 +59,7 @@ void HierarchicalComm::scatter_even(const CommCall& call, const Scatter& scatter
   stage_->reduce_scatter(regions, host_, scatter.output, {dtype, op, scatter.scale}, world_size());
 }
 
-// The carriers are fewer than the ranks of some hosts: the ranks sum everything, carrier c
+// The leaders are fewer than the ranks of some hosts: the ranks sum everything, leader c
 // exchanges slice c of every host's blocks, the ranks share the slices of their own.
 void HierarchicalComm::scatter_uneven(const CommCall& call, const Scatter& scatter) {
   const Dtype dtype = call.description.dtype;
@@ -70,10 +70,10 @@ void HierarchicalComm::scatter_uneven(const CommCall& call, const Scatter& scatt
                       scatter.count * static_cast<std::uint64_t>(world_size()));
   std::vector<InterStage::Region> regions = regions_in(sums.get(), scatter.block_bytes);
   const InterStage::Region own = regions[static_cast<std::size_t>(host_)];
-  const auto slice = [&](const InterStage::Region& region, int carrier) {
-    return slice_of(region.bytes / element, element, carrier, layout_.num_carriers());
+  const auto slice = [&](const InterStage::Region& region, int leader) {
+    return slice_of(region.bytes / element, element, leader, layout_.num_leaders());
   };
-  if (stage_->is_carrier()) {
+  if (stage_->is_leader()) {
     for (InterStage::Region& region : regions) {
       const Slice mine = slice(region, index_);
       region = {region.data + mine.begin * element, mine.count() * element};
@@ -82,8 +82,8 @@ void HierarchicalComm::scatter_uneven(const CommCall& call, const Scatter& scatt
                            {dtype, op, scatter.scale}, world_size());
   }
   std::vector<std::uint64_t> edges{0};
-  for (int carrier = 0; carrier < layout_.num_carriers(); ++carrier) {
-    edges.push_back(slice(own, carrier).end * element);
+  for (int leader = 0; leader < layout_.num_leaders(); ++leader) {
+    edges.push_back(slice(own, leader).end * element);
   }
   local_->share_slices(last_stage(call), own.data, edges);
   copy_bytes(scatter.output, own.data + static_cast<std::uint64_t>(index_) * scatter.block_bytes,

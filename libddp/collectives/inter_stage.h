@@ -3,13 +3,13 @@
 // The stage of a collective that crosses hosts, as HierarchicalComm uses it: LinkStage over TCP
 // links is one; what another library moves between hosts is another.
 //
-// It runs between the carriers of one number (host_layout.h), one per host; every carrier calls the
+// It runs between the leaders of one number (host_layout.h), one per host; every leader calls the
 // same operations in the same order, between `begin` of one collective and that of the next.
 // Errors: as Comm. Whatever goes wrong has poisoned the communicator of this host.
 // Thread rule: one thread at a time; `last_call_of` from any thread.
 //
 //   stage.begin(call);
-//   if (stage.is_carrier()) stage.all_reduce(data, count, reduction, world_size);
+//   if (stage.is_leader()) stage.all_reduce(data, count, reduction, world_size);
 
 #include <cstddef>
 #include <cstdint>
@@ -34,7 +34,7 @@ class Preparation {
 
 class InterStage {
  public:
-  /// Up to this size a payload goes whole, through one carrier; the same on all ranks.
+  /// Up to this size a payload goes whole, through one leader; the same on all ranks.
   static constexpr std::size_t kSmallBytes = 16u << 10;
 
   struct Region {
@@ -44,13 +44,13 @@ class InterStage {
 
   virtual ~InterStage() = default;
 
-  virtual bool is_carrier() const = 0;
+  virtual bool is_leader() const = 0;
 
-  /// Starts the clock of `call`, which must outlive the stage's part in it. On every rank, carrier
+  /// Starts the clock of `call`, which must outlive the stage's part in it. On every rank, leader
   /// or not.
   virtual void begin(const CommCall& call) = 0;
-  /// Returns when the carriers of all hosts have called this.
-  virtual void meet() = 0;
+  /// Returns when the leaders of all hosts have called this.
+  virtual void barrier() = 0;
   /// In place; AVG divides by `num_averaged`.
   virtual void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
                           int num_averaged) = 0;
@@ -71,7 +71,7 @@ class InterStage {
   virtual void all_gather(const std::vector<Region>& regions) = 0;
   virtual void broadcast(std::byte* data, std::size_t bytes, int root_host) = 0;
 
-  /// What a carrier of another host has called last, as far as it is known here.
+  /// What a leader of another host has called last, as far as it is known here.
   virtual std::optional<std::string> last_call_of(int rank) const = 0;
   /// As Comm; any one thread.
   virtual std::optional<CommFailure> look_at_network([[maybe_unused]] std::int64_t now_ns) {

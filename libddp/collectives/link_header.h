@@ -29,7 +29,7 @@ struct LinkHeader {
   std::uint32_t num_bytes = 0;
   std::uint64_t fingerprint = 0;
   std::uint64_t sequence = 0;
-  /// Whom the sender has waited for on its host since the carriers met last; may be any number.
+  /// Whom the sender has waited for on its host since the leaders met last; may be any number.
   std::int64_t late_rank = -1;
   std::int64_t late_ns = 0;
   OpDescription description{};

@@ -96,7 +96,7 @@ bool LinkMail::poll_once() {
 }
 
 // The peer closed its end while something is still to come: mostly its process ended, which the
-// control connection tells with more words, or it left, which the message lane knows.
+// control connection tells with more words, or it left, which the message queue knows.
 void LinkMail::check_closed() {
   for (const Transfer* part : *parts_) {
     const int rank = part->source >= 0 ? part->source : part->peer;

@@ -5,9 +5,9 @@
 //
 // Words: *flow* = one stretch of memory on its way in one direction; `open` says how many of its
 // bytes may move by now, so that a send can follow a computation and a receive can wait for room.
-// *lane* = one of the sockets of a flow: stripes of kStripeBytes lie on them in turn, so the bytes
-// of several lanes come out of order, and `done` counts those before the first one that is missing.
-// Thread rule: one thread.
+// *stream* = one of the sockets of a flow: stripes of kStripeBytes lie on them in turn, so the
+// bytes of several streams come out of order, and `done` counts those before the first one that is
+// missing. Thread rule: one thread.
 //
 //   LinkPump pump(watch);
 //   LinkFlow& out = pump.add(fd, {.is_send = true, .data = p, .bytes = n, .open = n});
@@ -24,7 +24,7 @@
 
 namespace libddp {
 
-struct LinkLane {
+struct FlowStream {
   int socket = -1;
   /// Place in the flow of the next byte that moves here.
   std::size_t at = 0;
@@ -41,7 +41,7 @@ struct LinkFlow {
   /// `data` is a ring of so many bytes, a multiple of a stripe; 0 = it holds all bytes.
   std::size_t ring = 0;
   /// Set by LinkPump::add.
-  std::vector<LinkLane> lanes = {};
+  std::vector<FlowStream> streams = {};
 
   bool is_done() const { return done == bytes; }
   bool can_move() const { return done < open; }
@@ -73,7 +73,7 @@ class LinkPump {
   bool is_done() const;
 
  private:
-  std::size_t move_some(LinkFlow& flow, LinkLane& lane);
+  std::size_t move_some(LinkFlow& flow, FlowStream& stream);
 
   LinkWatch& watch_;
   std::deque<LinkFlow> flows_;

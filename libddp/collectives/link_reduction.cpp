@@ -60,7 +60,7 @@ void LinkStage::reduce_large(std::vector<Region> segments, std::byte* output, bo
                              const Reduction& reduction, int divisor, Preparation* preparation) {
   // The ranks of this host have come together before any byte leaves it.
   bool is_preparing = preparation != nullptr && preparation->step();
-  meet();
+  barrier();
   const bool is_sum = reduction.op == ReduceOp::Sum || reduction.op == ReduceOp::Avg;
   const LinkSum::Job job{
       .segments = std::move(segments),

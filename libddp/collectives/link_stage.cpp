@@ -46,7 +46,7 @@ void LinkStage::begin(const CommCall& call) {
   local_.show_delay({});
 }
 
-void LinkStage::meet() { exchange({}, std::vector<std::size_t>(peers_.size(), 0)); }
+void LinkStage::barrier() { exchange({}, std::vector<std::size_t>(peers_.size(), 0)); }
 
 void LinkStage::exchange(const Region& out, const std::vector<std::size_t>& in_bytes) {
   LinkHeader header = LinkHeader::of(*call_, out.bytes);
@@ -98,7 +98,7 @@ void LinkStage::count_wait() {
   const auto peer = static_cast<std::size_t>(last_peer_);
   waits.add(peers_[peer].rank, waited_ns_, incoming_[peer].late);
   local_.show_delay(waits.longest());
-  waits.forget();  // the carriers of all hosts are level again
+  waits.forget();  // the leaders of all hosts are level again
 }
 
 void LinkStage::check_header(std::size_t peer) {
@@ -180,7 +180,7 @@ void LinkStage::all_gather(const std::vector<Region>& regions) {
     }
     return;
   }
-  meet();
+  barrier();
   LinkPump pump(*this);
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const int peer = static_cast<int>(i);
@@ -203,7 +203,7 @@ void LinkStage::broadcast(std::byte* data, std::size_t bytes, int root_host) {
     if (!is_root && bytes > 0) std::memcpy(data, payload_of(peer_on(root_host)), bytes);
     return;
   }
-  meet();
+  barrier();
   LinkPump pump(*this);
   LinkFlow* from = nullptr;
   LinkFlow* to = nullptr;

@@ -2,7 +2,7 @@
 
 // The stage of a collective that crosses hosts (inter_stage.h) over TCP links.
 //
-// Each pair of carriers has two links of one or more connections: *give* carries headers and what
+// Each pair of leaders has two links of one or more connections: *give* carries headers and what
 // the other side is to reduce, *result* carries results. Every exchange begins with headers in both
 // directions between all of them: whoever called something else is found before a byte of payload
 // is used, and small payloads travel with the header.
@@ -45,7 +45,7 @@
 
 namespace libddp {
 
-/// The carrier of another host.
+/// The leader of another host.
 struct LinkPeer {
   int host = 0;
   int rank = 0;
@@ -68,16 +68,16 @@ struct LinkBuffers {
 
 class LinkStage : public InterStage, private LinkWatch {
  public:
-  /// `peers`: one per other host, ordered by host; empty on a rank that is no carrier.
+  /// `peers`: one per other host, ordered by host; empty on a rank that is no leader.
   /// `narrows_floats`: sums of float32 travel as bf16 (LinkSettings::wire_dtype).
   LinkStage(ShmComm& local, int host, std::vector<LinkPeer> peers, bool narrows_floats = false);
 
-  bool is_carrier() const override { return !peers_.empty(); }
+  bool is_leader() const override { return !peers_.empty(); }
   int num_hosts() const { return static_cast<int>(peers_.size()) + 1; }
 
   void begin(const CommCall& call) override;
   /// Headers only.
-  void meet() override;
+  void barrier() override;
   void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
                   int num_averaged) override;
   void all_reduce_prepared(std::byte* data, std::size_t count, const Reduction& reduction,

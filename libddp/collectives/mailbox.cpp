@@ -40,7 +40,7 @@ void Mailbox::run(const CommCall& call, std::span<Transfer> parts) {
   parts_ = &run_parts_;
   forget_missing_parts();
   AllDone done(*this);
-  if (!done.ready()) core_.wait(call, core_.page(core_.rank()).mail_bell(), done);
+  if (!done.ready()) core_.wait(call, core_.page(core_.rank()).mail_event(), done);
 }
 
 bool Mailbox::progress(const std::vector<Transfer*>& parts) {
@@ -81,7 +81,7 @@ bool Mailbox::poll() {
 }
 
 std::uint32_t Mailbox::ticket() const {
-  return core_.page(core_.rank()).mail_bell().rings.load(std::memory_order_seq_cst);
+  return core_.page(core_.rank()).mail_event().notifications.load(std::memory_order_seq_cst);
 }
 
 void Mailbox::wait(std::uint32_t old_ticket, std::chrono::nanoseconds limit) {
@@ -89,9 +89,9 @@ void Mailbox::wait(std::uint32_t old_ticket, std::chrono::nanoseconds limit) {
     if (ticket() != old_ticket) return;
     relax_cpu();
   }
-  Sleeper(core_.page(core_.rank()).mail_bell(), old_ticket).sleep(limit);
+  Sleeper(core_.page(core_.rank()).mail_event(), old_ticket).sleep(limit);
 }
 
-void Mailbox::wake_own() noexcept { ring_always(core_.page(core_.rank()).mail_bell()); }
+void Mailbox::wake_own() noexcept { notify_always(core_.page(core_.rank()).mail_event()); }
 
 }  // namespace libddp

@@ -91,7 +91,7 @@ class Mailbox {
 
   Outbox& outbox(int source, int target) { return core_.page(source).outbox(target); }
   Inbox& inbox(int target, int source) { return core_.page(target).inbox(source); }
-  void wake(int peer) { ring_counted(core_.page(peer).mail_bell()); }
+  void wake(int peer) { notify_counted(core_.page(peer).mail_event()); }
 
   ShmCore& core_;
   std::vector<Channel> channels_;

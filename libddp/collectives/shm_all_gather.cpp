@@ -29,7 +29,7 @@ class AllGather : ShmMove {
  private:
   void gather_payloads() {
     copy_bytes(core_.own_payload(bytes_), input_, bytes_);
-    core_.meet_with_payload(bytes_);
+    core_.barrier_with_payload(bytes_);
     for (int r = 0; r < core_.world_size(); ++r)
       copy_bytes(block(r), core_.payload(r, bytes_), bytes_);
   }
@@ -88,7 +88,7 @@ void broadcast(ShmCore& core, std::byte* data, std::size_t bytes, int root) {
   const bool is_root = core.rank() == root;
   if (bytes <= core.policy().inline_bytes) {
     if (is_root) copy_bytes(core.own_payload(bytes), data, bytes);
-    core.meet_with_payload(bytes);
+    core.barrier_with_payload(bytes);
     if (!is_root) copy_bytes(data, core.payload(root, bytes), bytes);
     return;
   }
@@ -98,10 +98,10 @@ void broadcast(ShmCore& core, std::byte* data, std::size_t bytes, int root) {
     const std::size_t part = std::min(chunk_bytes, bytes - at);
     const bool is_staged = is_root && offset == Slot::kStaged;
     if (is_staged) copy_bytes(core.staging_in(root, core.next_chunk()), data + at, part);
-    core.meet(offset);
+    core.barrier(offset);
     if (core.place(root) != Slot::kStaged) {
       if (!is_root) copy_bytes(data, core.reach(root, core.place(root), bytes), bytes);
-      return core.meet();  // nobody reads the root's memory any more
+      return core.barrier();  // nobody reads the root's memory any more
     }
     if (!is_root) copy_part(data + at, core.staging_in(root, core.next_chunk()), part, bytes);
   }

@@ -1,8 +1,8 @@
 // All-reduce between the ranks of a host.
 //
-// Small: everyone's payload lies in the slots, and every rank reduces all of it (one meeting).
+// Small: everyone's payload lies in the slots, and every rank reduces all of it (one barrier).
 // In the arena: each rank reduces its slice out of all ranks' memory and stores the result into all
-// ranks' memory (two meetings, no copies).
+// ranks' memory (two barriers, no copies).
 // Elsewhere: chunk by chunk through staging. A rank's own slice never leaves its memory: it copies
 // in only what others reduce, and copies out only what others have reduced.
 
@@ -28,34 +28,34 @@ class AllReduce {
 
   void run() {
     const WaitPolicy& policy = core_.policy();
-    if (bytes_ <= policy.inline_bytes) return meet_inline();
+    if (bytes_ <= policy.inline_bytes) return reduce_inline();
     const std::uint64_t offset = core_.offset_of(data_, bytes_);
     const bool in_arena = offset != Slot::kStaged;
     const bool fits_inline = bytes_ <= policy.ordinary_inline_bytes;
     if (in_arena) {
-      core_.meet(offset);
+      core_.barrier(offset);
     } else if (fits_inline) {
       copy_bytes(core_.own_payload(bytes_), data_, bytes_);
-      core_.meet(Slot::kInline);
+      core_.barrier(Slot::kInline);
     } else {
       copy_in(0);
-      core_.meet();
+      core_.barrier();
     }
     if (core_.all_in_arena()) return reduce_in_place();
     // Some ranks are in the arena and some are not: those in it join the others' way.
     const bool is_mixed = !core_.none_in_arena();
-    if (fits_inline) return is_mixed ? meet_inline() : reduce_payloads();
+    if (fits_inline) return is_mixed ? reduce_inline() : reduce_payloads();
     if (is_mixed) {
       if (in_arena) copy_in(0);
-      core_.meet();
+      core_.barrier();
     }
     reduce_staged();
   }
 
  private:
-  void meet_inline() {
+  void reduce_inline() {
     copy_bytes(core_.own_payload(bytes_), data_, bytes_);
-    core_.meet_with_payload(bytes_);
+    core_.barrier_with_payload(bytes_);
     reduce_payloads();
   }
 
@@ -77,18 +77,18 @@ class AllReduce {
       for (int r = 0; r < core_.world_size(); ++r) pieces[r] = parts[r] + at;
       run_kernel(pieces, pieces, core_.world_size(), bytes / element_);
     });
-    core_.meet();
+    core_.barrier();
   }
 
-  // After meeting k the ranks reduce chunk k; beside that, chunk k-1 is copied out and chunk k+1
-  // copied in: one meeting per chunk. The reduction goes first, because others wait for it.
+  // After barrier k the ranks reduce chunk k; beside that, chunk k-1 is copied out and chunk k+1
+  // copied in: one barrier per chunk. The reduction goes first, because others wait for it.
   void reduce_staged() {
     const std::size_t num_chunks = (count_ + chunk_count() - 1) / chunk_count();
     for (std::size_t k = 0; k <= num_chunks; ++k) {
       if (k < num_chunks) reduce_chunk(k);
       if (k + 1 < num_chunks) copy_in(k + 1);
       if (k > 0) copy_out(k - 1);
-      if (k < num_chunks) core_.meet();
+      if (k < num_chunks) core_.barrier();
     }
   }
 

@@ -30,7 +30,7 @@ class AllToAll : ShmMove {
  private:
   void exchange_payloads() {
     copy_bytes(core_.own_payload(total_bytes_), input_, total_bytes_);
-    core_.meet_with_payload(total_bytes_);
+    core_.barrier_with_payload(total_bytes_);
     for (int r = 0; r < core_.world_size(); ++r) {
       if (r == core_.rank()) continue;
       copy_bytes(output_ + r * block_bytes_, core_.payload(r, total_bytes_) + own(block_bytes_),

@@ -161,7 +161,7 @@ void ShmComm::share_slices(const CommCall& call, void* data,
 void ShmComm::meet_again(const CommCall& call) {
   ShmCore& core = state_->core;
   core.begin(call, ShmCore::Stage::Last);
-  if (core.world_size() > 1) core.meet();
+  if (core.world_size() > 1) core.barrier();
 }
 
 WaitLedger& ShmComm::waits() { return state_->core.waits(); }
@@ -171,7 +171,7 @@ void ShmComm::show_delay(Delay delay) { state_->core.show_delay(delay); }
 void ShmComm::barrier(const CommCall& call) {
   ShmCore& core = state_->core;
   core.begin(call);
-  if (core.world_size() > 1) core.meet();
+  if (core.world_size() > 1) core.barrier();
 }
 
 void ShmComm::send(const CommCall& call, const void* data, std::uint64_t bytes, int target,

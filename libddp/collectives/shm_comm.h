@@ -4,12 +4,12 @@
 // Bytes in, bytes out: no tensors, no threads, no store.
 //
 // Words: *page* = the control page of a rank (slots with stamps, inline payload, staging, mail);
-// *meet* = every rank has posted its slot for this sequence number and seen everyone else's;
+// *barrier* = every rank has posted its slot for this sequence number and seen everyone else's;
 // *slice* = the part of the buffer that a rank owns: it reduces its slice from all ranks' memory
 // and stores the result into all ranks' memory ("slice-owner pass").
 //
 // Memory in the arena is read and written in place by the peers; other memory goes through the
-// staging buffers in few large chunks; small payloads travel inside the slot (one meeting).
+// staging buffers in few large chunks; small payloads travel inside the slot (one barrier).
 // Reductions run in rank order with fp32 accumulation for bf16 and fp16: results are bit-identical
 // on every rank and from run to run, and for float32 sums on 2 ranks equal torch's.
 //
@@ -74,7 +74,7 @@ class ShmComm : public Comm {
   ShmComm(const ShmComm&) = delete;
   ShmComm& operator=(const ShmComm&) = delete;
 
-  /// The control page that a rank makes before the meeting and passes to its peers.
+  /// The control page that a rank makes before the bootstrap and passes to its peers.
   static SharedSegment create_page(const std::string& group_name, int world_size);
   /// This process's CPUs as text for ShmMember::cpu_mask.
   static std::string own_cpu_mask();

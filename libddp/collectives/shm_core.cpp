@@ -11,11 +11,11 @@
 
 namespace libddp {
 
-/// Everyone has posted meeting n.
-class ShmCore::Meeting final : public WaitCondition {
+/// Everyone has posted barrier n.
+class ShmCore::AllArrived final : public WaitCondition {
  public:
-  explicit Meeting(ShmCore& core)
-      : core_(core), slots_(core.slots_[core.meeting_ & 1]), number_(core.meeting_) {}
+  explicit AllArrived(ShmCore& core)
+      : core_(core), slots_(core.slots_[core.barrier_ & 1]), number_(core.barrier_) {}
 
   bool ready() override {
     while (next_ < slots_.size() && has_come(next_)) ++next_;
@@ -142,12 +142,12 @@ std::uint64_t ShmCore::last_sequence_of(int rank) const {
   return pages_[rank].call(number - 1).sequence.load(std::memory_order_relaxed);
 }
 
-void ShmCore::meet(std::uint64_t input_place, std::uint64_t output_place) {
+void ShmCore::barrier(std::uint64_t input_place, std::uint64_t output_place) {
   post(input_place, output_place);
   await_everyone();
 }
 
-void ShmCore::meet_with_payload(std::size_t bytes) {
+void ShmCore::barrier_with_payload(std::size_t bytes) {
   post(Slot::kInline, Slot::kStaged);
   if (bytes > Slot::kTinyBytes) prefetch_payloads(bytes);
   await_everyone();
@@ -158,7 +158,7 @@ void ShmCore::prefetch_payloads(std::size_t bytes) const {
   constexpr std::size_t kMostBytes = 8 * kCacheLineBytes;
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
-    const std::byte* payload = payload_at(r, meeting_, bytes);
+    const std::byte* payload = payload_at(r, barrier_, bytes);
     for (std::size_t at = 0; at < std::min(bytes, kMostBytes); at += kCacheLineBytes) {
       __builtin_prefetch(payload + at);
     }
@@ -166,7 +166,7 @@ void ShmCore::prefetch_payloads(std::size_t bytes) const {
 }
 
 void ShmCore::post(std::uint64_t input_place, std::uint64_t output_place) {
-  const std::uint64_t number = ++meeting_;
+  const std::uint64_t number = ++barrier_;
   Slot& mine = *slots_[number & 1][rank_];
   mine.fingerprint = fingerprint_;
   mine.place[0] = input_place;
@@ -178,9 +178,9 @@ void ShmCore::post(std::uint64_t input_place, std::uint64_t output_place) {
 
 void ShmCore::await_everyone() {
   try {
-    Meeting meeting(*this);
-    if (!meeting.ready()) wait(*call_, pages_[0].bell(), meeting);
-    for (const Slot* slot : slots_[meeting_ & 1]) {
+    AllArrived barrier(*this);
+    if (!barrier.ready()) wait(*call_, pages_[0].event(), barrier);
+    for (const Slot* slot : slots_[barrier_ & 1]) {
       if (slot->fingerprint != fingerprint_) report_mismatch();
     }
     if (has_anyone_given_up()) throw_if_given_up();
@@ -188,12 +188,12 @@ void ShmCore::await_everyone() {
     show_given_up();
     throw;
   }
-  // Whoever finds the meeting complete wakes those who sleep: the last one to come is among them.
-  ring(pages_[0].bell());
+  // Whoever finds the barrier complete wakes those who sleep: the last one to come is among them.
+  notify(pages_[0].event());
 }
 
 std::uint64_t ShmCore::place(int rank, int which) const {
-  return slots_[meeting_ & 1][rank]->place[which];
+  return slots_[barrier_ & 1][rank]->place[which];
 }
 
 bool ShmCore::all_in_arena(int which) const {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What every operation of a communicator stands on: the mapped pages and arenas, meetings, waiting,
+// What every operation of a communicator stands on: the mapped pages and arenas, barriers, waiting,
 // and the failure that ends it all. The collectives (shm_collectives.h) and the mail (mailbox.h)
 // use it.
 //
@@ -8,33 +8,33 @@
 // slot) or kStaged (in its staging buffer); *buffer* = parity of a staging chunk.
 //
 // NOTE [Reuse of shared buffers]
-// A meeting is passed by a rank once all ranks have posted it. Hence:
-// - a slot and its payload, written before meeting n, may be read until the reader posts n+1 and
+// A barrier is passed by a rank once all ranks have posted it. Hence:
+// - a slot and its payload, written before barrier n, may be read until the reader posts n+1 and
 //   written again after n+1 is passed (slots alternate);
-// - staging_in, written before meeting n for chunk c, may be read until the reader posts n+1; the
+// - staging_in, written before barrier n for chunk c, may be read until the reader posts n+1; the
 //   buffer serves again for chunk c+2, of which the writing starts after n+1 is passed;
-// - staging_out, written between meetings n and n+1, may be read until the reader posts n+2.
+// - staging_out, written between barriers n and n+1, may be read until the reader posts n+2.
 // Chunks are counted through the life of the communicator, so these hold across collectives, and
-// none has to meet at its end only to protect staging.
+// none needs a barrier at its end only to protect staging.
 //
 // NOTE [Ranks that are late]
 // A rank that was frozen (SIGSTOP) in a collective wakes after its peers have given up: their
-// stamps still stand there, so its meetings look complete, and its pointers lead into memory that
-// they may have put to another use. So who leaves a meeting by an exception says which, before its
+// stamps still stand there, so its barriers look complete, and its pointers lead into memory that
+// they may have put to another use. So who leaves a barrier by an exception says which, before its
 // caller gets the memory back, and every rank looks
-// - when it has passed a meeting: a peer that gave up there took no part in what the meeting means
+// - when it has passed a barrier: a peer that gave up there took no part in what the barrier means
 //   (one that gave up later has passed it);
 // - before it touches a peer's memory, and again every kWriteBytes of writing: nobody who gave up
-//   can have finished the collective, which ends with a meeting after the last access.
+//   can have finished the collective, which ends with a barrier after the last access.
 // What such a rank had under way when it froze, kWriteBytes at most, still lands in the peer's
 // memory. The arena of a failed communicator therefore keeps what is freed (Arena::keep_freed).
 //
-// Thread rule: begin, meet and the chunk counter belong to the thread of the collectives; fail and
-// the const members to any thread.
+// Thread rule: begin, barrier and the chunk counter belong to the thread of the collectives; fail
+// and the const members to any thread.
 //
 //   core.begin(call);
 //   std::memcpy(core.own_payload(bytes), data, bytes);
-//   core.meet_with_payload(bytes);
+//   core.barrier_with_payload(bytes);
 //   read(core.payload(peer, bytes));
 
 #include <algorithm>
@@ -46,8 +46,8 @@
 #include <string>
 #include <vector>
 
-#include "libddp/collectives/bell.h"
 #include "libddp/collectives/failure_latch.h"
+#include "libddp/collectives/futex_event.h"
 #include "libddp/collectives/shm_comm.h"
 #include "libddp/collectives/shm_page.h"
 #include "libddp/collectives/wait_ledger.h"
@@ -84,18 +84,19 @@ class ShmCore {
   /// Starts a collective: throws the kept failure, records the call for the peers' messages.
   void begin(const CommCall& call, Stage stage = Stage::First);
   /// Posts the slot and waits for everyone's; throws if somebody called something else.
-  void meet(std::uint64_t input_place = Slot::kStaged, std::uint64_t output_place = Slot::kStaged);
+  void barrier(std::uint64_t input_place = Slot::kStaged,
+               std::uint64_t output_place = Slot::kStaged);
 
-  /// `meet` for ranks that all bring a payload of this size in the slot.
-  void meet_with_payload(std::size_t bytes);
+  /// `barrier` for ranks that all bring a payload of this size in the slot.
+  void barrier_with_payload(std::size_t bytes);
 
-  /// Where the payload of the next meeting goes. REQUIRES bytes <= ShmPage::kInlineBytes.
-  std::byte* own_payload(std::size_t bytes) const { return payload_at(rank_, meeting_ + 1, bytes); }
-  /// The payload that `rank` brought to the last meeting.
+  /// Where the payload of the next barrier goes. REQUIRES bytes <= ShmPage::kInlineBytes.
+  std::byte* own_payload(std::size_t bytes) const { return payload_at(rank_, barrier_ + 1, bytes); }
+  /// The payload that `rank` brought to the last barrier.
   const std::byte* payload(int rank, std::size_t bytes) const {
-    return payload_at(rank, meeting_, bytes);
+    return payload_at(rank, barrier_, bytes);
   }
-  /// The place that `rank` named at the last meeting; which = 0 input, 1 output.
+  /// The place that `rank` named at the last barrier; which = 0 input, 1 output.
   std::uint64_t place(int rank, int which = 0) const;
   bool all_in_arena(int which = 0) const;
   bool none_in_arena(int which = 0) const;
@@ -132,7 +133,7 @@ class ShmCore {
 
   /// Sleeps by the policy until `condition` is ready; REQUIRES that it was not just now.
   /// Errors: as ShmComm. Any exception out of it has poisoned the communicator.
-  void wait(const CommCall& call, Bell& bell, WaitCondition& condition);
+  void wait(const CommCall& call, FutexEvent& event, WaitCondition& condition);
 
   /// Keeps the first failure, shows it to the peers, wakes everyone.
   void fail(CommFailure failure) noexcept;
@@ -162,19 +163,19 @@ class ShmCore {
   std::uint64_t last_sequence_of(int rank) const;
 
  private:
-  class Meeting;
+  class AllArrived;
   /// Whole elements and cache lines; long enough for the kernels.
   static constexpr std::size_t kWriteBytes = 4u << 20;
 
-  std::byte* payload_at(int rank, std::uint64_t meeting, std::size_t bytes) const {
-    const int parity = static_cast<int>(meeting & 1);
+  std::byte* payload_at(int rank, std::uint64_t barrier, std::size_t bytes) const {
+    const int parity = static_cast<int>(barrier & 1);
     return bytes <= Slot::kTinyBytes ? slots_[parity][rank]->tiny : payloads_[parity][rank];
   }
   void post(std::uint64_t input_place, std::uint64_t output_place);
   void prefetch_payloads(std::size_t bytes) const;
   void await_everyone();
   bool has_anyone_given_up() const {
-    return pages_[0].bell().num_given_up.load(std::memory_order_acquire) != 0;
+    return pages_[0].event().num_given_up.load(std::memory_order_acquire) != 0;
   }
   void show_given_up() noexcept;
   void throw_if_given_up();
@@ -183,7 +184,7 @@ class ShmCore {
   void record(const CommCall& call);
   void adopt_failure_of_peer();
   void show_failure(const CommFailure& failure) noexcept;
-  void settle(const CommCall& call, Bell& bell, WaitCondition& condition);
+  void settle(const CommCall& call, FutexEvent& event, WaitCondition& condition);
   void count_wait(int blocker, std::int64_t ns);
   Delay delay_shown_by(int rank) const;
   [[noreturn]] void give_up(const CommCall& call, const WaitCondition& condition, double seconds);
@@ -207,7 +208,7 @@ class ShmCore {
   const CommCall* call_ = nullptr;
   Stage stage_ = Stage::First;
   std::uint64_t fingerprint_ = 0;
-  std::uint64_t meeting_ = 0;
+  std::uint64_t barrier_ = 0;
   std::uint64_t chunk_ = 0;
 };
 

@@ -19,10 +19,10 @@ struct Camp {
 };
 
 // The ranks that have come, by what they called; the largest camp first, then by lowest rank.
-std::vector<Camp> camps_of(const std::vector<Slot*>& slots, std::uint64_t meeting) {
+std::vector<Camp> camps_of(const std::vector<Slot*>& slots, std::uint64_t barrier) {
   std::vector<Camp> camps;
   for (std::size_t r = 0; r < slots.size(); ++r) {
-    if (slots[r]->stamp.load(std::memory_order_acquire) != meeting) continue;
+    if (slots[r]->stamp.load(std::memory_order_acquire) != barrier) continue;
     const std::uint64_t fingerprint = slots[r]->fingerprint;
     auto camp = std::find_if(camps.begin(), camps.end(),
                              [&](const Camp& c) { return c.fingerprint == fingerprint; });
@@ -46,8 +46,8 @@ void ShmCore::fail(CommFailure failure) noexcept {
   if (arena_) arena_->keep_freed();
   if (!latch_.set(std::move(failure))) return;
   show_failure(*latch_.get());
-  ring_always(pages_[0].bell());
-  for (const ShmPage& page : pages_) ring_always(page.mail_bell());
+  notify_always(pages_[0].event());
+  for (const ShmPage& page : pages_) notify_always(page.mail_event());
 }
 
 void ShmCore::show_failure(const CommFailure& failure) noexcept {
@@ -63,14 +63,14 @@ void ShmCore::show_failure(const CommFailure& failure) noexcept {
 
 // See NOTE [Ranks that are late].
 void ShmCore::show_given_up() noexcept {
-  pages_[rank_].given_up().store(meeting_, std::memory_order_release);
-  pages_[0].bell().num_given_up.fetch_add(1, std::memory_order_seq_cst);
+  pages_[rank_].given_up().store(barrier_, std::memory_order_release);
+  pages_[0].event().num_given_up.fetch_add(1, std::memory_order_seq_cst);
 }
 
 void ShmCore::throw_if_given_up() {
   for (int r = 0; r < world_size_; ++r) {
-    const std::uint64_t meeting = pages_[r].given_up().load(std::memory_order_acquire);
-    if (r != rank_ && meeting != 0 && meeting <= meeting_) throw_given_up();
+    const std::uint64_t barrier = pages_[r].given_up().load(std::memory_order_acquire);
+    if (r != rank_ && barrier != 0 && barrier <= barrier_) throw_given_up();
   }
 }
 
@@ -142,7 +142,7 @@ void ShmCore::throw_kept(const CommCall* call, bool is_earlier) const {
 void ShmCore::report_mismatch() {
   // What a rank called before it gave up is still there: that it gave up is the reason.
   throw_if_failed(call_);
-  const std::vector<Camp> camps = camps_of(slots_[meeting_ & 1], meeting_);
+  const std::vector<Camp> camps = camps_of(slots_[barrier_ & 1], barrier_);
   std::vector<std::string> deeds;
   for (const Camp& camp : camps) {
     deeds.push_back(fmt::format("{} called {}", ranks_text(*this, camp.ranks),

@@ -9,19 +9,19 @@ bool ShmMove::move(const std::byte* input, std::size_t input_bytes, const std::b
   // A rank with nothing in the arena knows already that the bytes must be staged.
   const bool is_staged = from == Slot::kStaged && to == Slot::kStaged;
   if (is_staged) stage(0);
-  core_.meet(from, to);
+  core_.barrier(from, to);
   if (core_.all_in_arena(0) || core_.all_in_arena(1)) {
     core_.all_in_arena(0) ? pull() : push();
     // Nobody reads this rank's input any more, and every block of its output has come.
-    core_.meet();
+    core_.barrier();
     return false;
   }
   if (!core_.none_in_arena(0) || !core_.none_in_arena(1)) {
     if (!is_staged) stage(0);
-    core_.meet();
+    core_.barrier();
   }
   for (std::size_t k = 0; k < num_pieces; ++k) {
-    if (k > 0) core_.meet();
+    if (k > 0) core_.barrier();
     const std::uint64_t chunk = chunk_;
     if (k + 1 < num_pieces) stage(k + 1);
     copy_out(k, chunk);

@@ -2,7 +2,7 @@
 
 // What an all-gather and an all-to-all of a host have in common: bytes that only move, out of every
 // rank's input into every rank's output. Where all inputs are in the arena the readers pull; where
-// all outputs are, the owners push; else the bytes go through staging piece by piece, one meeting
+// all outputs are, the owners push; else the bytes go through staging piece by piece, one barrier
 // for each: the copy-in of a piece overlaps the copy-out of the one before.
 // Thread rule: one at a time per core.
 //
@@ -27,7 +27,7 @@ class ShmMove {
   bool move(const std::byte* input, std::size_t input_bytes, const std::byte* output,
             std::size_t output_bytes, std::size_t num_pieces);
 
-  /// Out of all ranks' inputs; the meeting after it is not its business.
+  /// Out of all ranks' inputs; the barrier after it is not its business.
   virtual void pull() = 0;
   /// Into all ranks' outputs; likewise.
   virtual void push() = 0;

@@ -14,8 +14,8 @@ constexpr std::size_t blocks(std::size_t bytes) { return (bytes + kBlock - 1) / 
 struct Head {
   FailureRecord failure;
   std::atomic<std::uint64_t> given_up;
-  Bell bell;
-  Bell mail_bell;
+  FutexEvent event;
+  FutexEvent mail_event;
   alignas(128) std::atomic<std::uint64_t> num_calls;
   alignas(128) std::atomic<std::uint64_t> beats;
   alignas(128) DelayRecord carried_delay;
@@ -55,9 +55,9 @@ FailureRecord& ShmPage::failure() const { return head(base_).failure; }
 
 std::atomic<std::uint64_t>& ShmPage::given_up() const { return head(base_).given_up; }
 
-Bell& ShmPage::bell() const { return head(base_).bell; }
+FutexEvent& ShmPage::event() const { return head(base_).event; }
 
-Bell& ShmPage::mail_bell() const { return head(base_).mail_bell; }
+FutexEvent& ShmPage::mail_event() const { return head(base_).mail_event; }
 
 std::atomic<std::uint64_t>& ShmPage::num_calls() const { return head(base_).num_calls; }
 

@@ -2,16 +2,16 @@
 
 // The control page of a rank: what it tells its peers, in memory that all of them map.
 //
-//   failure | given up | bell, mail bell | beats | delay | call records | slots | inline payload |
-//   staging in, out | per peer: mail (mailbox.h)
+//   failure | given up | event, mail event | beats | delay | call records | slots | inline payload
+//   | staging in, out | per peer: mail (mailbox.h)
 //
-// Every word has one writer, its rank (bells excepted); stamps and counters only grow. The segment
+// Every word has one writer, its rank (events excepted); stamps and counters only grow. The segment
 // is sparse: parts that a group never uses cost no memory.
 // Thread rule: a view of shared memory; the atomics order everything, see the members.
 //
 //   SharedSegment segment = ShmPage::create("world", 2);
 //   ShmPage page(segment.data(), 2);
-//   page.slot(meeting % 2).stamp.store(meeting, std::memory_order_release);
+//   page.slot(barrier % 2).stamp.store(barrier, std::memory_order_release);
 
 #include <atomic>
 #include <cstddef>
@@ -27,11 +27,12 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 inline constexpr int kMaxRanks = 128;
 
-/// A rank sleeps on `rings`; who made it wait rings only if `sleepers` says that someone sleeps.
-struct alignas(128) Bell {
-  std::atomic<std::uint32_t> rings;
+/// A rank sleeps on `notifications`; who made it wait notifies only if `sleepers` says that someone
+/// sleeps.
+struct alignas(128) FutexEvent {
+  std::atomic<std::uint32_t> notifications;
   std::atomic<std::uint32_t> sleepers;
-  /// Ranks that have left a collective by an exception; here, because who passes a meeting looks at
+  /// Ranks that have left a collective by an exception; here, because who passes a barrier looks at
   /// this line anyway.
   std::atomic<std::uint32_t> num_given_up;
 };
@@ -54,21 +55,21 @@ struct alignas(128) CallRecord {
 };
 
 /// Whom a rank waited for between the hosts in the collective that runs, for those of its host that
-/// wait for it in the last stage; stored before the meeting of that stage.
+/// wait for it in the last stage; stored before the barrier of that stage.
 struct DelayRecord {
   std::atomic<std::int64_t> rank;
   std::atomic<std::int64_t> ns;
 };
 
-/// What a rank shows at one meeting. Two alternate by the parity of the meeting: a rank that
-/// writes one for meeting n+2 has seen everyone at n+1, so nobody reads what it held for n.
+/// What a rank shows at one barrier. Two alternate by the parity of the barrier: a rank that
+/// writes one for barrier n+2 has seen everyone at n+1, so nobody reads what it held for n.
 struct alignas(128) Slot {
   /// Where the rank's bytes are: an offset in its arena, or one of these.
   static constexpr std::uint64_t kStaged = ~std::uint64_t{0};
   static constexpr std::uint64_t kInline = ~std::uint64_t{1};
   static constexpr std::size_t kTinyBytes = 32;
 
-  /// Number of the meeting; stored last, with release.
+  /// Number of the barrier; stored last, with release.
   std::atomic<std::uint64_t> stamp;
   std::uint64_t fingerprint;
   /// Input and output of the collective.
@@ -132,12 +133,12 @@ class ShmPage {
   ShmPage(std::byte* base, int world_size) : base_(base), world_size_(world_size) {}
 
   FailureRecord& failure() const;
-  /// Number of the meeting that the rank had posted and did not pass; 0 = none.
+  /// Number of the barrier that the rank had posted and did not pass; 0 = none.
   std::atomic<std::uint64_t>& given_up() const;
   /// Of rank 0's page: all ranks sleep on it in collectives.
-  Bell& bell() const;
+  FutexEvent& event() const;
   /// The rank itself sleeps on it in send and recv.
-  Bell& mail_bell() const;
+  FutexEvent& mail_event() const;
   /// Number of calls recorded so far; the last is record((count - 1) % 2).
   std::atomic<std::uint64_t>& num_calls() const;
   /// Grows while the process runs: its heartbeat.
@@ -146,7 +147,7 @@ class ShmPage {
   CallRecord& call(std::uint64_t parity) const;
   Slot& slot(std::uint64_t parity) const;
   std::byte* inline_payload(std::uint64_t parity) const;
-  /// What peers read before the next meeting, and what they read after it.
+  /// What peers read before the next barrier, and what they read after it.
   std::byte* staging_in(std::uint64_t parity) const;
   std::byte* staging_out(std::uint64_t parity) const;
   Outbox& outbox(int target) const;

@@ -31,11 +31,11 @@ class ReduceScatter {
     const std::uint64_t offset = core_.offset_of(input_, input_bytes_);
     const bool in_arena = offset != Slot::kStaged;
     if (!in_arena) copy_in(0);
-    core_.meet(offset);
+    core_.barrier(offset);
     if (core_.all_in_arena()) return reduce_in_place();
     if (!core_.none_in_arena()) {
       if (in_arena) copy_in(0);
-      core_.meet();
+      core_.barrier();
     }
     reduce_staged();
   }
@@ -43,7 +43,7 @@ class ReduceScatter {
  private:
   void reduce_payloads() {
     copy_bytes(core_.own_payload(input_bytes_), input_, input_bytes_);
-    core_.meet_with_payload(input_bytes_);
+    core_.barrier_with_payload(input_bytes_);
     const std::byte* sources[kMaxRanks];
     for (int r = 0; r < core_.world_size(); ++r) {
       sources[r] = core_.payload(r, input_bytes_) + core_.rank() * block_bytes_;
@@ -57,7 +57,7 @@ class ReduceScatter {
       sources[r] = core_.reach(r, core_.place(r), input_bytes_) + core_.rank() * block_bytes_;
     }
     run_kernel(sources, output_, count_);
-    core_.meet();  // nobody reads this rank's input any more
+    core_.barrier();  // nobody reads this rank's input any more
   }
 
   void reduce_staged() {
@@ -66,7 +66,7 @@ class ReduceScatter {
       reduce_piece(k);
       if (k + 1 == num_pieces) break;
       copy_in(k + 1);
-      core_.meet();
+      core_.barrier();
     }
   }
 

@@ -2,7 +2,7 @@
 // a buffer, and all get all of it.
 //
 // Where the buffer is in the arena of all ranks, each pulls the slices out of their owners' memory;
-// else they go through staging, a piece of every slice per meeting.
+// else they go through staging, a piece of every slice per barrier.
 
 #include <algorithm>
 
@@ -21,7 +21,7 @@ class ShareSlices {
     const std::uint64_t bytes = edges_.back();
     if (bytes == 0) return;
     const std::uint64_t offset = core_.offset_of(data_, bytes);
-    core_.meet(offset);
+    core_.barrier(offset);
     if (!core_.all_in_arena()) return share_staged();
     for (int step = 1; step < core_.world_size(); ++step) {
       const int owner = (core_.rank() + step) % core_.world_size();
@@ -29,7 +29,7 @@ class ShareSlices {
       const std::byte* from = core_.reach(owner, core_.place(owner), bytes);
       copy_bytes(data_ + begin(owner), from + begin(owner), size(owner));
     }
-    core_.meet();  // nobody reads this rank's memory any more
+    core_.barrier();  // nobody reads this rank's memory any more
   }
 
  private:
@@ -43,7 +43,7 @@ class ShareSlices {
         copy_bytes(core_.staging_in(core_.rank(), chunk), data_ + begin(core_.rank()) + at,
                    part_of(core_.rank(), at, piece));
       }
-      core_.meet();
+      core_.barrier();
       for (int owner = 0; owner < num_slices_; ++owner) {
         if (owner == core_.rank()) continue;
         copy_bytes(data_ + begin(owner) + at, core_.staging_in(owner, chunk),

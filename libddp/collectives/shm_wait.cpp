@@ -2,11 +2,11 @@
 //
 // NOTE [Rings without a fence]
 // A sleeper registers and then looks at the stamps; a poster stores its stamp and then looks at the
-// sleepers. With a full fence between store and look no ring is lost; the oversubscribed policy has
-// it (sequentially consistent store). With free cores the fence would cost a third of a small
-// all-reduce, so the sleeper pays instead: after registering it keeps looking for much longer than
-// a store stays in a CPU's buffer. If a ring were lost all the same, the sleep ends by itself: the
-// first pieces are short.
+// sleepers. With a full fence between store and look no notification is lost; the oversubscribed
+// policy has it (sequentially consistent store). With free cores the fence would cost a third of a
+// small all-reduce, so the sleeper pays instead: after registering it keeps looking for much longer
+// than a store stays in a CPU's buffer. If a notification were lost all the same, the sleep ends by
+// itself: the first pieces are short.
 
 #include <fmt/format.h>
 
@@ -40,16 +40,16 @@ double seconds_since(Clock::time_point start) {
 
 }  // namespace
 
-void ShmCore::wait(const CommCall& call, Bell& bell, WaitCondition& condition) {
+void ShmCore::wait(const CommCall& call, FutexEvent& event, WaitCondition& condition) {
   for (int done = 0; done < policy_.spins; done += kSpinsPerLook) {
     if (spin(condition, std::min(kSpinsPerLook, policy_.spins - done))) return;
     if (latch_.is_set()) break;
   }
-  settle(call, bell, condition);
+  settle(call, event, condition);
 }
 
 // The long wait: sleeps in growing pieces, between which it looks at everything that can end it.
-void ShmCore::settle(const CommCall& call, Bell& bell, WaitCondition& condition) {
+void ShmCore::settle(const CommCall& call, FutexEvent& event, WaitCondition& condition) {
   const Clock::time_point start = Clock::now();
   const Deadline deadline = call.timeout ? Deadline::after(*call.timeout) : call.deadline;
   InterruptPoll interrupt;
@@ -60,7 +60,7 @@ void ShmCore::settle(const CommCall& call, Bell& bell, WaitCondition& condition)
     if (blocker >= 0) count_wait(blocker, waited.count());
   };
   while (true) {
-    Sleeper sleeper(bell);
+    Sleeper sleeper(event);
     if (spin(condition, policy_.oversubscribed ? 0 : kLooksBeforeSleep)) return count();
     blocker = condition.blocker();
     // Not at once: with all ranks there, the message about a mismatch can name them all.

@@ -11,7 +11,7 @@ namespace libddp {
 namespace {
 
 /// Whole cache lines, so that pieces hold whole elements.
-/// Without meetings between them, pieces need only be long enough for the kernels.
+/// Without barriers between them, pieces need only be long enough for the kernels.
 constexpr std::uint64_t kMappedPieceBytes = 512u << 10;
 
 }  // namespace
@@ -47,16 +47,16 @@ void SliceReduction::begin() {
   const std::uint64_t offset = core_.offset_of(data_, edges_.back());
   const bool in_arena = offset != Slot::kStaged;
   if (!in_arena) copy_in(0);
-  core_.meet(offset);
+  core_.barrier(offset);
   is_mapped_ = core_.all_in_arena();
   if (is_mapped_) return cut(kMappedPieceBytes);
   if (core_.none_in_arena()) return;
   if (in_arena) copy_in(0);
-  core_.meet();
+  core_.barrier();
 }
 
 // The others read this rank's memory in their slices only, and nobody writes there before the ranks
-// share what has come from the network, which they begin with a meeting.
+// share what has come from the network, which they begin with a barrier.
 void SliceReduction::reduce_mapped() {
   const int own = core_.rank();
   const std::uint64_t begin = edges_[static_cast<std::size_t>(own)];
@@ -73,7 +73,7 @@ void SliceReduction::reduce_mapped() {
 void SliceReduction::reduce_staged() {
   const int own = core_.rank();
   const std::uint64_t chunk = first_chunk_ + next_piece_;
-  if (next_piece_ > 0) core_.meet();
+  if (next_piece_ > 0) core_.barrier();
   for_runs(own, next_piece_, [&](std::uint64_t at, std::uint64_t in_piece, std::uint64_t bytes) {
     const std::byte* sources[kMaxRanks];
     for (int r = 0; r < core_.world_size(); ++r) sources[r] = staging(r, chunk, own) + in_piece;

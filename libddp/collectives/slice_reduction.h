@@ -6,7 +6,7 @@
 //
 // The pieces of slice i begin at `starts[i]`, go on to the slice's end and then from its beginning:
 // what other hosts need comes first. In the arena a rank reads the others' memory; elsewhere a
-// piece of each slice goes through staging per meeting. Every rank makes as many steps.
+// piece of each slice goes through staging per barrier. Every rank makes as many steps.
 // Thread rule: as the core.
 //
 //   SliceReduction reduction(core, {Dtype::Float32, ReduceOp::Sum}, data, edges, starts);

@@ -2,7 +2,7 @@
 
 // For whom this rank has waited in collectives, and how long.
 //
-// Waits form chains: over several hosts a rank waits for a carrier, which waited for a rank of its
+// Waits form chains: over several hosts a rank waits for a leader, which waited for a rank of its
 // own host. So who was waited for says what it waited for itself, and only the rest is its own.
 // Thread rule: one thread writes, any thread reads `total_ns`.
 //

@@ -92,7 +92,7 @@ WaitPolicy WaitPolicy::choose(const std::vector<std::string>& cpu_masks) {
   WaitPolicy policy;
   policy.oversubscribed = static_cast<int>(ranks) > count_cpus(cpu_masks);
   if (policy.oversubscribed) {
-    // A meeting costs a context switch per rank; every rank reads every payload.
+    // A barrier costs a context switch per rank; every rank reads every payload.
     policy.spins = 16;
     policy.inline_bytes = std::clamp<std::size_t>((128u << 10) / ranks, 4u << 10, 32u << 10);
     policy.ordinary_inline_bytes = policy.inline_bytes;

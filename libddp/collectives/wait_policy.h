@@ -19,14 +19,14 @@ struct WaitPolicy {
   /// More ranks than CPUs: a spinning rank keeps the one it waits for from running.
   bool oversubscribed = false;
   /// Rounds of `pause` before the rank sleeps. There is no sched_yield between the two: since Linux
-  /// 6.18 a yield gives up a whole time slice, which under load made a meeting a hundred times
+  /// 6.18 a yield gives up a whole time slice, which under load made a barrier a hundred times
   /// slower than going to sleep at once.
   int spins = 0;
   /// Up to here every payload travels in the slot.
   std::size_t inline_bytes = 0;
   /// The same for memory outside the arena, where the alternative costs two copies.
   std::size_t ordinary_inline_bytes = 0;
-  /// Staging chunk. Large ones save meetings, small ones stay in the cache.
+  /// Staging chunk. Large ones save barriers, small ones stay in the cache.
   std::size_t chunk_bytes = 0;
 
   /// From the affinity masks of all ranks. Empty or unreadable text counts as "one CPU".

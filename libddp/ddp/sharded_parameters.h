@@ -12,7 +12,7 @@
 // all parameters and its own blocks of the state; blocks of parameters are gathered after an
 // update.
 //
-// NOTE [Two meetings per update]
+// NOTE [Two barriers per update]
 // Between begin_update and publish, parameters are half updated. begin_update waits until every
 // rank is there, so nobody computes with them any more, not even for an evaluation of its own after
 // the backward pass; publish waits until every rank is done.

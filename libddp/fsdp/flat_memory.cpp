@@ -36,7 +36,7 @@ class MappedMemory final : public FlatMemory {
     const c10::NoGradGuard no_grad;
     for (std::size_t i = 0; i < spec_.layout.size(); ++i) shared_piece(i).copy_(piece(i));
   }
-  bool needs_meeting() const override { return world_size() > 1; }
+  bool needs_barrier() const override { return world_size() > 1; }
 
  private:
   at::Tensor shared_piece(std::size_t parameter) const {
@@ -94,7 +94,7 @@ class GatheredMemory final : public FlatMemory {
     const c10::NoGradGuard no_grad;
     if (computes_low()) low_block_.copy_(own_block());
   }
-  bool needs_meeting() const override { return false; }
+  bool needs_barrier() const override { return false; }
 
   // Put together by the thread that gathers, beside the computation.
   void begin_unshard() override {

@@ -60,7 +60,7 @@ class FlatMemory {
   /// After changes of the pieces: makes them what the others read.
   virtual void publish() = 0;
   /// Whether the others see what was published only after a barrier.
-  virtual bool needs_meeting() const = 0;
+  virtual bool needs_barrier() const = 0;
   /// Starts to gather; `unshard` waits for it.
   virtual void begin_unshard() {}
   virtual void unshard() {}

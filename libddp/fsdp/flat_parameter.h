@@ -77,7 +77,7 @@ class FlatParameter {
   TrainedSet trained() const;
 
   /// Takes over values that users have put in the place of a piece (`p.data = values`), of the same
-  /// shape and dtype. While nobody reads: before the ranks meet.
+  /// shape and dtype. While nobody reads: before the barrier of the ranks.
   void take_written();
 
   /// Throws StateError where a parameter that should show its piece was given other data, sizes or

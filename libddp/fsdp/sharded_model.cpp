@@ -20,12 +20,12 @@ constexpr const char* kEndOfForward = "the end of a sharded forward";
 Group readers_of(const std::vector<ShardedModel::UnitPtr>& units) {
   Group readers;
   for (const auto& unit : units) {
-    if (unit->needs_meeting()) readers = unit->options().shard;
+    if (unit->needs_barrier()) readers = unit->options().shard;
   }
   return readers;
 }
 
-/// What this rank changes from now on, nobody reads any more. See NOTE [Meetings].
+/// What this rank changes from now on, nobody reads any more. See NOTE [Barriers].
 void end_reading(const std::vector<ShardedModel::UnitPtr>& units, const char* label) {
   if (const Group readers = readers_of(units)) readers->barrier({.label = label});
 }
@@ -374,7 +374,7 @@ void ShardedModel::show_copies(const std::vector<UnitPtr>& units,
   }
   // Nobody changes what others still copy.
   for (const UnitPtr& unit : units) {
-    if (!unit->needs_meeting()) continue;
+    if (!unit->needs_barrier()) continue;
     unit->options().shard->barrier({.label = "full parameters are copied"});
     break;
   }

@@ -1,20 +1,20 @@
 #pragma once
 
-// All units of a model: the order of their hooks, one meeting per step, prefetch, and the end of a
+// All units of a model: the order of their hooks, one barrier per step, prefetch, and the end of a
 // backward pass.
 //
 // Words: a *step* begins with the outermost forward; a *pass* is one backward pass.
 //
-// NOTE [Meetings]
+// NOTE [Barriers]
 // Where the parameters exist once for all ranks, a rank may change its block only when nobody reads
 // it any more, and others may read it only when it has been changed. What a script changes, and
-// when, is not seen here. So the ranks meet wherever one of them could go on to change something
+// when, is not seen here. So there is a barrier wherever a rank could go on to change something
 // that another still reads: at the end of a forward, with or without gradients, as nobody knows
 // whether a backward pass will follow; and at the end of a pass, where averages have done it in the
 // usual case: a rank has the average of a unit when all ranks' last gradient of that unit has come.
-// A pass has a meeting of its own where it averages nothing (gradients of inputs only, no_sync), or
+// A pass has a barrier of its own where it averages nothing (gradients of inputs only, no_sync), or
 // has read frozen parameters after the last of its averages. The barrier at the beginning of a step
-// makes changes visible. No meeting is per unit.
+// makes changes visible. No barrier is per unit.
 //
 // NOTE [When a pass has left a unit]
 // A pass does not need a unit any more when it has the gradients of all of its parameters. Where

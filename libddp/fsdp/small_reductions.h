@@ -3,7 +3,7 @@
 // Averages the gradients of several small units with one collective.
 //
 // A collective over a few kilobytes costs as much as one over a hundred: the hand-over to the
-// group's thread and the meetings of the ranks, which for tiny parameters is more than everything
+// group's thread and the barriers of the ranks, which for tiny parameters is more than everything
 // else in a step. So arrays of units that are small are collected and put one behind the other,
 // block by block: sums are the same, bit for bit, as the order of the ranks is.
 // Thread rule: one thread at a time. `start` is a collective; which units are in it follows from

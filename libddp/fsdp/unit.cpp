@@ -103,9 +103,9 @@ void Unit::publish() {
   for (const auto& flat : flats_) flat->memory().publish();
 }
 
-bool Unit::needs_meeting() const {
+bool Unit::needs_barrier() const {
   for (const auto& flat : flats_) {
-    if (flat->memory().needs_meeting()) return true;
+    if (flat->memory().needs_barrier()) return true;
   }
   return false;
 }

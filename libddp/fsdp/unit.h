@@ -65,7 +65,7 @@ class Unit {
   /// See FlatParameter.
   void take_written();
   void publish();
-  bool needs_meeting() const;
+  bool needs_barrier() const;
   void begin_unshard();
   void show_full();
   /// `reshard`: gathered bytes are given back too.

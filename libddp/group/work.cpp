@@ -8,9 +8,9 @@
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
-#include "libddp/base/lane.h"
 #include "libddp/base/log.h"
 #include "libddp/base/monotonic_clock.h"
+#include "libddp/base/work_queue.h"
 
 namespace libddp {
 namespace {
@@ -72,8 +72,8 @@ void Work::block(std::optional<std::chrono::milliseconds> timeout) {
   std::unique_lock lock(mutex_);
   while (!is_completed()) {
     lock.unlock();
-    // A callback of an operation may wait for one that is queued behind it in the same lane.
-    const bool has_helped = Lane::run_next_here();
+    // A callback of an operation may wait for one that is queued behind it in the same queue.
+    const bool has_helped = WorkQueue::run_next_here();
     lock.lock();
     if (has_helped) continue;
     if (is_completed()) return;

@@ -43,29 +43,29 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
       blocks_(std::make_shared<SharedBlocks>(arena_, comm_)),
       notes_([this](const std::vector<int>& ranks) { return where_are(ranks); }),
       messages_(
-          std::make_unique<MessageLane>(identity_, *comm_, peer_names_, flight_log_,
-                                        MessageLane::Hooks{notes_, [this] { tell_peers(); }})),
-      lane_(std::make_unique<Lane>("libddp-lane")),
+          std::make_unique<MessageQueue>(identity_, *comm_, peer_names_, flight_log_,
+                                         MessageQueue::Hooks{notes_, [this] { tell_peers(); }})),
+      queue_(std::make_unique<WorkQueue>("libddp-queue")),
       running_call_([this] { return describe_running(); }) {
-  std::lock_guard lock(watcher_mutex_);
-  watcher_ = std::make_shared<ControlWatcher>(
+  std::lock_guard lock(watchdog_mutex_);
+  watchdog_ = std::make_shared<Watchdog>(
       identity_, std::move(peers), *comm_,
-      ControlWatcher::Hooks{[this](int rank, std::uint64_t sequence, const std::string& error) {
-                              on_goodbye(rank, sequence, error);
-                            },
-                            [this] { return running_.load(std::memory_order_relaxed); },
-                            [this] { report_failure(/*waits=*/false); }});
+      Watchdog::Hooks{[this](int rank, std::uint64_t sequence, const std::string& error) {
+                        on_goodbye(rank, sequence, error);
+                      },
+                      [this] { return running_.load(std::memory_order_relaxed); },
+                      [this] { report_failure(/*waits=*/false); }});
 }
 
 HostBackend::~HostBackend() {
   living_.leave();
-  // Wakes what is in flight, so that the lanes end without waiting for a peer.
-  if (!lane_->is_idle() || !messages_->is_idle()) {
+  // Wakes what is in flight, so that the queues end without waiting for a peer.
+  if (!queue_->is_idle() || !messages_->is_idle()) {
     comm_->fail({CommFailure::Kind::Aborted,
                  "the group was destroyed without shutdown (destroy_process_group)"});
   }
   // After a shutdown there is none.
-  if (const auto watcher = this->watcher()) watcher->say_dropped();
+  if (const auto watchdog = this->watchdog()) watchdog->say_dropped();
   stop_parts();
 }
 
@@ -75,16 +75,16 @@ void HostBackend::join_living(const void* store, std::vector<int> global_ranks) 
 
 // See NOTE [The end].
 void HostBackend::stop_parts() {
-  if (const auto watcher = this->watcher()) watcher->stop();
-  lane_.reset();
+  if (const auto watchdog = this->watchdog()) watchdog->stop();
+  queue_.reset();
   messages_.reset();
-  const std::lock_guard lock(watcher_mutex_);
-  watcher_.reset();
+  const std::lock_guard lock(watchdog_mutex_);
+  watchdog_.reset();
 }
 
-std::shared_ptr<ControlWatcher> HostBackend::watcher() const {
-  const std::lock_guard lock(watcher_mutex_);
-  return watcher_;
+std::shared_ptr<Watchdog> HostBackend::watchdog() const {
+  const std::lock_guard lock(watchdog_mutex_);
+  return watchdog_;
 }
 
 template <typename Operation>
@@ -120,8 +120,8 @@ void HostBackend::meet_all(std::chrono::milliseconds timeout) {
 template <typename Operation>
 WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
   if (!call.async) {
-    if (const auto sequence = lane_->try_begin()) {
-      Lane::Turn turn(*lane_);
+    if (const auto sequence = queue_->try_begin()) {
+      WorkQueue::Turn turn(*queue_);
       perform(call, *sequence, flight_log_.add_running(call.description, *sequence), operation);
       return Work::finished(call.description, *sequence, std::move(call.results));
     }
@@ -130,7 +130,7 @@ WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
   }
   const bool async = call.async;
   WorkPtr work;
-  lane_->enqueue([&](std::uint64_t sequence) -> Lane::Job {
+  queue_->enqueue([&](std::uint64_t sequence) -> WorkQueue::Job {
     work = std::make_shared<Work>(call.description, sequence, std::move(call.results));
     const FlightLog::Ticket ticket = flight_log_.add(call.description, sequence);
     return
@@ -142,7 +142,7 @@ WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
           } catch (...) {
             error = std::current_exception();
           }
-          const Lane::CallbackScope callbacks;
+          const WorkQueue::CallbackScope callbacks;
           work->finish(error);
         };
   });
@@ -207,8 +207,8 @@ void HostBackend::tell_peers() noexcept {
   const auto failure = comm_->failure();
   if (!failure) return;
   {
-    std::lock_guard lock(watcher_mutex_);
-    if (watcher_) watcher_->announce(*failure);
+    std::lock_guard lock(watchdog_mutex_);
+    if (watchdog_) watchdog_->announce(*failure);
   }
   report_failure(/*waits=*/true);
 }
@@ -317,18 +317,18 @@ void HostBackend::abort(const std::string& reason) noexcept {
 
 void HostBackend::announce_trouble(const std::string& what) noexcept {
   if (comm_->failure()) return;
-  const std::uint64_t sequence = lane_->sequence();
-  const std::lock_guard lock(watcher_mutex_);
-  if (!watcher_) return;
-  watcher_->announce_trouble(sequence, what);
+  const std::uint64_t sequence = queue_->sequence();
+  const std::lock_guard lock(watchdog_mutex_);
+  if (!watchdog_) return;
+  watchdog_->announce_trouble(sequence, what);
   goes_on_at_.store(sequence + 1, std::memory_order_relaxed);
 }
 
 void HostBackend::withdraw_trouble() noexcept {
   if (goes_on_at_.load(std::memory_order_relaxed) == kNoTrouble) return;
-  const std::lock_guard lock(watcher_mutex_);
+  const std::lock_guard lock(watchdog_mutex_);
   goes_on_at_.store(kNoTrouble, std::memory_order_relaxed);
-  if (watcher_) watcher_->withdraw_trouble();
+  if (watchdog_) watchdog_->withdraw_trouble();
 }
 
 std::exception_ptr HostBackend::failure() const {
@@ -342,7 +342,7 @@ std::exception_ptr HostBackend::failure() const {
 
 std::exception_ptr HostBackend::loss() const {
   std::optional<CommFailure> loss;
-  if (const auto watcher = this->watcher()) loss = watcher->loss();
+  if (const auto watchdog = this->watchdog()) loss = watchdog->loss();
   if (const auto failure = comm_->failure(); !loss && failure) {
     if (failure->kind == CommFailure::Kind::Network) loss = *failure;
   }
@@ -358,7 +358,7 @@ void HostBackend::shutdown() {
   living_.leave();
   std::exception_ptr interrupt;
   try {
-    lane_->drain();
+    queue_->drain();
     messages_->drain();
   } catch (...) {
     // A Ctrl-C. The peers may wait for what is in flight here, which now ends as well.
@@ -369,14 +369,14 @@ void HostBackend::shutdown() {
     tell_peers();
   }
   // Not under the lock: others look here meanwhile, and a peer may take its time to listen.
-  if (const auto watcher = this->watcher()) {
+  if (const auto watchdog = this->watchdog()) {
     comm_->finish_messages();
-    watcher->say_goodbye(lane_->sequence());
-    watcher->stop();
+    watchdog->say_goodbye(queue_->sequence());
+    watchdog->stop();
   }
   {
-    const std::lock_guard lock(watcher_mutex_);
-    watcher_.reset();
+    const std::lock_guard lock(watchdog_mutex_);
+    watchdog_.reset();
   }
   if (interrupt) std::rethrow_exception(interrupt);
 }

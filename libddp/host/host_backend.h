@@ -1,20 +1,19 @@
 #pragma once
 
-// The backend for tensors in CPU memory: a communicator of the ranks of one host or several, a lane
-// for collectives, one for messages, and a watcher over the peers.
+// The backend for tensors in CPU memory: a communicator of the ranks of one host or several, a
+// queue for collectives, one for messages, and a watchdog over the peers.
 //
 // NOTE [Failure]
 // Whatever goes wrong (a peer's death, a mismatch, a timeout, an interrupt in the middle of a
 // collective, abort) ends up in Comm::fail, which keeps the first cause and wakes every waiter
-// here, and in ControlWatcher::announce, which tells the peers. Every later call throws that cause.
+// here, and in Watchdog::announce, which tells the peers. Every later call throws that cause.
 // A peer that leaves in order is no failure, unless a collective starts that it took no part in.
 //
 // NOTE [The end]
 // Each part may call those behind it in this list, so they stop in this order, whoever ends the
-// group and however: the watcher (its hooks call the lanes), the lane of collectives (it uses
-// messages), the lane of messages, the control sockets (the lanes tell the peers of failures), and
-// with the members the memory, which all of them touch.
-// Thread rule: any thread.
+// group and however: the watchdog (its hooks call the queues), the queue of collectives (it uses
+// messages), the queue of messages, the control sockets (the queues tell the peers of failures),
+// and with the members the memory, which all of them touch. Thread rule: any thread.
 //
 //   HostBackend backend(identity, arena, std::move(comm), std::move(peers));
 //   backend.all_reduce(std::move(call), tensor, 1.0);
@@ -28,16 +27,16 @@
 #include <vector>
 
 #include "libddp/base/group_identity.h"
-#include "libddp/base/lane.h"
+#include "libddp/base/work_queue.h"
 #include "libddp/collectives/comm.h"
 #include "libddp/group/backend.h"
 #include "libddp/host/living_groups.h"
-#include "libddp/host/message_lane.h"
+#include "libddp/host/message_queue.h"
 #include "libddp/host/shared_blocks.h"
 #include "libddp/memory/arena.h"
-#include "libddp/watchdog/control_watcher.h"
 #include "libddp/watchdog/flight_log.h"
 #include "libddp/watchdog/running_calls.h"
+#include "libddp/watchdog/watchdog.h"
 
 namespace libddp {
 
@@ -64,7 +63,7 @@ class HostBackend : public Backend {
   WorkPtr all_to_all(BackendCall call, const at::Tensor& output, const at::Tensor& input,
                      std::vector<Exchange> parts) override;
   WorkPtr barrier(BackendCall call) override;
-  std::uint64_t sequence_number() const override { return lane_->sequence(); }
+  std::uint64_t sequence_number() const override { return queue_->sequence(); }
   const FlightLog* flight_log() const override { return &flight_log_; }
   void add_waits(std::vector<std::int64_t>& by_rank) const override { comm_->add_waits(by_rank); }
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
@@ -96,7 +95,7 @@ class HostBackend : public Backend {
   void fail_after_exception(const CommCall& call) noexcept;
   void tell_peers() noexcept;
   void stop_parts();
-  std::shared_ptr<ControlWatcher> watcher() const;
+  std::shared_ptr<Watchdog> watchdog() const;
 
   // host_backend_report.cpp: what is told when the group fails.
   /// ", which is in load (data.py:31) < ..." for the message of a timeout.
@@ -126,8 +125,8 @@ class HostBackend : public Backend {
   std::string leaving_error_;
   /// The first collective after the one that trouble was announced after; kNoTrouble = none.
   std::atomic<std::uint64_t> goes_on_at_{kNoTrouble};
-  mutable std::mutex watcher_mutex_;
-  std::shared_ptr<ControlWatcher> watcher_;
+  mutable std::mutex watchdog_mutex_;
+  std::shared_ptr<Watchdog> watchdog_;
   FlightLog flight_log_;
   const std::function<std::string(const std::vector<int>&)> notes_;
   std::atomic<bool> is_reported_{false};
@@ -135,8 +134,8 @@ class HostBackend : public Backend {
   /// What ranks that did not come have answered, for the report.
   std::mutex stacks_mutex_;
   std::map<int, std::string> stacks_;
-  std::unique_ptr<MessageLane> messages_;
-  std::unique_ptr<Lane> lane_;
+  std::unique_ptr<MessageQueue> messages_;
+  std::unique_ptr<WorkQueue> queue_;
   /// These two last: nobody asks any more once the rest is taken down.
   const RunningCall running_call_;
   LivingGroup living_;

@@ -43,11 +43,11 @@ std::string indented(const std::string& text) {
 }  // namespace
 
 std::string HostBackend::where_are(const std::vector<int>& ranks) {
-  const auto watcher = this->watcher();
-  if (!watcher || ranks.empty()) return "";
+  const auto watchdog = this->watchdog();
+  if (!watchdog || ranks.empty()) return "";
   std::vector<int> asked = ranks;
   if (asked.size() > kMostStacks) asked.resize(kMostStacks);
-  auto stacks = watcher->ask_for_stacks(asked, kAnswerTime);
+  auto stacks = watchdog->ask_for_stacks(asked, kAnswerTime);
   const auto own = static_cast<std::size_t>(identity_.rank);
   const std::string me = peer_names_[own].substr(peer_names_[own].find('('));
   std::string text;
@@ -68,17 +68,17 @@ std::string HostBackend::where_are(const std::vector<int>& ranks) {
   return text;
 }
 
-// Runs in the watcher's thread of some group.
+// Runs in the watchdog's thread of some group.
 RunningCallText HostBackend::describe_running() {
   constexpr std::size_t kMostNames = 4;
   RunningCallText text{identity_.name, "", {}};
   const std::uint64_t running = running_.load();
   if (running == 0) return text;
   text.call = comm_->last_call_of(identity_.rank);
-  const std::lock_guard lock(watcher_mutex_);
-  for (int rank = 0; watcher_ && rank < identity_.world_size; ++rank) {
+  const std::lock_guard lock(watchdog_mutex_);
+  for (int rank = 0; watchdog_ && rank < identity_.world_size; ++rank) {
     if (rank == identity_.rank || text.waits_for.size() == kMostNames) continue;
-    const std::uint64_t last = watcher_->last_sequence_of(rank).value_or(0);
+    const std::uint64_t last = watchdog_->last_sequence_of(rank).value_or(0);
     if (last < running) text.waits_for.push_back(peer_names_[static_cast<std::size_t>(rank)]);
   }
   return text;

@@ -20,7 +20,7 @@
 #include "libddp/rendezvous/torch_store.h"
 #include "libddp/transport/link_settings.h"
 #include "libddp/transport/network_interface.h"
-#include "libddp/watchdog/pulse.h"
+#include "libddp/watchdog/heartbeat_monitor.h"
 
 namespace libddp {
 namespace {

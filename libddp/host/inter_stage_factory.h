@@ -2,7 +2,7 @@
 
 // Makes what moves the collectives of a group between hosts, in place of TCP links
 // (docs/hosts.md); interop makes such stages over c10d backends.
-// Thread rule: as the function that it is called from; one call per group and carrier.
+// Thread rule: as the function that it is called from; one call per group and leader.
 //
 //   std::unique_ptr<InterStage> stage = factory->make(local, place, std::move(links), request);
 
@@ -35,7 +35,7 @@ class InterStageFactory {
  public:
   virtual ~InterStageFactory() = default;
 
-  /// On each carrier, once in each group of several hosts. `links` is the stage over TCP, which the
+  /// On each leader, once in each group of several hosts. `links` is the stage over TCP, which the
   /// new one may use or drop; `local` outlives it.
   virtual std::unique_ptr<InterStage> make(ShmComm& local, InterPlace place,
                                            std::unique_ptr<InterStage> links,

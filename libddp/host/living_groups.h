@@ -1,7 +1,7 @@
 #pragma once
 
 // Which groups of this process live over which store, so that a group that is being made ends as
-// soon as one of them loses a rank that both need, or its network: the watcher of a group that
+// soon as one of them loses a rank that both need, or its network: the watchdog of a group that
 // exists notices in seconds what the new one would wait for until its timeout. What else a group
 // fails of (an abort, a timeout, a peer that dropped it) is its own affair.
 // Thread rule: any thread.

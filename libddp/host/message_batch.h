@@ -1,7 +1,7 @@
 #pragma once
 
-// One batch of transfers in flight, as the message lane keeps it.
-// Thread rule: belongs to the lane; the transfers belong to the thread that drives.
+// One batch of transfers in flight, as the message queue keeps it.
+// Thread rule: belongs to the queue; the transfers belong to the thread that drives.
 //
 //   MessageBatch batch = make_batch(call, parts, Deadline::after(call.timeout), std::nullopt);
 //   comm.progress(batch.unfinished());
@@ -28,7 +28,7 @@ struct MessageBatch {
   /// Kept alive: the transfers point into them.
   std::vector<at::Tensor> tensors;
   std::function<void()> on_success;
-  /// Not on the lane's list any more; its Work is done or about to be.
+  /// Not on the queue's list any more; its Work is done or about to be.
   bool is_retired = false;
   /// In the flight log; 0 = none.
   std::uint64_t ticket = 0;

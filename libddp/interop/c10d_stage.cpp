@@ -91,7 +91,7 @@ void C10dStage::all_reduce(std::byte* data, std::size_t count, const Reduction& 
                            int num_averaged) {
   const std::size_t bytes = count * element_bytes(reduction.dtype);
   if (bytes <= kSmallBytes) return links_->all_reduce(data, count, reduction, num_averaged);
-  links_->meet();
+  links_->barrier();
   at::Tensor own = scratch(bytes);
   std::memcpy(own.data_ptr(), data, bytes);
   own = own.view(scalar_type(reduction.dtype));
@@ -115,7 +115,7 @@ void C10dStage::reduce_scatter(const std::vector<Region>& regions, int host, std
   if (largest <= kSmallBytes || !has_reduce_scatter_) {
     return InterStage::reduce_scatter(regions, host, output, reduction, num_averaged);
   }
-  links_->meet();
+  links_->barrier();
   at::Tensor all = scratch(largest * regions.size());
   auto* to = static_cast<std::byte*>(all.data_ptr());
   for (const Region& region : regions) {
@@ -147,7 +147,7 @@ void C10dStage::all_gather(const std::vector<Region>& regions) {
   std::size_t largest = 0;
   for (const Region& region : regions) largest = std::max(largest, region.bytes);
   if (largest <= kSmallBytes) return links_->all_gather(regions);
-  links_->meet();
+  links_->barrier();
   at::Tensor own = scratch(largest);
   at::Tensor all = scratch(largest * regions.size());
   const Region& mine = regions[static_cast<std::size_t>(place_.host)];
@@ -166,7 +166,7 @@ void C10dStage::all_gather(const std::vector<Region>& regions) {
 
 void C10dStage::broadcast(std::byte* data, std::size_t bytes, int root_host) {
   if (bytes <= kSmallBytes) return links_->broadcast(data, bytes, root_host);
-  links_->meet();
+  links_->barrier();
   std::vector<at::Tensor> tensors{scratch(bytes)};
   const bool is_root = place_.host == root_host;
   if (is_root) std::memcpy(tensors[0].data_ptr(), data, bytes);

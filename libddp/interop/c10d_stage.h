@@ -23,7 +23,7 @@
 
 namespace libddp {
 
-/// How long carriers wait for each other before they join an engine; their groups have met.
+/// How long leaders wait for each other before they join an engine; their groups have met.
 constexpr std::chrono::seconds kInterJoin{60};
 
 class C10dStage : public InterStage {
@@ -31,9 +31,9 @@ class C10dStage : public InterStage {
   C10dStage(ShmComm& local, GroupIdentity identity, InterPlace place,
             std::unique_ptr<InterStage> links, c10::intrusive_ptr<c10d::Backend> engine);
 
-  bool is_carrier() const override { return true; }
+  bool is_leader() const override { return true; }
   void begin(const CommCall& call) override;
-  void meet() override { links_->meet(); }
+  void barrier() override { links_->barrier(); }
   void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
                   int num_averaged) override;
   /// The engine's own where it has one.

@@ -26,7 +26,7 @@ std::string agree_on_prefix(InterStage& links, InterPlace place) {
   call.timeout = kInterJoin;
   links.begin(call);
   links.broadcast(reinterpret_cast<std::byte*>(word.data()), word.size(), 0);
-  return fmt::format("inter/{}/{}", place.carrier, word);
+  return fmt::format("inter/{}/{}", place.leader, word);
 }
 
 void check_engine(const GroupIdentity& identity, const c10::intrusive_ptr<c10d::Backend>& engine,
@@ -36,9 +36,9 @@ void check_engine(const GroupIdentity& identity, const c10::intrusive_ptr<c10d::
               : fmt::format("has rank {} of {}", engine->getRank(), engine->getSize());
   if (engine && engine->getRank() == place.host && engine->getSize() == place.num_hosts) return;
   throw ArgumentError(fmt::format(
-      "{} inter: the engine {}, but carrier {} is on host {} of {}. Hint: an engine joins one rank "
+      "{} inter: the engine {}, but leader {} is on host {} of {}. Hint: an engine joins one rank "
       "per host, in the order of the hosts.",
-      identity.where(), what, place.carrier, place.host, place.num_hosts));
+      identity.where(), what, place.leader, place.host, place.num_hosts));
 }
 
 class C10dStageFactory : public InterStageFactory {

@@ -105,7 +105,7 @@ void empty_cache() { Caches::of_this_process().empty(); }
 //
 // NOTE [What peers may still write]
 // The owner of a block knows that it does not need the bytes any more; whether a peer does is only
-// known where a collective has ended, which it does by a meeting of all. Blocks that were free
+// known where a collective has ended, which it does by a barrier of all. Blocks that were free
 // before a group's failure are therefore nobody's. What is freed after it may have been in the
 // collective that failed, and is in neither list: the pages go when the segment does.
 struct Arena::State : ArenaCache {

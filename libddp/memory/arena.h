@@ -4,7 +4,7 @@
 // allocate in it. Peers find bytes by offset, so "rank 3, offset 4096" means the same everywhere.
 //
 // The segment is reserved once, sparse, as large as the host's memory: growing needs no new
-// descriptor and no meeting. Freed blocks are kept for reuse up to a limit, then given back to the
+// descriptor and no exchange. Freed blocks are kept for reuse up to a limit, then given back to the
 // kernel page by page (hole punching). Two things are kept from both: a block that is left to the
 // peers, and all that is freed once the group has failed, because a rank that was frozen in a
 // collective goes on writing when it wakes.

@@ -29,7 +29,7 @@ struct GroupPeer {
   /// The descriptors that a peer on this host passed, in its order.
   std::vector<UniqueFd> descriptors;
   /// TCP connections to a peer on another host: for point-to-point messages, and twice
-  /// sockets_per_link for collectives if both are carriers of one number (host_layout.h).
+  /// sockets_per_link for collectives if both are leaders of one number (host_layout.h).
   UniqueFd messages;
   std::vector<UniqueFd> collectives;
 };

@@ -21,7 +21,7 @@ HostLayout HostLayout::from_keys(const std::vector<std::string>& host_keys) {
   return layout;
 }
 
-int HostLayout::num_carriers() const {
+int HostLayout::num_leaders() const {
   std::size_t fewest = hosts.front().size();
   for (const std::vector<int>& ranks : hosts) fewest = std::min(fewest, ranks.size());
   return static_cast<int>(fewest);

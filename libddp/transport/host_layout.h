@@ -3,8 +3,8 @@
 // Which ranks share a host. Hosts are numbered in the order of their lowest rank, the ranks of a
 // host in their own order.
 //
-// Words: *carrier* = a rank that moves bytes between hosts in a collective. Every host has as many
-// as the smallest host has ranks; carrier c of a host talks to carrier c of the others.
+// Words: *leader* = a rank that moves bytes between hosts in a collective. Every host has as many
+// as the smallest host has ranks; leader c of a host talks to leader c of the others.
 // Thread rule: immutable value.
 //
 //   const HostLayout layout = HostLayout::from_keys({"a", "b", "a"});
@@ -32,7 +32,7 @@ struct HostLayout {
   int index(int rank) const { return index_of[static_cast<std::size_t>(rank)]; }
   bool is_local(int one, int other) const { return host(one) == host(other); }
   /// Ranks of the smallest host.
-  int num_carriers() const;
+  int num_leaders() const;
   /// All hosts have equally many ranks.
   bool is_even() const;
 };

@@ -17,7 +17,7 @@ namespace libddp {
 struct LinkSettings {
   static constexpr int kMaxSockets = 8;
 
-  /// Connections per pair of carriers and kind of bytes; stripes of the payload go over them in
+  /// Connections per pair of leaders and kind of bytes; stripes of the payload go over them in
   /// turn.
   int sockets_per_link = 1;
   /// What large float32 sums are between hosts: Float32 or BFloat16.

@@ -1,5 +1,5 @@
-// What time brings about in the watcher: beats, verdicts about the peers, troubles that have become
-// failures, and a word about waits that last.
+// What time brings about in the watchdog: beats, verdicts about the peers, troubles that have
+// become failures, and a word about waits that last.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,12 +12,12 @@
 #include "libddp/base/log.h"
 #include "libddp/base/monotonic_clock.h"
 #include "libddp/base/process.h"
-#include "libddp/watchdog/control_watcher.h"
+#include "libddp/watchdog/watchdog.h"
 
 namespace libddp {
 namespace {
 
-constexpr std::int64_t kBeatNs = Pulse::kBeatPeriod.count();
+constexpr std::int64_t kBeatNs = HeartbeatMonitor::kBeatPeriod.count();
 /// An observer that slept longer than this was away itself.
 constexpr std::int64_t kAwayNs = 3 * kBeatNs;
 /// While something is about to be decided.
@@ -53,16 +53,16 @@ bool is_held_by_debugger(const GroupPeer& peer) {
 
 }  // namespace
 
-int ControlWatcher::pause_ms(std::int64_t now_ns) const {
+int Watchdog::pause_ms(std::int64_t now_ns) const {
   if (!troubles_.empty()) return kAlertMs;
   for (const Watched& watched : watched_) {
-    if (!watched.is_over && watched.pulse.is_doubtful(now_ns)) return kAlertMs;
+    if (!watched.is_over && watched.heartbeat.is_doubtful(now_ns)) return kAlertMs;
   }
   return static_cast<int>(std::clamp<std::int64_t>(next_beat_ns_ - now_ns, 0, kBeatNs) / 1'000'000 +
                           1);
 }
 
-void ControlWatcher::tick(std::int64_t now_ns) {
+void Watchdog::tick(std::int64_t now_ns) {
   const bool was_away = last_tick_ns_ != 0 && now_ns - last_tick_ns_ > kAwayNs;
   last_tick_ns_ = now_ns;
   if (now_ns >= next_beat_ns_) {
@@ -72,7 +72,7 @@ void ControlWatcher::tick(std::int64_t now_ns) {
   }
   for (Watched& watched : watched_) {
     if (watched.is_over) continue;
-    if (was_away) watched.pulse.forgive(now_ns);
+    if (was_away) watched.heartbeat.forgive(now_ns);
     judge(watched, now_ns);
   }
   if (comm_.failure()) return;
@@ -80,7 +80,7 @@ void ControlWatcher::tick(std::int64_t now_ns) {
   check_wait(now_ns);
 }
 
-void ControlWatcher::beat() noexcept {
+void Watchdog::beat() noexcept {
   comm_.beat();
   const ControlMessage message{.kind = ControlMessage::Kind::Heartbeat,
                                .sequence = comm_.last_sequence_of(identity_.rank).value_or(0)};
@@ -92,29 +92,30 @@ void ControlWatcher::beat() noexcept {
   }
 }
 
-void ControlWatcher::judge(Watched& watched, std::int64_t now_ns) {
+void Watchdog::judge(Watched& watched, std::int64_t now_ns) {
   const GroupPeer& peer = watched.peer;
-  watched.pulse.observe(comm_.beats_of(peer.rank).value_or(watched.beats), now_ns);
-  const auto verdict = watched.pulse.judge(now_ns);
-  if (verdict == Pulse::Verdict::Alive) return;
+  watched.heartbeat.observe(comm_.beats_of(peer.rank).value_or(watched.beats), now_ns);
+  const auto verdict = watched.heartbeat.judge(now_ns);
+  if (verdict == HeartbeatMonitor::Verdict::Alive) return;
   // Also in a group that has failed: a group that is being made may need that rank (loss()).
-  if (verdict == Pulse::Verdict::Dead) return report_frozen(watched, now_ns);
+  if (verdict == HeartbeatMonitor::Verdict::Dead) return report_frozen(watched, now_ns);
   if (comm_.failure()) return;
   if (!is_spokesman({peer.rank})) return;
-  const bool is_back = verdict == Pulse::Verdict::Back;
+  const bool is_back = verdict == HeartbeatMonitor::Verdict::Back;
   log(LogLevel::Warn, is_back ? "peer_is_back" : "peer_gives_no_sign_of_life",
       {{"group", identity_.name},
        {"peer", peer_name(peer)},
        {"condition", is_back ? "it runs" : condition_of(peer)},
-       {"silent_seconds", fmt::format("{:.1f}", seconds(watched.pulse.silence(now_ns).count()))},
+       {"silent_seconds",
+        fmt::format("{:.1f}", seconds(watched.heartbeat.silence(now_ns).count()))},
        {"last_call", comm_.last_call_of(peer.rank)}});
 }
 
-void ControlWatcher::report_frozen(Watched& watched, std::int64_t now_ns) {
+void Watchdog::report_frozen(Watched& watched, std::int64_t now_ns) {
   const GroupPeer& peer = watched.peer;
   // Someone looks at it: that is no failure, however long it takes.
   if (is_held_by_debugger(peer)) {
-    watched.pulse = Pulse(std::nullopt);
+    watched.heartbeat = HeartbeatMonitor(std::nullopt);
     return;
   }
   watched.is_over = true;
@@ -123,13 +124,13 @@ void ControlWatcher::report_frozen(Watched& watched, std::int64_t now_ns) {
        fmt::format("{} has given no sign of life for {:.1f} s: {}; its last call was {}, that of "
                    "this rank {}. Hint: see what stopped that process; LIBDDP_HEARTBEAT_TIMEOUT "
                    "sets the seconds, 0 waits for ever",
-                   peer_name(peer), seconds(watched.pulse.silence(now_ns).count()),
+                   peer_name(peer), seconds(watched.heartbeat.silence(now_ns).count()),
                    condition_of(peer), comm_.last_call_of(peer.rank),
                    comm_.last_call_of(identity_.rank)),
        peer.rank, peer.pid});
 }
 
-void ControlWatcher::check_troubles(std::int64_t now_ns) {
+void Watchdog::check_troubles(std::int64_t now_ns) {
   const auto trouble = troubles_.due(hooks_.running(), now_ns);
   if (!trouble) return;
   for (const Watched& watched : watched_) {
@@ -143,7 +144,7 @@ void ControlWatcher::check_troubles(std::int64_t now_ns) {
   }
 }
 
-std::optional<std::uint64_t> ControlWatcher::last_sequence_of(int rank) const {
+std::optional<std::uint64_t> Watchdog::last_sequence_of(int rank) const {
   if (const auto known = comm_.last_sequence_of(rank)) return known;
   const std::uint64_t told = last_sequences_[static_cast<std::size_t>(rank)].load();
   return told == 0 ? std::nullopt : std::optional(told);
@@ -151,7 +152,7 @@ std::optional<std::uint64_t> ControlWatcher::last_sequence_of(int rank) const {
 
 // A rank that is alive may well be busy (a checkpoint, an evaluation): the log says who is waited
 // for, and only the operation's timeout ends it.
-void ControlWatcher::check_wait(std::int64_t now_ns) {
+void Watchdog::check_wait(std::int64_t now_ns) {
   const std::uint64_t running = hooks_.running();
   if (running == 0 || running != waiting_in_) {
     waiting_in_ = running;
@@ -179,7 +180,7 @@ void ControlWatcher::check_wait(std::int64_t now_ns) {
        {"peers", fmt::format("{}", fmt::join(names, "; "))}});
 }
 
-bool ControlWatcher::is_spokesman(const std::vector<int>& culprits) const {
+bool Watchdog::is_spokesman(const std::vector<int>& culprits) const {
   for (int rank = 0; rank < identity_.rank; ++rank) {
     if (std::find(culprits.begin(), culprits.end(), rank) == culprits.end()) return false;
   }

@@ -43,7 +43,7 @@ void ControlOutbox::flush(int socket) noexcept {
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (sent < 0) {
-      is_gone_ = true;  // its own socket tells the watcher
+      is_gone_ = true;  // its own socket tells the watchdog
       break;
     }
     num_sent_ += static_cast<std::size_t>(sent);

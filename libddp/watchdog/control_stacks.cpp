@@ -1,12 +1,12 @@
-// Questions for the stacks of other ranks, and their answers: from watcher to watcher, so that a
+// Questions for the stacks of other ranks, and their answers: from watchdog to watchdog, so that a
 // rank answers whatever its own threads are stuck in.
 
 #include <algorithm>
 #include <utility>
 
 #include "libddp/base/stack_dump.h"
-#include "libddp/watchdog/control_watcher.h"
 #include "libddp/watchdog/running_calls.h"
+#include "libddp/watchdog/watchdog.h"
 
 namespace libddp {
 
@@ -23,8 +23,8 @@ std::string end_of(std::string text, std::size_t most_bytes) {
 
 }  // namespace
 
-std::map<int, std::string> ControlWatcher::ask_for_stacks(const std::vector<int>& ranks,
-                                                          std::chrono::milliseconds limit) {
+std::map<int, std::string> Watchdog::ask_for_stacks(const std::vector<int>& ranks,
+                                                    std::chrono::milliseconds limit) {
   std::unique_lock lock(stacks_mutex_);
   if (is_stopped_) return {};
   const std::uint64_t number = ++question_;
@@ -42,7 +42,7 @@ std::map<int, std::string> ControlWatcher::ask_for_stacks(const std::vector<int>
   return std::exchange(stacks_, {});
 }
 
-void ControlWatcher::answer_stacks(Watched& watched, std::uint64_t number) {
+void Watchdog::answer_stacks(Watched& watched, std::uint64_t number) {
   ControlMessage answer{.kind = ControlMessage::Kind::Stacks, .number = number};
   std::string& text = answer.failure.message;
   text = running_calls();
@@ -52,7 +52,7 @@ void ControlWatcher::answer_stacks(Watched& watched, std::uint64_t number) {
   send_to(watched, answer);
 }
 
-void ControlWatcher::take_stacks(int rank, const ControlMessage& message) {
+void Watchdog::take_stacks(int rank, const ControlMessage& message) {
   std::lock_guard lock(stacks_mutex_);
   if (message.number != question_) return;
   stacks_.insert_or_assign(rank, message.failure.message);

@@ -1,7 +1,7 @@
 #pragma once
 
-// A KeyValueStore for the ranks of an MPI program, so that they can meet before they are compared:
-// one file per key in a temporary folder that rank 0 makes and names to the others.
+// A KeyValueStore for the ranks of an MPI program, so that they can meet before they are
+// compared: one file per key in a temporary folder that rank 0 makes and names to the others.
 // Thread rule: one thread; construction and destruction are collective over MPI_COMM_WORLD.
 //
 //   MpiStore store;

@@ -83,11 +83,11 @@ TEST_CASE("Ranks of several hosts are joined by TCP") {
     for (const GroupPeer& peer : peers) {
       const bool is_remote = !layout.is_local(peer.rank, rank);
       const int index = layout.index(rank);
-      const bool are_carriers = is_remote && index < 2 && layout.index(peer.rank) == index;
+      const bool are_leaders = is_remote && index < 2 && layout.index(peer.rank) == index;
       expect(peer.host_index == layout.host(peer.rank), "its host");
       expect(static_cast<bool>(peer.control) == (peer.rank != rank), "control to all others");
       expect(static_cast<bool>(peer.messages) == is_remote, "messages between hosts");
-      expect(peer.collectives.size() == (are_carriers ? 2u : 0u), "carriers of one number");
+      expect(peer.collectives.size() == (are_leaders ? 2u : 0u), "leaders of one number");
     }
     check_ends(peers, rank);
   });
@@ -189,7 +189,7 @@ TEST_CASE("Hosts by the order of their lowest ranks") {
   REQUIRE(layout.num_hosts() == 2);
   REQUIRE(layout.ranks_of(0) == std::vector<int>{0, 2, 3});
   REQUIRE(layout.index(3) == 2);
-  REQUIRE(layout.num_carriers() == 1);
+  REQUIRE(layout.num_leaders() == 1);
   REQUIRE_FALSE(layout.is_even());
 }
 

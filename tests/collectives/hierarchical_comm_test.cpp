@@ -265,9 +265,9 @@ class PlainStage : public InterStage {
  public:
   explicit PlainStage(std::unique_ptr<InterStage> links) : links_(std::move(links)) {}
 
-  bool is_carrier() const override { return links_->is_carrier(); }
+  bool is_leader() const override { return links_->is_leader(); }
   void begin(const CommCall& call) override { links_->begin(call); }
-  void meet() override { links_->meet(); }
+  void barrier() override { links_->barrier(); }
   void all_reduce(std::byte* data, std::size_t count, const Reduction& reduction,
                   int num_averaged) override {
     links_->all_reduce(data, count, reduction, num_averaged);

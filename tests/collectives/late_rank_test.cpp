@@ -125,14 +125,14 @@ TEST_CASE("a rank that comes when the others have given up raises, and touches n
   }
 }
 
-TEST_CASE("a rank that froze between two meetings raises at each step that is left") {
+TEST_CASE("a rank that froze between two barriers raises at each step that is left") {
   const bool at_access = GENERATE(true, false);
   Pair pair;
   const CommCall call = CommFixture::call(OpKind::AllReduce, 3, Dtype::UInt8, 4096);
   const auto begin = [&](int rank) {
     pair.cores[rank]->begin(call);
     const auto block = pair.arenas[rank]->allocate(4096);
-    pair.cores[rank]->meet(pair.cores[rank]->offset_of(block.get(), 4096));
+    pair.cores[rank]->barrier(pair.cores[rank]->offset_of(block.get(), 4096));
   };
   run_ranks(2, begin);
   ShmCore& late = *pair.cores[1];
@@ -141,7 +141,7 @@ TEST_CASE("a rank that froze between two meetings raises at each step that is le
   CommCall short_call = call;
   short_call.timeout = 20ms;
   pair.cores[0]->begin(short_call);
-  REQUIRE_THROWS_AS(pair.cores[0]->meet(), TimeoutError);
+  REQUIRE_THROWS_AS(pair.cores[0]->barrier(), TimeoutError);
 
   int num_pieces = 0;
   const auto message = message_of<PeerError>([&] {
@@ -152,24 +152,24 @@ TEST_CASE("a rank that froze between two meetings raises at each step that is le
   REQUIRE(num_pieces == (at_access ? 0 : 1));
 }
 
-TEST_CASE("the meeting that ends a collective raises where a peer gave up in it") {
+TEST_CASE("the barrier that ends a collective raises where a peer gave up in it") {
   Pair pair;
   const CommCall call = CommFixture::call(OpKind::AllReduce, 3, Dtype::UInt8, 4096);
   run_ranks(2, [&](int rank) {
     pair.cores[rank]->begin(call);
-    pair.cores[rank]->meet();
+    pair.cores[rank]->barrier();
   });
   SECTION("that is, before it was complete") {
     CommCall short_call = call;
     short_call.timeout = 20ms;
     pair.cores[0]->begin(short_call);
-    REQUIRE_THROWS_AS(pair.cores[0]->meet(), TimeoutError);
-    REQUIRE_THROWS_AS(pair.cores[1]->meet(), PeerError);
+    REQUIRE_THROWS_AS(pair.cores[0]->barrier(), TimeoutError);
+    REQUIRE_THROWS_AS(pair.cores[1]->barrier(), PeerError);
   }
   SECTION("but not where the peer failed after it") {
     run_ranks(2, [&](int rank) {
-      if (rank == 1) return pair.cores[1]->meet();
-      pair.cores[0]->meet();
+      if (rank == 1) return pair.cores[1]->barrier();
+      pair.cores[0]->barrier();
       pair.cores[0]->fail({CommFailure::Kind::Aborted, "enough"});
     });
     REQUIRE_THROWS_AS(pair.cores[1]->throw_if_failed(nullptr), PeerError);

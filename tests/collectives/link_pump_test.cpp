@@ -22,8 +22,8 @@ std::byte pumped_byte(std::size_t i) { return static_cast<std::byte>(i * 7 + i /
 
 // Both ends of so many connections.
 struct Cables {
-  explicit Cables(int num_lanes) {
-    for (int i = 0; i < num_lanes; ++i) {
+  explicit Cables(int num_streams) {
+    for (int i = 0; i < num_streams; ++i) {
       int pair[2];
       REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
       near.emplace_back(pair[0]);
@@ -37,8 +37,8 @@ struct Cables {
 }  // namespace
 
 TEST_CASE("Bytes go over several sockets through a ring, and count in order") {
-  for (const int num_lanes : {1, 2, 3, 8}) {
-    const Cables cables(num_lanes);
+  for (const int num_streams : {1, 2, 3, 8}) {
+    const Cables cables(num_streams);
     const std::size_t bytes = (20u << 16) + 4321;
     const std::size_t ring = 8 * LinkPump::kStripeBytes;
     std::vector<std::byte> from(bytes);
@@ -57,7 +57,7 @@ TEST_CASE("Bytes go over several sockets through a ring, and count in order") {
       if (!sender.move() && !receiver.move()) sender.wait();
       for (; seen < in.done; ++seen) {
         if (to[seen % ring] != pumped_byte(seen))
-          FAIL("byte " << seen << " of lanes " << num_lanes);
+          FAIL("byte " << seen << " of streams " << num_streams);
       }
       in.open = std::min(bytes, seen + ring);
     }

@@ -170,7 +170,7 @@ TEST_CASE("progress moves transfers without waiting") {
   REQUIRE_FALSE(fixture.comm(1).progress({&recv}));
   const std::uint32_t ticket = fixture.comm(1).mail_ticket();
   REQUIRE(fixture.comm(0).progress({&send}));
-  fixture.comm(1).wait_for_mail(ticket, 30s);  // the envelope has rung: returns at once
+  fixture.comm(1).wait_for_mail(ticket, 30s);  // the envelope has notified: returns at once
   for (int round = 0; round < 20; ++round) {
     fixture.comm(1).progress({&recv});
     fixture.comm(0).progress({&send});

@@ -141,7 +141,7 @@ TEST_CASE("fail from another thread ends a wait at once, here and on the peers")
 
 TEST_CASE("the own rank's waiter wakes too, and the first failure is kept") {
   CommFixture fixture(2);
-  std::thread watcher([&] {
+  std::thread watchdog([&] {
     std::this_thread::sleep_for(100ms);
     fixture.comm(0).fail({CommFailure::Kind::Peer, "rank 1 (pid 1001) died", 1, 1001});
     fixture.comm(0).fail({CommFailure::Kind::Aborted, "second"});
@@ -154,7 +154,7 @@ TEST_CASE("the own rank's waiter wakes too, and the first failure is kept") {
     REQUIRE(error.peer_rank() == 1);
     REQUIRE(error.peer_pid() == 1001);
   }
-  watcher.join();
+  watchdog.join();
   REQUIRE(fixture.comm(0).failure()->message == "rank 1 (pid 1001) died");
 }
 

@@ -123,7 +123,7 @@ void check_broadcast(const Case& c, std::size_t count, int root) {
   if (c.rank == root && count > 0) std::memset(block.get(), 0xFF, count * 4);
 }
 
-/// All collectives in a row without pauses, so that the buffers of one meet those of the next.
+/// All collectives in a row without pauses, so that the buffers of one touch those of the next.
 void check_all(CommFixture& fixture, int rank, Memory memory, std::uint64_t& sequence) {
   const int world_size = fixture.world_size();
   for (std::size_t count : kCounts) {

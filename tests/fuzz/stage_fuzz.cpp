@@ -102,7 +102,7 @@ void run(LinkStage& stage, const Choice& choice, const CommCall& call) {
     case OpKind::Broadcast:
       return stage.broadcast(data, 2 * half, 1);
     default:
-      return stage.meet();
+      return stage.barrier();
   }
 }
 

@@ -207,7 +207,7 @@ TEST_CASE("shutdown waits until what a message has brought is in its place", "[a
   }
 }
 
-/// Keeps the lane busy for some milliseconds, so that what is queued next is not done at once.
+/// Keeps the queue busy for some milliseconds, so that what is queued next is not done at once.
 std::vector<WorkPtr> keep_busy(ProcessGroup& group) {
   std::vector<WorkPtr> works;
   for (int i = 0; i < 8; ++i) {

@@ -42,7 +42,7 @@ class InterruptHere {
 
 bool holds(const at::Tensor& tensor, int value) { return tensor.eq(value).all().item<bool>(); }
 
-/// Allocates while the lane is busy, and is interrupted in the wait for its turn.
+/// Allocates while the queue is busy, and is interrupted in the wait for its turn.
 void interrupt_allocation(ProcessGroup& group) {
   is_interrupted = true;
   bool was_interrupted = false;

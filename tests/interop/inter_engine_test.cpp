@@ -96,7 +96,7 @@ TEST_CASE("Gloo moves collectives between hosts", "[inter]") {
   const std::vector<int> hosts = GENERATE(std::vector<int>{0, 0, 1, 1}, std::vector<int>{0, 1, 2},
                                           std::vector<int>{0, 0, 1}, std::vector<int>{0, 1, 0, 1});
   const int num_hosts = hosts.back() == 2 ? 3 : 2;
-  const int carriers = hosts.size() == 4 ? 2 : 1;
+  const int leaders = hosts.size() == 4 ? 2 : 1;
   std::atomic<int> num_made{0};
   run_with_engine(hosts, counted_gloo(num_made), [](ProcessGroup& group) {
     check_large(group);
@@ -104,7 +104,7 @@ TEST_CASE("Gloo moves collectives between hosts", "[inter]") {
     group.barrier();
     expect(group.backend_name() == "hosts", "the backend's name");
   });
-  REQUIRE(num_made == num_hosts * carriers);
+  REQUIRE(num_made == num_hosts * leaders);
 }
 
 TEST_CASE("parts of a group have its engine, and it may be made again", "[inter]") {
@@ -152,10 +152,10 @@ TEST_CASE("an engine's own reduce-scatter is used where it has one", "[inter]") 
     }
   });
   constexpr int kCalls = 8;
-  const int num_carriers = 2;  // one per host
-  REQUIRE(num_reduce_scatters == (has_one ? kCalls * num_carriers : 0));
+  const int num_leaders = 2;  // one per host
+  REQUIRE(num_reduce_scatters == (has_one ? kCalls * num_leaders : 0));
   // Without one, the block of each of the two hosts is all-reduced.
-  REQUIRE(num_all_reduces == kCalls * num_carriers * (has_one ? 1 : 3));
+  REQUIRE(num_all_reduces == kCalls * num_leaders * (has_one ? 1 : 3));
 }
 
 TEST_CASE("an engine without deadlines is given up", "[inter]") {

@@ -30,7 +30,7 @@ struct HostsRank {
 void run_hosts(const std::vector<int>& host_of, const std::function<void(HostsRank&)>& f,
                const LinkSettings& link = {}, const InterStageMaker& make_stage = nullptr);
 
-/// Runs the transfers of one rank to their end, as the group's message lane does.
+/// Runs the transfers of one rank to their end, as the group's message queue does.
 void run_transfers(Comm& comm, std::vector<Comm::Transfer>& transfers);
 
 }  // namespace libddp::test

@@ -84,7 +84,7 @@ def test_a_cable_pulled_before_a_later_group():
         message, seconds = outcome.value
         assert "a group over the same store failed meanwhile" in message, message
         assert "no sign of life" in message, message
-        assert seconds < 40, message  # the watcher's five on an idle machine
+        assert seconds < 40, message  # the watchdog's five on an idle machine
 
 
 def join_by_name():

@@ -2,13 +2,13 @@
 
 // One queue of operations that run one at a time, in the order in which they were issued.
 //
-// A synchronous operation on an idle lane runs in the caller's own thread (`try_begin`, `end`):
+// A synchronous operation on an idle queue runs in the caller's own thread (`try_begin`, `end`):
 // no hand-off. Everything else is queued for one worker thread, which is started by the first
 // queued job. Starting an operation gives it its number, so numbers follow the order of execution.
 // Thread rule: any thread.
 //
-//   if (auto turn = lane.try_begin()) { Lane::Turn end(lane); run(*turn); }
-//   else lane.enqueue([&](std::uint64_t sequence) { return [=] { run(sequence); }; });
+//   if (auto turn = queue.try_begin()) { WorkQueue::Turn end(queue); run(*turn); }
+//   else queue.enqueue([&](std::uint64_t sequence) { return [=] { run(sequence); }; });
 
 #include <cstdint>
 #include <functional>
@@ -18,7 +18,7 @@
 
 namespace libddp {
 
-class Lane {
+class WorkQueue {
  public:
   /// A job reports its own errors (Work::finish); it does not throw. Whoever waits for it may be
   /// interrupted and leave before it runs: it captures values and shared state, nothing of the
@@ -26,13 +26,13 @@ class Lane {
   using Job = std::function<void()>;
 
   /// `thread_name` shows in debuggers and top; at most 15 characters.
-  explicit Lane(std::string thread_name);
+  explicit WorkQueue(std::string thread_name);
   /// Runs what is still queued, then ends the worker. May run on the worker itself.
-  ~Lane();
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  ~WorkQueue();
+  WorkQueue(const WorkQueue&) = delete;
+  WorkQueue& operator=(const WorkQueue&) = delete;
 
-  /// Takes the lane if nothing runs and nothing is queued: the number of the operation that the
+  /// Takes the queue if nothing runs and nothing is queued: the number of the operation that the
   /// caller now runs, or nullopt. Must be followed by `end`.
   std::optional<std::uint64_t> try_begin();
   void end() noexcept;
@@ -40,17 +40,17 @@ class Lane {
   /// Ends a turn at the end of a scope.
   class Turn {
    public:
-    explicit Turn(Lane& lane) : lane_(lane) {}
-    ~Turn() { lane_.end(); }
+    explicit Turn(WorkQueue& queue) : queue_(queue) {}
+    ~Turn() { queue_.end(); }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
 
    private:
-    Lane& lane_;
+    WorkQueue& queue_;
   };
 
   /// While it lives, the job that runs in this thread has done its operation and calls back: its
-  /// callbacks may wait for operations that are queued behind it. Needs the Lane no more.
+  /// callbacks may wait for operations that are queued behind it. Needs the WorkQueue no more.
   class CallbackScope {
    public:
     CallbackScope();

@@ -1,4 +1,4 @@
-#include "libddp/base/lane.h"
+#include "libddp/base/work_queue.h"
 
 #include <condition_variable>
 #include <deque>
@@ -11,49 +11,49 @@
 
 namespace libddp {
 
-/// Shared with the worker, which may outlive the Lane for the few instructions after a job whose
-/// callback destroyed the group.
-struct Lane::State {
+/// Shared with the worker, which may outlive the WorkQueue for the few instructions after a job
+/// whose callback destroyed the group.
+struct WorkQueue::State {
   std::string thread_name;
   mutable std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Job> queue;
+  std::deque<Job> jobs;
   bool is_running = false;
   bool is_stopping = false;
   int num_drainers = 0;
   std::uint64_t sequence = 0;
   std::thread worker;
 
-  bool is_idle() const { return !is_running && queue.empty(); }
+  bool is_idle() const { return !is_running && jobs.empty(); }
 };
 
-/// Of a worker: its lane, and whether the job under way calls back.
-struct Lane::Here {
+/// Of a worker: its queue, and whether the job under way calls back.
+struct WorkQueue::Here {
   State* serves = nullptr;
   bool is_calling_back = false;
 };
 
-Lane::Here& Lane::here() {
+WorkQueue::Here& WorkQueue::here() {
   thread_local Here here;
   return here;
 }
 
-Lane::CallbackScope::CallbackScope() { here().is_calling_back = true; }
+WorkQueue::CallbackScope::CallbackScope() { here().is_calling_back = true; }
 
-Lane::CallbackScope::~CallbackScope() { here().is_calling_back = false; }
+WorkQueue::CallbackScope::~CallbackScope() { here().is_calling_back = false; }
 
-bool Lane::run_next_here() {
-  const Here& here = Lane::here();
+bool WorkQueue::run_next_here() {
+  const Here& here = WorkQueue::here();
   return here.serves != nullptr && here.is_calling_back && run_next(*here.serves);
 }
 
-bool Lane::run_next(State& state) {
+bool WorkQueue::run_next(State& state) {
   Job job;
   {
     const std::lock_guard lock(state.mutex);
-    if (state.queue.empty()) return false;
-    job = std::move(state.queue.front());
-    state.queue.pop_front();
+    if (state.jobs.empty()) return false;
+    job = std::move(state.jobs.front());
+    state.jobs.pop_front();
   }
   // The job that runs now has its operation still before it.
   const bool was_calling_back = std::exchange(here().is_calling_back, false);
@@ -63,11 +63,11 @@ bool Lane::run_next(State& state) {
   return true;
 }
 
-Lane::Lane(std::string thread_name) : state_(std::make_shared<State>()) {
+WorkQueue::WorkQueue(std::string thread_name) : state_(std::make_shared<State>()) {
   state_->thread_name = std::move(thread_name);
 }
 
-Lane::~Lane() {
+WorkQueue::~WorkQueue() {
   State& state = *state_;
   std::unique_lock lock(state.mutex);
   state.is_stopping = true;
@@ -78,13 +78,13 @@ Lane::~Lane() {
     state.worker.join();
     return;
   }
-  // On the worker: a callback dropped the last reference. Nobody else will run the queue.
+  // On the worker: a callback dropped the last reference. Nobody else will run the jobs.
   state.worker.detach();
   lock.unlock();
   while (run_next(state)) continue;
 }
 
-std::optional<std::uint64_t> Lane::try_begin() {
+std::optional<std::uint64_t> WorkQueue::try_begin() {
   State& state = *state_;
   std::lock_guard lock(state.mutex);
   if (!state.is_idle()) return std::nullopt;
@@ -92,25 +92,25 @@ std::optional<std::uint64_t> Lane::try_begin() {
   return ++state.sequence;
 }
 
-void Lane::end() noexcept {
+void WorkQueue::end() noexcept {
   State& state = *state_;
   std::lock_guard lock(state.mutex);
   state.is_running = false;
-  if (!state.queue.empty() || state.num_drainers > 0) state.changed.notify_all();
+  if (!state.jobs.empty() || state.num_drainers > 0) state.changed.notify_all();
 }
 
-void Lane::enqueue(const std::function<Job(std::uint64_t sequence)>& make) {
+void WorkQueue::enqueue(const std::function<Job(std::uint64_t sequence)>& make) {
   State& state = *state_;
   std::lock_guard lock(state.mutex);
   if (!state.worker.joinable()) {
     state.worker = start_service_thread(state.thread_name, [shared = state_] { work(shared); });
   }
-  state.queue.push_back(make(state.sequence + 1));
+  state.jobs.push_back(make(state.sequence + 1));
   ++state.sequence;
   state.changed.notify_all();
 }
 
-void Lane::drain() {
+void WorkQueue::drain() {
   State& state = *state_;
   std::unique_lock lock(state.mutex);
   if (state.worker.get_id() == std::this_thread::get_id()) return;
@@ -131,26 +131,26 @@ void Lane::drain() {
   }
 }
 
-bool Lane::is_idle() const {
+bool WorkQueue::is_idle() const {
   std::lock_guard lock(state_->mutex);
   return state_->is_idle();
 }
 
-std::uint64_t Lane::sequence() const {
+std::uint64_t WorkQueue::sequence() const {
   std::lock_guard lock(state_->mutex);
   return state_->sequence;
 }
 
-void Lane::work(const std::shared_ptr<State>& shared) {
+void WorkQueue::work(const std::shared_ptr<State>& shared) {
   State& state = *shared;
   here().serves = &state;
   std::unique_lock lock(state.mutex);
   while (true) {
     state.changed.wait(
-        lock, [&] { return !state.is_running && (!state.queue.empty() || state.is_stopping); });
-    if (state.queue.empty()) return;
-    Job job = std::move(state.queue.front());
-    state.queue.pop_front();
+        lock, [&] { return !state.is_running && (!state.jobs.empty() || state.is_stopping); });
+    if (state.jobs.empty()) return;
+    Job job = std::move(state.jobs.front());
+    state.jobs.pop_front();
     state.is_running = true;
     lock.unlock();
     job();

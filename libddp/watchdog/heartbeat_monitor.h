@@ -8,9 +8,9 @@
 // `forgive`.
 // Thread rule: one thread.
 //
-//   Pulse pulse(std::chrono::seconds(5));
-//   pulse.observe(beats, now_ns);
-//   if (pulse.judge(now_ns) == Pulse::Verdict::Dead) report_loss();
+//   HeartbeatMonitor heartbeat(std::chrono::seconds(5));
+//   heartbeat.observe(beats, now_ns);
+//   if (heartbeat.judge(now_ns) == HeartbeatMonitor::Verdict::Dead) report_loss();
 
 #include <chrono>
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace libddp {
 
-class Pulse {
+class HeartbeatMonitor {
  public:
   enum class Verdict {
     Alive,
@@ -31,7 +31,7 @@ class Pulse {
   };
 
   /// nullopt: no verdicts.
-  explicit Pulse(std::optional<std::chrono::milliseconds> timeout) : timeout_(timeout) {}
+  explicit HeartbeatMonitor(std::optional<std::chrono::milliseconds> timeout) : timeout_(timeout) {}
 
   /// Beats seen so far; any change counts.
   void observe(std::uint64_t beats, std::int64_t now_ns);

@@ -1,4 +1,4 @@
-#include "libddp/host/message_lane.h"
+#include "libddp/host/message_queue.h"
 
 #include <fmt/format.h>
 
@@ -19,9 +19,9 @@ namespace libddp {
 
 using BatchPtr = std::shared_ptr<MessageBatch>;
 
-/// Shared with the worker, which may outlive the lane for the few instructions after a Work's
+/// Shared with the worker, which may outlive the queue for the few instructions after a Work's
 /// callback destroyed the group; `is_stopping` then keeps it from the communicator.
-struct MessageLane::State {
+struct MessageQueue::State {
   GroupIdentity identity;
   Comm& comm;
   std::vector<std::string> peer_names;
@@ -68,8 +68,8 @@ struct MessageLane::State {
   static void work(const std::shared_ptr<State>& shared);
 };
 
-MessageLane::MessageLane(GroupIdentity identity, Comm& comm, std::vector<std::string> peer_names,
-                         FlightLog& flight_log, Hooks hooks)
+MessageQueue::MessageQueue(GroupIdentity identity, Comm& comm, std::vector<std::string> peer_names,
+                           FlightLog& flight_log, Hooks hooks)
     : state_(new State{std::move(identity),
                        comm,
                        std::move(peer_names),
@@ -87,7 +87,7 @@ MessageLane::MessageLane(GroupIdentity identity, Comm& comm, std::vector<std::st
   state_->is_gone.resize(static_cast<std::size_t>(state_->identity.world_size));
 }
 
-MessageLane::~MessageLane() {
+MessageQueue::~MessageQueue() {
   State& state = *state_;
   State::Lock lock(state.mutex);
   state.is_stopping = true;
@@ -110,7 +110,7 @@ MessageLane::~MessageLane() {
   state.finish(endings);
 }
 
-WorkPtr MessageLane::post(BackendCall call, const std::vector<Exchange>& parts) {
+WorkPtr MessageQueue::post(BackendCall call, const std::vector<Exchange>& parts) {
   State& state = *state_;
   state.comm.throw_if_failed();
   const bool async = call.async;
@@ -130,8 +130,8 @@ WorkPtr MessageLane::post(BackendCall call, const std::vector<Exchange>& parts) 
   return batch->work;
 }
 
-void MessageLane::run(const BackendCall& call, std::uint64_t sequence,
-                      const std::vector<Exchange>& parts) {
+void MessageQueue::run(const BackendCall& call, std::uint64_t sequence,
+                       const std::vector<Exchange>& parts) {
   State& state = *state_;
   BackendCall own;
   own.description = call.description;
@@ -146,19 +146,19 @@ void MessageLane::run(const BackendCall& call, std::uint64_t sequence,
   state.wait_for(batch);
 }
 
-bool MessageLane::is_idle() const {
+bool MessageQueue::is_idle() const {
   State::Lock lock(state_->mutex);
   return state_->active.empty();
 }
 
-void MessageLane::on_goodbye(int rank) {
+void MessageQueue::on_goodbye(int rank) {
   State& state = *state_;
   State::Lock lock(state.mutex);
   state.is_gone[static_cast<std::size_t>(rank)] = true;
   state.comm.wake_mail();
 }
 
-void MessageLane::drain() {
+void MessageQueue::drain() {
   State& state = *state_;
   while (true) {
     BatchPtr batch;
@@ -176,14 +176,14 @@ void MessageLane::drain() {
   }
 }
 
-void MessageLane::State::add(const BatchPtr& batch) {
+void MessageQueue::State::add(const BatchPtr& batch) {
   active.push_back(batch);
   changed.notify_all();
   // Wakes a driver that sleeps on the list as it was.
   if (is_driven) comm.wake_mail();
 }
 
-void MessageLane::State::wait_for(const BatchPtr& batch) {
+void MessageQueue::State::wait_for(const BatchPtr& batch) {
   Lock lock(mutex);
   while (!batch->is_retired) {
     if (!is_driven) {
@@ -203,7 +203,7 @@ void MessageLane::State::wait_for(const BatchPtr& batch) {
 
 /// One step. Returns an exception that is not the library's own (an interrupt) for the caller to
 /// throw; the batches then get the group's error.
-std::exception_ptr MessageLane::State::drive(Lock& lock) {
+std::exception_ptr MessageQueue::State::drive(Lock& lock) {
   is_driven = true;
   const std::uint32_t ticket = comm.mail_ticket();
   // Who has left on another host may have sent its last words on a slower connection.
@@ -264,8 +264,8 @@ std::exception_ptr MessageLane::State::drive(Lock& lock) {
   return foreign;
 }
 
-bool MessageLane::State::move_all(std::uint32_t ticket,
-                                  const std::vector<Comm::Transfer*>& transfers, bool may_wait) {
+bool MessageQueue::State::move_all(std::uint32_t ticket,
+                                   const std::vector<Comm::Transfer*>& transfers, bool may_wait) {
   // What has come counts, even if its sender is gone by now.
   if (transfers.empty() || comm.progress(transfers)) return true;
   comm.throw_if_failed();
@@ -274,7 +274,7 @@ bool MessageLane::State::move_all(std::uint32_t ticket,
   return false;
 }
 
-std::vector<MessageLane::State::Ending> MessageLane::State::retire(
+std::vector<MessageQueue::State::Ending> MessageQueue::State::retire(
     const std::vector<bool>& was_gone, bool moved) {
   std::vector<Ending> endings;
   for (auto entry = active.begin(); entry != active.end();) {
@@ -300,14 +300,14 @@ std::vector<MessageLane::State::Ending> MessageLane::State::retire(
   return endings;
 }
 
-BatchPtr MessageLane::State::first_expired() const {
+BatchPtr MessageQueue::State::first_expired() const {
   const auto late = std::find_if(active.begin(), active.end(),
                                  [](const BatchPtr& batch) { return batch->deadline.expired(); });
   return late == active.end() ? nullptr : *late;
 }
 
 /// What a drain has to wait for. A callback that drains does not wait for its own thread.
-BatchPtr MessageLane::State::first_unfinished() const {
+BatchPtr MessageQueue::State::first_unfinished() const {
   if (!active.empty()) return active.front();
   const auto self = std::this_thread::get_id();
   const auto found = std::find_if(finishing.begin(), finishing.end(), [&](const auto& entry) {
@@ -316,7 +316,7 @@ BatchPtr MessageLane::State::first_unfinished() const {
   return found == finishing.end() ? nullptr : found->batch;
 }
 
-std::vector<MessageLane::State::Ending> MessageLane::State::retire_all(
+std::vector<MessageQueue::State::Ending> MessageQueue::State::retire_all(
     const std::exception_ptr& error) {
   std::vector<Ending> endings;
   for (const BatchPtr& batch : active) {
@@ -327,7 +327,7 @@ std::vector<MessageLane::State::Ending> MessageLane::State::retire_all(
   return endings;
 }
 
-std::exception_ptr MessageLane::State::time_out(const MessageBatch& batch) {
+std::exception_ptr MessageQueue::State::time_out(const MessageBatch& batch) {
   const std::string notes = hooks.notes(batch.unfinished_ranks(identity.rank, identity.world_size));
   comm.fail(
       {CommFailure::Kind::Timeout,
@@ -340,7 +340,7 @@ std::exception_ptr MessageLane::State::time_out(const MessageBatch& batch) {
 }
 
 /// The peers of its other parts would wait for ever: the group fails, so that they are told.
-std::exception_ptr MessageLane::State::give_up(const Ending& ending) {
+std::exception_ptr MessageQueue::State::give_up(const Ending& ending) {
   const int left = *ending.abandoned_by;
   comm.fail(
       {CommFailure::Kind::Peer,
@@ -354,7 +354,7 @@ std::exception_ptr MessageLane::State::give_up(const Ending& ending) {
   return group_error();
 }
 
-std::exception_ptr MessageLane::State::group_error() const {
+std::exception_ptr MessageQueue::State::group_error() const {
   try {
     comm.throw_if_failed();
   } catch (const Error&) {
@@ -363,7 +363,7 @@ std::exception_ptr MessageLane::State::group_error() const {
   return nullptr;
 }
 
-std::exception_ptr MessageLane::State::gone_error(const MessageBatch& batch, int rank) const {
+std::exception_ptr MessageQueue::State::gone_error(const MessageBatch& batch, int rank) const {
   return std::make_exception_ptr(PeerError(
       fmt::format(
           "{} {}: {} has left the group (destroy_process_group) while this rank was waiting "
@@ -373,7 +373,7 @@ std::exception_ptr MessageLane::State::gone_error(const MessageBatch& batch, int
 }
 
 /// A step that throws leaves transfers half done, so the group cannot go on.
-std::exception_ptr MessageLane::State::poison() {
+std::exception_ptr MessageQueue::State::poison() {
   if (!comm.failure()) {
     comm.fail({CommFailure::Kind::Aborted,
                "a send or receive was interrupted. Hint: make a new group to go on"});
@@ -382,7 +382,7 @@ std::exception_ptr MessageLane::State::poison() {
   return group_error();
 }
 
-void MessageLane::State::finish(std::vector<Ending>& endings) {
+void MessageQueue::State::finish(std::vector<Ending>& endings) {
   for (Ending& ending : endings) {
     MessageBatch& batch = *ending.batch;
     std::exception_ptr error = ending.error;
@@ -398,7 +398,7 @@ void MessageLane::State::finish(std::vector<Ending>& endings) {
   }
 }
 
-void MessageLane::State::work(const std::shared_ptr<State>& shared) {
+void MessageQueue::State::work(const std::shared_ptr<State>& shared) {
   State& state = *shared;
   Lock lock(state.mutex);
   while (true) {

@@ -1,24 +1,24 @@
-#include "libddp/watchdog/pulse.h"
+#include "libddp/watchdog/heartbeat_monitor.h"
 
 #include "libddp/base/env.h"
 
 namespace libddp {
 
-void Pulse::observe(std::uint64_t beats, std::int64_t now_ns) {
+void HeartbeatMonitor::observe(std::uint64_t beats, std::int64_t now_ns) {
   if (beats == beats_) return;
   beats_ = beats;
   seen_ns_ = now_ns;
 }
 
-void Pulse::forgive(std::int64_t now_ns) {
+void HeartbeatMonitor::forgive(std::int64_t now_ns) {
   if (seen_ns_ != 0) seen_ns_ = now_ns;
 }
 
-std::chrono::nanoseconds Pulse::silence(std::int64_t now_ns) const {
+std::chrono::nanoseconds HeartbeatMonitor::silence(std::int64_t now_ns) const {
   return std::chrono::nanoseconds(seen_ns_ == 0 ? 0 : now_ns - seen_ns_);
 }
 
-Pulse::Verdict Pulse::judge(std::int64_t now_ns) {
+HeartbeatMonitor::Verdict HeartbeatMonitor::judge(std::int64_t now_ns) {
   if (!timeout_ || is_dead_) return Verdict::Alive;
   const std::chrono::nanoseconds quiet = silence(now_ns);
   if (quiet >= *timeout_) {

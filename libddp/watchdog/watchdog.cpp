@@ -1,4 +1,4 @@
-#include "libddp/watchdog/control_watcher.h"
+#include "libddp/watchdog/watchdog.h"
 
 #include <fmt/format.h>
 #include <sys/eventfd.h>
@@ -42,8 +42,7 @@ std::string peer_name(const GroupPeer& peer) {
   return fmt::format("rank {} (pid {} on {})", peer.rank, peer.pid, peer.host);
 }
 
-ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> peers, Comm& comm,
-                               Hooks hooks)
+Watchdog::Watchdog(GroupIdentity identity, std::vector<GroupPeer> peers, Comm& comm, Hooks hooks)
     : identity_(std::move(identity)),
       comm_(comm),
       hooks_(std::move(hooks)),
@@ -54,7 +53,7 @@ ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> pe
     if (peer.rank == identity_.rank) continue;
     Watched watched;
     watched.peer = std::move(peer);
-    watched.pulse = Pulse(timeout);
+    watched.heartbeat = HeartbeatMonitor(timeout);
     watched_.push_back(std::move(watched));
   }
   if (watched_.empty()) return;
@@ -68,9 +67,9 @@ ControlWatcher::ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> pe
   thread_ = start_service_thread("libddp-watch", [this] { run(); });
 }
 
-ControlWatcher::~ControlWatcher() { stop(); }
+Watchdog::~Watchdog() { stop(); }
 
-void ControlWatcher::stop() {
+void Watchdog::stop() {
   if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(stacks_mutex_);
@@ -81,7 +80,7 @@ void ControlWatcher::stop() {
   thread_.join();
 }
 
-void ControlWatcher::run() {
+void Watchdog::run() {
   std::vector<pollfd> entries;
   while (true) {
     // A negative descriptor is passed over by poll.
@@ -107,7 +106,7 @@ void ControlWatcher::run() {
   }
 }
 
-void ControlWatcher::read_all() {
+void Watchdog::read_all() {
   // Words before losses: a peer that ended because of another one's failure names the culprit.
   std::vector<Watched*> lost;
   for (Watched& watched : watched_) {
@@ -123,11 +122,9 @@ void ControlWatcher::read_all() {
   for (Watched* watched : lost) report_loss(*watched);
 }
 
-bool ControlWatcher::is_lost(const Watched& watched) const {
-  return is_ended(watched.peer.pidfd, 0);
-}
+bool Watchdog::is_lost(const Watched& watched) const { return is_ended(watched.peer.pidfd, 0); }
 
-void ControlWatcher::handle(Watched& watched, const ControlMessage& message) {
+void Watchdog::handle(Watched& watched, const ControlMessage& message) {
   using Kind = ControlMessage::Kind;
   const int rank = watched.peer.rank;
   switch (message.kind) {
@@ -169,7 +166,7 @@ void ControlWatcher::handle(Watched& watched, const ControlMessage& message) {
   fail(std::move(failure));
 }
 
-void ControlWatcher::report_loss(Watched& watched) {
+void Watchdog::report_loss(Watched& watched) {
   if (watched.is_over) return;
   watched.is_over = true;
   const GroupPeer& peer = watched.peer;
@@ -195,7 +192,7 @@ void ControlWatcher::report_loss(Watched& watched) {
   fail(std::move(failure));
 }
 
-void ControlWatcher::fail_of_loss(CommFailure failure) {
+void Watchdog::fail_of_loss(CommFailure failure) {
   {
     const std::lock_guard lock(loss_mutex_);
     if (!loss_) loss_ = failure;
@@ -203,19 +200,19 @@ void ControlWatcher::fail_of_loss(CommFailure failure) {
   fail(std::move(failure));
 }
 
-std::optional<CommFailure> ControlWatcher::loss() const {
+std::optional<CommFailure> Watchdog::loss() const {
   const std::lock_guard lock(loss_mutex_);
   return loss_;
 }
 
-void ControlWatcher::fail(CommFailure failure) {
+void Watchdog::fail(CommFailure failure) {
   comm_.fail(failure);
   // The first one counts, which may be another: tell that.
   if (const auto kept = comm_.failure()) announce(*kept);
   hooks_.on_failure();
 }
 
-void ControlWatcher::announce(const CommFailure& failure) noexcept {
+void Watchdog::announce(const CommFailure& failure) noexcept {
   // Under the lock: whatever another thread says next comes after it.
   std::lock_guard lock(send_mutex_);
   if (is_announced_) return;
@@ -223,7 +220,7 @@ void ControlWatcher::announce(const CommFailure& failure) noexcept {
   send_to_all_locked({.kind = ControlMessage::Kind::Failure, .failure = failure});
 }
 
-void ControlWatcher::say_goodbye(std::uint64_t sequence) noexcept {
+void Watchdog::say_goodbye(std::uint64_t sequence) noexcept {
   // Who leaves because of a failure is not to blame for it, also where the goodbye comes first.
   if (const auto failure = comm_.failure()) announce(*failure);
   send_to_all({.kind = ControlMessage::Kind::Goodbye, .sequence = sequence});
@@ -236,45 +233,43 @@ void ControlWatcher::say_goodbye(std::uint64_t sequence) noexcept {
   }
 }
 
-void ControlWatcher::say_dropped() noexcept {
-  send_to_all({.kind = ControlMessage::Kind::Dropped});
-}
+void Watchdog::say_dropped() noexcept { send_to_all({.kind = ControlMessage::Kind::Dropped}); }
 
-bool ControlWatcher::send_to(Watched& watched, const ControlMessage& message) noexcept {
+bool Watchdog::send_to(Watched& watched, const ControlMessage& message) noexcept {
   const bool is_there = watched.outbox.send(watched.peer.control.get(), message);
   if (!watched.outbox.is_empty()) ring(unsent_);
   return is_there;
 }
 
-void ControlWatcher::add_unsent(std::vector<pollfd>& entries) noexcept {
+void Watchdog::add_unsent(std::vector<pollfd>& entries) noexcept {
   std::lock_guard lock(send_mutex_);
   for (const Watched& watched : watched_) {
     if (!watched.outbox.is_empty()) entries.push_back({watched.peer.control.get(), POLLOUT, 0});
   }
 }
 
-void ControlWatcher::flush_all() noexcept {
+void Watchdog::flush_all() noexcept {
   std::lock_guard lock(send_mutex_);
   for (Watched& watched : watched_) watched.outbox.flush(watched.peer.control.get());
 }
 
-void ControlWatcher::announce_trouble(std::uint64_t sequence, const std::string& what) noexcept {
+void Watchdog::announce_trouble(std::uint64_t sequence, const std::string& what) noexcept {
   ControlMessage message{.kind = ControlMessage::Kind::Trouble, .sequence = sequence};
   message.number = troubles_.add_own(sequence);
   message.failure.message = what;
   send_to_all(message);
 }
 
-void ControlWatcher::withdraw_trouble() noexcept {
+void Watchdog::withdraw_trouble() noexcept {
   send_to_all({.kind = ControlMessage::Kind::TroubleOver});
 }
 
-void ControlWatcher::send_to_all(const ControlMessage& message) noexcept {
+void Watchdog::send_to_all(const ControlMessage& message) noexcept {
   std::lock_guard lock(send_mutex_);
   send_to_all_locked(message);
 }
 
-void ControlWatcher::send_to_all_locked(const ControlMessage& message) noexcept {
+void Watchdog::send_to_all_locked(const ControlMessage& message) noexcept {
   for (Watched& watched : watched_) send_to(watched, message);
 }
 

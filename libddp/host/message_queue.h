@@ -3,10 +3,9 @@
 // Point-to-point transfers of one rank: many in flight, none blocks another or a collective.
 //
 // All unfinished transfers stand in one list. Whoever waits moves all of them ("drives"), one
-// thread at a time: a synchronous send on an idle lane is driven by its caller, without a hand-off;
-// what is in flight when nobody waits is driven by a worker thread that the first asynchronous call
-// starts.
-// Thread rule: any thread.
+// thread at a time: a synchronous send on an idle queue is driven by its caller, without a
+// hand-off; what is in flight when nobody waits is driven by a worker thread that the first
+// asynchronous call starts. Thread rule: any thread.
 //
 //   WorkPtr work = messages.post(std::move(call), {{Exchange::Direction::Send, tensor, 1, 0}});
 
@@ -22,7 +21,7 @@
 
 namespace libddp {
 
-class MessageLane {
+class MessageQueue {
  public:
   struct Hooks {
     /// What else is known of ranks that did not come, for the message of a timeout; may take its
@@ -32,13 +31,13 @@ class MessageLane {
     std::function<void()> on_failure;
   };
 
-  MessageLane(GroupIdentity identity, Comm& comm, std::vector<std::string> peer_names,
-              FlightLog& flight_log, Hooks hooks);
+  MessageQueue(GroupIdentity identity, Comm& comm, std::vector<std::string> peer_names,
+               FlightLog& flight_log, Hooks hooks);
   /// Fails what is in flight; REQUIRES that the communicator has failed if something is. May run on
   /// the worker (from a callback of a Work).
-  ~MessageLane();
-  MessageLane(const MessageLane&) = delete;
-  MessageLane& operator=(const MessageLane&) = delete;
+  ~MessageQueue();
+  MessageQueue(const MessageQueue&) = delete;
+  MessageQueue& operator=(const MessageQueue&) = delete;
 
   /// One batch; the Work is done when all its parts are.
   WorkPtr post(BackendCall call, const std::vector<Exchange>& parts);

@@ -10,12 +10,12 @@
 // comes first, so that the root cause wins. Twice a second the thread wakes to beat: into the
 // shared page for the ranks of its host, by a message for the others. It needs neither the
 // interpreter's lock nor a thread of the program, so a rank that beats but does not come is busy or
-// stuck in its own code, and one that does not beat is frozen (pulse.h). Thread rule: `announce`
-// from any thread, the rest by the owner; callbacks run in the watcher's thread.
+// stuck in its own code, and one that does not beat is frozen (heartbeat_monitor.h). Thread rule:
+// `announce` from any thread, the rest by the owner; callbacks run in the watchdog's thread.
 //
-//   ControlWatcher watcher(identity, std::move(peers), comm, [](int rank, std::uint64_t last) {});
-//   watcher.announce(failure);    // tells the peers
-//   watcher.say_goodbye(41);      // leaves in order
+//   Watchdog watchdog(identity, std::move(peers), comm, [](int rank, std::uint64_t last) {});
+//   watchdog.announce(failure);    // tells the peers
+//   watchdog.say_goodbye(41);      // leaves in order
 
 #include <poll.h>
 
@@ -36,15 +36,15 @@
 #include "libddp/transport/group_peer.h"
 #include "libddp/watchdog/control_message.h"
 #include "libddp/watchdog/control_outbox.h"
+#include "libddp/watchdog/heartbeat_monitor.h"
 #include "libddp/watchdog/pending_troubles.h"
-#include "libddp/watchdog/pulse.h"
 
 namespace libddp {
 
 /// "rank 2 (pid 4711 on host-a)".
 std::string peer_name(const GroupPeer& peer);
 
-class ControlWatcher {
+class Watchdog {
  public:
   struct Hooks {
     /// A peer left in order, having taken part in collectives up to `sequence`; `error` = what it
@@ -52,21 +52,21 @@ class ControlWatcher {
     std::function<void(int rank, std::uint64_t sequence, const std::string& error)> on_goodbye;
     /// The collective that runs here now; 0 = none.
     std::function<std::uint64_t()> running;
-    /// The group has failed here through what the watcher noticed.
+    /// The group has failed here through what the watchdog noticed.
     std::function<void()> on_failure;
   };
 
   /// Failures go to `comm.fail`, events of its network to `comm.on_network`.
-  /// `comm` must outlive the watcher. Throws ArgumentError for a bad
+  /// `comm` must outlive the watchdog. Throws ArgumentError for a bad
   /// LIBDDP_HEARTBEAT_TIMEOUT.
-  ControlWatcher(GroupIdentity identity, std::vector<GroupPeer> peers, Comm& comm, Hooks hooks);
+  Watchdog(GroupIdentity identity, std::vector<GroupPeer> peers, Comm& comm, Hooks hooks);
   /// Closes the sockets too; peers that got no goodbye take it for a failure.
-  ~ControlWatcher();
-  ControlWatcher(const ControlWatcher&) = delete;
-  ControlWatcher& operator=(const ControlWatcher&) = delete;
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
 
   /// Ends the thread: no hook is called any more, and questions for stacks get no answer. What is
-  /// announced still reaches the peers. Not from the watcher's thread; once or more.
+  /// announced still reaches the peers. Not from the watchdog's thread; once or more.
   void stop();
 
   /// Tells the peers what this rank's group failed of. Only the first call does something.
@@ -81,7 +81,7 @@ class ControlWatcher {
   void withdraw_trouble() noexcept;
 
   /// What the threads of `ranks` do, by rank; of those that answer within `limit`. Not from the
-  /// watcher's thread. Text of stack_dump.h, empty for a program without Python.
+  /// watchdog's thread. Text of stack_dump.h, empty for a program without Python.
   std::map<int, std::string> ask_for_stacks(const std::vector<int>& ranks,
                                             std::chrono::milliseconds limit);
   /// Number of the collective that `rank` began last, as far as is known here.
@@ -98,7 +98,7 @@ class ControlWatcher {
     /// Left, or lost and reported: not watched any more.
     bool is_over = false;
     bool has_dropped = false;
-    Pulse pulse{std::nullopt};
+    HeartbeatMonitor heartbeat{std::nullopt};
     /// What heartbeats have said; for ranks of other hosts.
     std::uint64_t beats = 0;
   };
