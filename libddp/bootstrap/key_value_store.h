@@ -1,6 +1,6 @@
 #pragma once
 
-// The few store operations that a meeting needs, so that the core does not depend on torch.
+// The few store operations that a bootstrap needs, so that the core does not depend on torch.
 // `rendezvous/torch_store.h` gives c10d::Store this shape; InMemoryStore serves ranks that are
 // threads. Thread rule: implementations may be called from any thread.
 
@@ -16,7 +16,7 @@
 
 namespace libddp {
 
-/// More than any entry of a meeting needs; a larger one is no entry.
+/// More than any entry of a bootstrap needs; a larger one is no entry.
 constexpr std::size_t kMaxValueBytes = 64u << 10;
 
 class KeyValueStore {

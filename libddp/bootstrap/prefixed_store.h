@@ -1,10 +1,10 @@
 #pragma once
 
-// A part of a store: every key gets a prefix, so that groups and meetings do not see each other's.
-// Thread rule: as the store below.
+// A part of a store: every key gets a prefix, so that groups and bootstraps do not see each
+// other's. Thread rule: as the store below.
 //
 //   PrefixedStore mine(store, "group/world/1/");
-//   mine.set("card/0", text);                     // key "group/world/1/card/0" below
+//   mine.set("peer/0", text);                     // key "group/world/1/peer/0" below
 
 #include <memory>
 #include <optional>

@@ -1,7 +1,7 @@
 #pragma once
 
-// Says in the log whom a door has not let in: one line a second at most, with how many there were.
-// Thread rule: one thread.
+// Says in the log whom an acceptor has not let in: one line a second at most, with how many there
+// were. Thread rule: one thread.
 //
 //   RefusalLog refusals("link_refused", "10.0.0.1:4711");
 //   refusals.report("wrong proof");
@@ -15,7 +15,7 @@ namespace libddp {
 
 class RefusalLog {
  public:
-  /// `endpoint`: where the door is.
+  /// `endpoint`: where the acceptor is.
   RefusalLog(std::string event, std::string endpoint)
       : event_(std::move(event)), endpoint_(std::move(endpoint)) {}
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // The secret of a run: who has it may join. With it the entries of the store are authenticated
-// (sealed_store.h) and every connection between hosts begins with a proof (link_hello.h).
+// (sealed_store.h) and every connection between hosts begins with a proof (link_handshake.h).
 //
 // It comes from a file of the user's (LIBDDP_RUN_KEY_FILE) or from an inherited descriptor
 // (LIBDDP_RUN_KEY_FD), never from an argument or the value of a variable. Its bytes stand in a page

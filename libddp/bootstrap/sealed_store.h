@@ -7,8 +7,8 @@
 // Thread rule: as the store below.
 //
 //   SealedStore mine(store, key, "group world");
-//   mine.set("card/0", text);        // below: "libddp-sealed-1 <tag> <text>"
-//   mine.try_get("card/1");          // nothing if a stranger wrote it
+//   mine.set("peer/0", text);        // below: "libddp-sealed-1 <tag> <text>"
+//   mine.try_get("peer/1");          // nothing if a stranger wrote it
 
 #include <memory>
 #include <mutex>

@@ -1,9 +1,10 @@
 #pragma once
 
-// Makes the communicator of a group from what a meeting brought: ShmComm if all ranks share a host,
-// else HierarchicalComm. Thread rule: free functions.
+// Makes the communicator of a group from what a bootstrap brought: ShmComm if all ranks share a
+// host, else HierarchicalComm. Thread rule: free functions.
 //
-//   std::vector<GroupPeer> peers = meet(store, options, descriptors_of(page, *arena), deadline);
+//   const std::vector<int> passed = descriptors_of(page, *arena);
+//   std::vector<GroupPeer> peers = bootstrap(store, options, passed, deadline);
 //   std::unique_ptr<Comm> comm = assemble_comm({.rank = 0, .group_name = "world", ...}, peers);
 
 #include <memory>

@@ -110,7 +110,7 @@ void HostBackend::perform(const BackendCall& call, std::uint64_t sequence, Fligh
   }
 }
 
-void HostBackend::meet_all(std::chrono::milliseconds timeout) {
+void HostBackend::bootstrap_all(std::chrono::milliseconds timeout) {
   BackendCall call;
   call.description.kind = OpKind::Barrier;
   call.timeout = timeout;

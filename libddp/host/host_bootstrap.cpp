@@ -9,7 +9,7 @@
 #include "libddp/base/build_info.h"
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
-#include "libddp/bootstrap/meeting.h"
+#include "libddp/bootstrap/bootstrap.h"
 #include "libddp/bootstrap/run_key.h"
 #include "libddp/collectives/comm_assembly.h"
 #include "libddp/collectives/shm_comm.h"
@@ -27,7 +27,7 @@ namespace {
 
 const BackendRegistration registration("cpu", &create_host_backend);
 
-/// What a rank brings to the meeting itself.
+/// What a rank brings to the bootstrap itself.
 struct OwnParts {
   LinkSettings link;
   SharedSegment page;
@@ -48,8 +48,8 @@ LinkSettings link_settings(const LinkOptions& chosen) {
   return LinkSettings::chosen(chosen.sockets_per_link, dtype);
 }
 
-MeetingOptions meeting_options(const GroupIdentity& identity, const BackendRequest& request) {
-  MeetingOptions options;
+BootstrapOptions bootstrap_options(const GroupIdentity& identity, const BackendRequest& request) {
+  BootstrapOptions options;
   options.rank = identity.rank;
   options.world_size = identity.world_size;
   options.group_name = identity.name;
@@ -59,9 +59,9 @@ MeetingOptions meeting_options(const GroupIdentity& identity, const BackendReque
   return options;
 }
 
-/// Reads whatever the user has set, so that what cannot be read is known before the meeting.
+/// Reads whatever the user has set, so that what cannot be read is known before the bootstrap.
 OwnParts prepare(const GroupIdentity& identity, const ProcessGroup::Options& chosen,
-                 MeetingOptions& options) {
+                 BootstrapOptions& options) {
   options.key = given_run_key();
   options.require_key = chosen.require_key || is_run_key_required();
   heartbeat_timeout();
@@ -75,21 +75,21 @@ OwnParts prepare(const GroupIdentity& identity, const ProcessGroup::Options& cho
   return own;
 }
 
-std::vector<GroupPeer> meet_all(KeyValueStore& store, const MeetingOptions& options,
-                                const OwnParts& own, Deadline deadline) {
+std::vector<GroupPeer> bootstrap_all(KeyValueStore& store, const BootstrapOptions& options,
+                                     const OwnParts& own, Deadline deadline) {
   std::vector<GroupPeer> peers =
-      meet(store, options, descriptors_of(own.page, *own.arena), deadline);
+      bootstrap(store, options, descriptors_of(own.page, *own.arena), deadline);
   // All peers have read them; a later group of the same name on this store starts clean.
-  store.remove(fmt::format("card/{}", options.rank));
+  store.remove(fmt::format("peer/{}", options.rank));
   store.remove(fmt::format("claim/{}", options.rank));
   store.remove(fmt::format("link/{}", options.rank));
-  if (options.key) store.remove(fmt::format("hail/{}", options.rank));
+  if (options.key) store.remove(fmt::format("join/{}", options.rank));
   return peers;
 }
 
 /// Empty without a factory. `identity` and `request` must outlive the maker.
 InterStageMaker stage_maker(const GroupIdentity& identity, const BackendRequest& request,
-                            const MeetingOptions& options, Deadline deadline) {
+                            const BootstrapOptions& options, Deadline deadline) {
   if (!request.options.inter) return nullptr;
   return [&identity, &request, &options, deadline](ShmComm& local, InterPlace place,
                                                    std::unique_ptr<InterStage> links) {
@@ -105,20 +105,20 @@ InterStageMaker stage_maker(const GroupIdentity& identity, const BackendRequest&
   };
 }
 
-std::unique_ptr<HostBackend> meet_ranks(KeyValueStore& store, const GroupIdentity& identity,
+std::unique_ptr<HostBackend> join_ranks(KeyValueStore& store, const GroupIdentity& identity,
                                         const BackendRequest& request,
                                         const std::function<void()>& look) {
   const Deadline deadline = Deadline::after(request.options.timeout);
-  MeetingOptions options = meeting_options(identity, request);
+  BootstrapOptions options = bootstrap_options(identity, request);
   options.look = look;
   OwnParts own;
   try {
     own = prepare(identity, request.options, options);
   } catch (const Error& error) {
-    refuse_meeting(store, options, error.what());
+    refuse_bootstrap(store, options, error.what());
     throw;
   }
-  std::vector<GroupPeer> peers = meet_all(store, options, own, deadline);
+  std::vector<GroupPeer> peers = bootstrap_all(store, options, own, deadline);
 
   const std::shared_ptr<Arena> arena = own.arena;
   std::unique_ptr<Comm> comm =
@@ -132,8 +132,8 @@ std::unique_ptr<HostBackend> meet_ranks(KeyValueStore& store, const GroupIdentit
   auto backend = std::make_unique<HostBackend>(identity, arena, std::move(comm), std::move(peers));
   // Nobody returns before everyone has met: the store may end with rank 0.
   const auto left = deadline.remaining(request.options.timeout);
-  backend->meet_all(std::chrono::ceil<std::chrono::milliseconds>(left) +
-                    std::chrono::milliseconds(1));
+  backend->bootstrap_all(std::chrono::ceil<std::chrono::milliseconds>(left) +
+                         std::chrono::milliseconds(1));
   return backend;
 }
 
@@ -149,12 +149,12 @@ std::unique_ptr<Backend> create_host_backend(const BackendRequest& request) {
   TorchStore keys(request.store, request.prefix,
                   {.deadline = Deadline::after(request.options.timeout), .look = look});
   try {
-    std::unique_ptr<HostBackend> backend = meet_ranks(keys, identity, request, look);
+    std::unique_ptr<HostBackend> backend = join_ranks(keys, identity, request, look);
     backend->join_living(bare, request.options.global_ranks);
     return backend;
   } catch (const Error&) {
-    // The others read in the store why a meeting failed, and rank 0 often holds the store: it stays
-    // for a moment, so that they do not lose the store instead of learning the cause.
+    // The others read in the store why a bootstrap failed, and rank 0 often holds the store: it
+    // stays for a moment, so that they do not lose the store instead of learning the cause.
     if (identity.rank == 0 && identity.world_size > 1) std::this_thread::sleep_for(kTimeToRead);
     throw;
   }

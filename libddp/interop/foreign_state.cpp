@@ -9,11 +9,11 @@
 namespace libddp {
 
 ForeignBackend::State::State(c10::intrusive_ptr<c10d::Backend> backend, GroupIdentity group,
-                             c10::intrusive_ptr<c10d::Store> meeting)
+                             c10::intrusive_ptr<c10d::Store> bootstrap)
     : inner(std::move(backend)),
       inner_name(inner->getBackendName()),
       identity(std::move(group)),
-      store(std::move(meeting)) {}
+      store(std::move(bootstrap)) {}
 
 std::string ForeignBackend::State::where(const std::string& operation) const {
   return identity.where() + " " + operation;

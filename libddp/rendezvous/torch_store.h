@@ -9,7 +9,7 @@
 // with its first line; each error names the store. Thread rule: any thread, as the store below.
 //
 //   TorchStore store(c10::make_intrusive<c10d::HashStore>(), "libddp/world/", {.deadline = end});
-//   store.set("card/0", text);
+//   store.set("peer/0", text);
 
 #include <functional>
 #include <memory>

@@ -11,7 +11,7 @@
 //   UnixListener listener = UnixListener::open();
 //   UniqueFd theirs = connect_unix(listener.name(), deadline);
 //   UniqueFd mine = listener.accept(std::chrono::milliseconds(100));
-//   send_frame(theirs.get(), "hello", {fd}, deadline);
+//   send_frame(theirs.get(), "request", {fd}, deadline);
 //   Frame frame = receive_frame(mine.get(), FrameLimits{}, deadline);
 
 #include <sys/types.h>

@@ -3,7 +3,7 @@
 // Notices within milliseconds that a peer died, failed, gave up or left, and within seconds that it
 // is frozen.
 //
-// One thread sleeps in poll() on the control sockets and pidfds of the meeting. The kernel closes
+// One thread sleeps in poll() on the control sockets and pidfds of the bootstrap. The kernel closes
 // the socket of a process that dies; the pidfd also tells when a forked child still holds a copy of
 // the socket. The kernel also closes the connection to a host that does not answer for seconds. A
 // peer that closes without a goodbye has failed; what it said before it closed (its own failure)

@@ -5,7 +5,7 @@
 // Thread rule: one thread; construction and destruction are collective over MPI_COMM_WORLD.
 //
 //   MpiStore store;
-//   store.set("card/0", "...");
+//   store.set("peer/0", "...");
 
 #include <string>
 

@@ -19,12 +19,12 @@ llvm-profdata merge -sparse "$build"/*.profraw -o "$build/fuzz.profdata"
 
 parsers=(
     transport/frame
-    bootstrap/{link_hello,link_door,link_knock,link_card,meeting_card,meeting_failure}
-    bootstrap/{meeting_text,meeting_hello}
-    bootstrap/{meeting_session,sealed_store}
+    bootstrap/{link_handshake,link_acceptor,link_connector,link_address,peer_info,bootstrap_failure}
+    bootstrap/{record,local_request}
+    bootstrap/{bootstrap_session,sealed_store}
     collectives/{link_header,link_mail,link_mail_wire,link_stage,link_pump}
     watchdog/control_message
-    group/rendezvous_url
+    rendezvous/rendezvous_url
 )
 programs=("$build"/tests/fuzz/*_fuzz)
 llvm-cov export -summary-only -instr-profile "$build/fuzz.profdata" \

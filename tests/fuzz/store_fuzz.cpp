@@ -1,11 +1,11 @@
-// The store of a run with a key (sealed_store.h, meeting_session.h): what strangers write is as if
-// it were not there; what somebody with the key writes may be wrong, but is read as text only.
+// The store of a run with a key (sealed_store.h, bootstrap_session.h): what strangers write is as
+// if it were not there; what somebody with the key writes may be wrong, but is read as text only.
 
 #include <string>
 
 #include "libddp/base/error.h"
-#include "libddp/bootstrap/meeting_failure.h"
-#include "libddp/bootstrap/meeting_session.h"
+#include "libddp/bootstrap/bootstrap_failure.h"
+#include "libddp/bootstrap/bootstrap_session.h"
 #include "libddp/bootstrap/sealed_store.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -14,17 +14,17 @@ using namespace libddp;
 namespace {
 
 // What rank 1 publishes, and what both may.
-constexpr const char* kKeys[] = {"hail/1", "hail/0", "error", "error_turn"};
+constexpr const char* kKeys[] = {"join/1", "join/0", "error", "error_turn"};
 
-void look(MeetingSession& session) {
-  const bool all_came = session.try_all_hails();
+void look(BootstrapSession& session) {
+  const bool all_came = session.try_all_entries();
   if (!all_came) return;
-  fuzz::require(session.has_hail(0) && session.has_hail(1));
-  fuzz::require(session.try_hail(1)->rank == 1);
+  fuzz::require(session.has_entry(0) && session.has_entry(1));
+  fuzz::require(session.try_entry(1)->rank == 1);
   if (!session.is_open()) session.open();
-  session.entries().set("card/0", "own");
-  fuzz::require(session.entries().try_get("card/0") == "own");
-  fuzz::require(!session.entries().try_get("card/1"));
+  session.entries().set("peer/0", "own");
+  fuzz::require(session.entries().try_get("peer/0") == "own");
+  fuzz::require(!session.entries().try_get("peer/1"));
 }
 
 template <typename Call>
@@ -36,10 +36,10 @@ void tolerate(Call call) {
 }
 
 // As a rank that has seen one, and as one that has failed itself.
-void fail_with(MeetingSession& session, bool has_turn) {
+void fail_with(BootstrapSession& session, bool has_turn) {
   if (const auto failure = find_failure(session.failures())) throw_failure("fuzz", *failure);
   if (!has_turn) return;
-  const MeetingFailure own{MeetingFailure::Kind::Network, 0, 1, "it failed"};
+  const BootstrapFailure own{BootstrapFailure::Kind::Network, 0, 1, "it failed"};
   for (int turn = 1; turn <= 2; ++turn) {
     fuzz::require(publish_failure(session.failures(), own).cause == own.cause);
   }
@@ -51,14 +51,14 @@ void fail_with(MeetingSession& session, bool has_turn) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const MeetingOptions options{.rank = 0,
-                                      .world_size = 2,
-                                      .group_name = "fuzz",
-                                      .key = RunKey::from_bytes(std::string(32, 'k'))};
+  static const BootstrapOptions options{.rank = 0,
+                                        .world_size = 2,
+                                        .group_name = "fuzz",
+                                        .key = RunKey::from_bytes(std::string(32, 'k'))};
   fuzz::Bytes input(data, size);
   InMemoryStore store;
   SealedStore insider(store, options.key, "run fuzz");
-  MeetingSession session(store, options);
+  BootstrapSession session(store, options);
   session.publish();
   bool has_turn = true;
   while (!input.is_empty()) {
@@ -67,7 +67,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::string key = kKeys[choice % 4];
     const bool is_sealed = (choice / 4) % 2 == 1;
     std::string value = input.piece();
-    // "@": with the nonce that the own hail shows, as a failure of this meeting has it.
+    // "@": with the nonce that the own join entry shows, as a failure of this bootstrap has it.
     if (!value.empty() && value[0] == '@') {
       value = "libddp-author-1 0.1 1:0 32:" + session.own().nonce + value.substr(1);
     }

@@ -1,15 +1,14 @@
-// Everything that is read as text from the store: cards, addresses, hails, failures, hellos,
-// seals. What is
-// understood can be written and read again, and is then the same.
+// Everything that is read as text from the store: descriptions, addresses, join entries, failures,
+// requests, seals. What is understood can be written and read again, and is then the same.
 
 #include <string>
 
 #include "libddp/base/error.h"
-#include "libddp/bootstrap/link_card.h"
-#include "libddp/bootstrap/meeting_card.h"
-#include "libddp/bootstrap/meeting_failure.h"
-#include "libddp/bootstrap/meeting_hello.h"
-#include "libddp/bootstrap/meeting_session.h"
+#include "libddp/bootstrap/bootstrap_failure.h"
+#include "libddp/bootstrap/bootstrap_session.h"
+#include "libddp/bootstrap/link_address.h"
+#include "libddp/bootstrap/local_request.h"
+#include "libddp/bootstrap/peer_info.h"
 #include "libddp/bootstrap/sealed_store.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -26,11 +25,11 @@ void check(const std::string& text) {
   }
 }
 
-// Two cards are compared, with each other and with this rank's.
+// Two descriptions are compared, with each other and with this rank's.
 void compare(const std::string& text) {
   try {
-    const MeetingCard theirs = MeetingCard::decode(text);
-    MeetingCard own = theirs;
+    const PeerInfo theirs = PeerInfo::decode(text);
+    PeerInfo own = theirs;
     fuzz::require(!find_disagreement(own, theirs));
     own.agreement += "!";
     fuzz::require(find_disagreement(own, theirs).has_value());
@@ -44,15 +43,15 @@ void compare(const std::string& text) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string text = fuzz::Bytes(data, size).rest();
-  check<MeetingCard>(text);
+  check<PeerInfo>(text);
   compare(text);
-  check<LinkCard>(text);
-  check<Hail>(text);
-  check<MeetingFailure>(text);
-  check<MeetingHello>(text);
+  check<LinkAddress>(text);
+  check<JoinEntry>(text);
+  check<BootstrapFailure>(text);
+  check<LocalRequest>(text);
   static InMemoryStore store;
   static const SealedStore sealed(store, RunKey::from_bytes(std::string(32, 'k')), "fuzz");
-  fuzz::require(!sealed.open("card/0", text));
-  fuzz::require(sealed.open("card/0", sealed.seal("card/0", text)) == text);
+  fuzz::require(!sealed.open("peer/0", text));
+  fuzz::require(sealed.open("peer/0", sealed.seal("peer/0", text)) == text);
   return 0;
 }

@@ -331,7 +331,7 @@ TEST_CASE("a rank whose choice cannot be tells the others", "[links]") {
   require_parts(messages[2], {"wire_dtype=float16 is neither float32 nor bfloat16. Hint: "});
   for (const int rank : {0, 1}) {
     require_parts(messages[static_cast<std::size_t>(rank)],
-                  {"meeting: rank 2 (pid ", "could not take part: ",
+                  {"bootstrap: rank 2 (pid ", "could not take part: ",
                    "wire_dtype=float16 is neither float32 nor bfloat16. Hint: "});
   }
   const auto first = refusals(

@@ -3,7 +3,7 @@
 // A KeyValueStore for forked ranks: one file per key in a temporary folder.
 //
 //   FolderStore store;                       // in the parent, before fork_ranks
-//   fork_ranks(2, [&](int rank) { meet(store, ...); return ""; });
+//   fork_ranks(2, [&](int rank) { bootstrap(store, ...); return ""; });
 
 #include <string>
 

@@ -22,7 +22,7 @@ HostsRank join_hosts(KeyValueStore& store, int rank, const std::vector<int>& hos
   me.world_size = static_cast<int>(host_of.size());
   me.arena = Arena::create("test", 256u << 20);
   SharedSegment page = ShmComm::create_page("test", me.world_size);
-  MeetingOptions options;
+  BootstrapOptions options;
   options.rank = rank;
   options.world_size = me.world_size;
   options.group_name = "test";
@@ -30,7 +30,7 @@ HostsRank join_hosts(KeyValueStore& store, int rank, const std::vector<int>& hos
   options.agreement = link.to_text();
   options.sockets_per_link = link.sockets_per_link;
   options.host_identity = "host " + std::to_string(host_of[static_cast<std::size_t>(rank)]);
-  me.peers = meet(store, options, descriptors_of(page, *me.arena), Deadline::after(kPatience));
+  me.peers = bootstrap(store, options, descriptors_of(page, *me.arena), Deadline::after(kPatience));
   me.comm = assemble_comm({rank, "test", me.arena, std::move(page), link, make_stage}, me.peers);
   return me;
 }

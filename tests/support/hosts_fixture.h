@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "libddp/bootstrap/meeting.h"
+#include "libddp/bootstrap/bootstrap.h"
 #include "libddp/collectives/comm.h"
 #include "libddp/collectives/hierarchical_comm.h"
 #include "libddp/memory/arena.h"

@@ -9,7 +9,7 @@ namespace libddp::test {
 namespace {
 
 constexpr std::size_t kArenaBytes = 512u << 20;
-constexpr std::chrono::seconds kMeetingTimeout{60};
+constexpr std::chrono::seconds kBootstrapTimeout{60};
 
 }  // namespace
 
@@ -17,13 +17,14 @@ JoinedComm join_comm(KeyValueStore& store, int rank, int world_size, const std::
   JoinedComm joined;
   joined.arena = Arena::create("joined", kArenaBytes);
   SharedSegment page = ShmComm::create_page("joined", world_size);
-  joined.peers = meet(store,
-                      {.rank = rank,
-                       .world_size = world_size,
-                       .group_name = "joined",
-                       .agreement = ShmComm::layout(),
-                       .note = cpu_mask},
-                      {page.fd(), joined.arena->segment().fd()}, Deadline::after(kMeetingTimeout));
+  joined.peers =
+      bootstrap(store,
+                {.rank = rank,
+                 .world_size = world_size,
+                 .group_name = "joined",
+                 .agreement = ShmComm::layout(),
+                 .note = cpu_mask},
+                {page.fd(), joined.arena->segment().fd()}, Deadline::after(kBootstrapTimeout));
   ShmCommOptions options{
       .rank = rank, .world_size = world_size, .group_name = "joined", .arena = joined.arena};
   for (GroupPeer& peer : joined.peers) {

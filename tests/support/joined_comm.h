@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "libddp/bootstrap/bootstrap.h"
 #include "libddp/bootstrap/key_value_store.h"
-#include "libddp/bootstrap/meeting.h"
 #include "libddp/collectives/shm_comm.h"
 #include "libddp/memory/arena.h"
 

@@ -26,9 +26,9 @@ def other_version(bench, trials):
     yield from join(bench, trials, OWN, OTHER, parts, ("PeerError",))
 
 
-@case("version", "another form of the cards in the store", bound_s=1.0, short=1, full=10)
+@case("version", "another form of the descriptions in the store", bound_s=1.0, short=1, full=10)
 def other_cards(bench, trials):
     parts = ["same libddp version"]
     yield from join(
-        bench, trials, "libddp-card-", "libddp-card-99", parts, ("StoreError", "PeerError")
+        bench, trials, "libddp-peer-", "libddp-peer-99", parts, ("StoreError", "PeerError")
     )

@@ -81,7 +81,7 @@ def wait_for_others(me) -> dict:
 
 
 def die_while_joining(me) -> dict:
-    """The last rank publishes its card and is gone before the others have met it."""
+    """The last rank publishes its description and is gone before the others have met it."""
     if me.rank == me.world_size - 1:
         me.mark("ready")
         me.join(timeout_s=60)

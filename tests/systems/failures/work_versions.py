@@ -1,4 +1,4 @@
-"""A rank that shows the card of another version of the library."""
+"""A rank that shows the description of another version of the library."""
 
 from __future__ import annotations
 
