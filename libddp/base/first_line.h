@@ -2,7 +2,7 @@
 
 // What an exception says, short enough to be told to other ranks. Thread rule: pure function.
 //
-//   group->announce_trouble("in forward: " + first_line_of(std::current_exception()));
+//   group->report_error("in forward: " + first_line_of(std::current_exception()));
 
 #include <exception>
 #include <string>

@@ -128,7 +128,7 @@ void BootstrapContext::fail_timeout() {
             waited.count(), fmt::join(missing, ", "))});
 }
 
-// Cards are read in order: one behind the first missing one may be there.
+// Descriptions are read in order: one behind the first missing one may be there.
 bool BootstrapContext::has_come(int rank) {
   if (place(rank).is_known) return true;
   if (session_) return session_->has_entry(rank);

@@ -8,10 +8,10 @@
 //    key.
 // 2. From all nonces comes the session key. As the own nonce is new, whatever is sealed with that
 //    key was sealed in this bootstrap, by a rank of it: entries of earlier runs cannot be replayed.
-// 3. Cards and addresses are sealed with the session key, connections begin with a proof of it.
-// A failure may have to be told before step 2: it is sealed with the run key, names its author's
-// nonce, and is believed only if that is the nonce of the author's join entry.
-// Thread rule: one thread.
+// 3. Descriptions and addresses are sealed with the session key, connections begin with a proof of
+// it. A failure may have to be told before step 2: it is sealed with the run key, names its
+// author's nonce, and is believed only if that is the nonce of the author's join entry. Thread
+// rule: one thread.
 //
 //   BootstrapSession session(store, options);
 //   session.publish();

@@ -60,7 +60,7 @@ class LinkBootstrap {
   const int rank_;
   const LinkProver prover_;
   LinkAddress own_address_;
-  /// Cards of the lower ranks of other hosts.
+  /// Addresses of the lower ranks of other hosts.
   std::map<int, LinkAddress> addresses_;
   std::vector<LinkConnector> connectors_;
 };

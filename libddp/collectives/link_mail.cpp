@@ -10,7 +10,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/system_error.h"
-#include "libddp/collectives/letter_matching.h"
+#include "libddp/collectives/unexpected_matching.h"
 
 namespace libddp {
 namespace {
@@ -89,7 +89,7 @@ void LinkMail::forget_missing_parts() {
 bool LinkMail::poll_once() {
   bool moved = false;
   for (std::size_t i = 0; i < channels_.size(); ++i) moved |= read(i);
-  moved |= match_letters();
+  moved |= match_unexpected();
   post_envelopes();
   for (Channel& channel : channels_) moved |= write(channel);
   return moved;
@@ -122,38 +122,41 @@ void LinkMail::fail_and_throw(const LinkMailPeer& peer, const std::string& text)
   throw StateError("libddp: a failure was not kept");
 }
 
-bool LinkMail::match_letters() {
-  return libddp::match_letters(
-      letters_, *parts_,
-      [this](const Letter& letter) { return channels_[letter.channel].peer.rank; },
-      [this](Transfer& part, Letter& letter) { deliver(part, letter); });
+bool LinkMail::match_unexpected() {
+  return libddp::match_unexpected(
+      unexpected_, *parts_,
+      [this](const UnexpectedMessage& unexpected) {
+        return channels_[unexpected.channel].peer.rank;
+      },
+      [this](Transfer& part, UnexpectedMessage& unexpected) { deliver(part, unexpected); });
 }
 
-void LinkMail::deliver(Transfer& part, Letter& letter) {
-  Channel& channel = channels_[letter.channel];
-  if (part.bytes != letter.bytes) {
-    local_.fail(
-        {CommFailure::Kind::Peer,
-         fmt::format("message sizes differ: rank {} expects {} bytes with tag {} from rank "
-                     "{}, which sends {} bytes. Hint: tensors of a send and its recv must "
-                     "have equal numbers of bytes",
-                     local_.rank(), part.bytes, letter.tag, channel.peer.rank, letter.bytes),
-         channel.peer.rank, channel.peer.pid});
+void LinkMail::deliver(Transfer& part, UnexpectedMessage& unexpected) {
+  Channel& channel = channels_[unexpected.channel];
+  if (part.bytes != unexpected.bytes) {
+    local_.fail({CommFailure::Kind::Peer,
+                 fmt::format("message sizes differ: rank {} expects {} bytes with tag {} from rank "
+                             "{}, which sends {} bytes. Hint: tensors of a send and its recv must "
+                             "have equal numbers of bytes",
+                             local_.rank(), part.bytes, unexpected.tag, channel.peer.rank,
+                             unexpected.bytes),
+                 channel.peer.rank, channel.peer.pid});
     local_.throw_if_failed();
   }
   part.is_started = true;
   part.source = channel.peer.rank;
-  part.message = letter.message;
-  FrameHead notice;
-  notice.message = letter.message;
-  if (letter.bytes > kInlineBytes) {
+  part.message = unexpected.message;
+  FrameHead ack;
+  ack.message = unexpected.message;
+  if (unexpected.bytes > kInlineBytes) {
     channel.receiving.push_back(&part);
-    notice.kind = FrameKind::Grant;
-    return queue_frame(channel, notice);
+    ack.kind = FrameKind::Grant;
+    return queue_frame(channel, ack);
   }
-  std::copy(letter.payload.begin(), letter.payload.end(), static_cast<std::byte*>(part.data));
-  notice.kind = FrameKind::Done;
-  queue_ending(channel, notice, part);
+  std::copy(unexpected.payload.begin(), unexpected.payload.end(),
+            static_cast<std::byte*>(part.data));
+  ack.kind = FrameKind::Done;
+  queue_ending(channel, ack, part);
 }
 
 }  // namespace libddp

@@ -2,12 +2,12 @@
 
 // Point-to-point messages to ranks of other hosts, one connection per rank.
 //
-// Words as in mailbox.h: *envelope* (tag, size; small payloads inside), *letter* (an envelope that
-// nobody has asked for yet), *notice*: "send the bytes" (grant) or "done". Large messages leave
-// their sender only after the receiver has granted them, so a receiver keeps no more than small
-// payloads of messages that it did not ask for.
-// Thread rule: `progress` from one thread at a time; `has_read_all` likewise; network_fd and
-// on_network from any thread; finish from any thread once nothing is in flight.
+// Words as in mailbox.h: *envelope* (tag, size; small payloads inside), *unexpected message* (an
+// envelope that nobody has asked for yet), *ack*: "send the bytes" (grant) or "done". Large
+// messages leave their sender only after the receiver has granted them, so a receiver keeps no more
+// than small payloads of messages that it did not ask for. Thread rule: `progress` from one thread
+// at a time; `has_read_all` likewise; network_fd and on_network from any thread; finish from any
+// thread once nothing is in flight.
 //
 //   LinkMail mail(local, std::move(peers));
 //   bool moved = mail.progress(transfers);
@@ -65,14 +65,14 @@ class LinkMail {
     /// Envelope: of the message; Data: that follow.
     std::uint64_t bytes = 0;
   };
-  struct Letter {
+  struct UnexpectedMessage {
     std::size_t channel = 0;
     std::uint64_t message = 0;
     std::int32_t tag = 0;
     std::uint64_t bytes = 0;
     std::vector<std::byte> payload;
   };
-  /// A receive that ends when its notice has left: when `at` bytes of the queue have.
+  /// A receive that ends when its ack has left: when `at` bytes of the queue have.
   struct Ending {
     std::uint64_t at = 0;
     Transfer* part = nullptr;
@@ -117,10 +117,10 @@ class LinkMail {
   bool read_body(std::size_t index);
   /// Bytes taken; 0 = none now, or the end.
   std::size_t receive(Channel& channel, void* data, std::size_t bytes);
-  void take_notice(Channel& channel);
-  void queue_ending(Channel& channel, const FrameHead& notice, Transfer& part);
-  bool match_letters();
-  void deliver(Transfer& part, Letter& letter);
+  void take_ack(Channel& channel);
+  void queue_ending(Channel& channel, const FrameHead& ack, Transfer& part);
+  bool match_unexpected();
+  void deliver(Transfer& part, UnexpectedMessage& unexpected);
   void check_closed();
   [[noreturn]] void fail_and_throw(const LinkMailPeer& peer, const std::string& text);
 
@@ -129,7 +129,7 @@ class LinkMail {
   LinkHealth health_;
   std::vector<Channel> channels_;
   std::vector<int> channel_of_;
-  std::deque<Letter> letters_;
+  std::deque<UnexpectedMessage> unexpected_;
   const std::vector<Transfer*>* parts_ = nullptr;
 };
 

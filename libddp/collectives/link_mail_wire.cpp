@@ -184,10 +184,10 @@ bool LinkMail::read_body(std::size_t index) {
     if (channel.body_bytes == head.bytes) channel.head_bytes = 0;
     if (part.moved_bytes == part.bytes) {
       channel.receiving.erase(found);
-      FrameHead notice;
-      notice.kind = FrameKind::Done;
-      notice.message = part.message;
-      queue_ending(channel, notice, part);
+      FrameHead ack;
+      ack.kind = FrameKind::Done;
+      ack.message = part.message;
+      queue_ending(channel, ack, part);
     }
     return true;
   }
@@ -199,15 +199,15 @@ bool LinkMail::read_body(std::size_t index) {
   }
   channel.head_bytes = 0;
   if (head.kind == FrameKind::Envelope) {
-    letters_.push_back({index, head.message, head.tag, head.bytes, std::move(channel.body)});
+    unexpected_.push_back({index, head.message, head.tag, head.bytes, std::move(channel.body)});
     channel.body.clear();
   } else {
-    take_notice(channel);
+    take_ack(channel);
   }
   return true;
 }
 
-void LinkMail::take_notice(Channel& channel) {
+void LinkMail::take_ack(Channel& channel) {
   const FrameHead& head = channel.head;
   const auto part = std::find_if(parts_->begin(), parts_->end(), [&](const Transfer* candidate) {
     return candidate->is_send && candidate->is_started && candidate->peer == channel.peer.rank &&
@@ -228,9 +228,9 @@ void LinkMail::take_notice(Channel& channel) {
   }
 }
 
-// The receive ends when its notice has left: its owner may leave then, and the sender waits for it.
-void LinkMail::queue_ending(Channel& channel, const FrameHead& notice, Transfer& part) {
-  queue_frame(channel, notice);
+// The receive ends when its ack has left: its owner may leave then, and the sender waits for it.
+void LinkMail::queue_ending(Channel& channel, const FrameHead& ack, Transfer& part) {
+  queue_frame(channel, ack);
   channel.endings.push_back(
       {channel.queue_sent_ever + channel.queue.size() - channel.queue_sent, &part});
 }

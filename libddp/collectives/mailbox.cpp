@@ -56,7 +56,7 @@ void Mailbox::forget_missing_parts() {
   for (Channel& channel : channels_) {
     if (channel.streaming && !knows(channel.streaming)) channel.streaming = nullptr;
     std::erase_if(channel.receiving, [&](const Transfer* part) { return !knows(part); });
-    for (PendingNotice& pending : channel.notices) {
+    for (PendingAck& pending : channel.acks) {
       if (pending.finishes && !knows(pending.finishes)) pending.finishes = nullptr;
     }
   }
@@ -69,12 +69,12 @@ bool Mailbox::knows(const Transfer* part) const {
 bool Mailbox::poll() {
   bool moved = false;
   for (int peer = 0; peer < core_.world_size(); ++peer) moved |= take_envelopes(peer);
-  moved |= match_letters();
+  moved |= match_unexpected();
   moved |= post_envelopes();
   for (int peer = 0; peer < core_.world_size(); ++peer) {
     moved |= receive_chunks(peer);
-    moved |= post_notices(peer);
-    moved |= take_notices(peer);
+    moved |= post_acks(peer);
+    moved |= take_acks(peer);
     moved |= send_chunks(peer);
   }
   return moved;

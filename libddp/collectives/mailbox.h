@@ -3,9 +3,9 @@
 // Point-to-point messages between the ranks of a host, independent of the collectives.
 //
 // Words: *envelope* = what a sender posts (tag, size, place of the bytes; small payloads inside);
-// *letter* = an envelope that the receiver has taken out of the ring and not matched yet;
-// *notice* = what the receiver tells the sender: "send the chunks" (grant) or "done"; *part* = one
-// transfer of a batch.
+// *unexpected message* = an envelope that the receiver has taken out of the ring and not matched
+// yet; *ack* = what the receiver tells the sender: "send the chunks" (grant) or "done"; *part* =
+// one transfer of a batch.
 //
 // A channel per ordered pair of ranks: the sender writes its Outbox, the receiver its Inbox, each
 // in its own page, rings and counters only. Envelopes are taken out as they come and matched by tag
@@ -45,7 +45,7 @@ class Mailbox {
  private:
   class AllDone;
 
-  struct Letter {
+  struct UnexpectedMessage {
     int source = 0;
     std::uint64_t message = 0;
     std::int32_t tag = 0;
@@ -53,9 +53,9 @@ class Mailbox {
     std::uint64_t place = 0;
     std::vector<std::byte> payload;
   };
-  struct PendingNotice {
-    Inbox::Notice notice;
-    /// Finished when the notice is out: a receiver may not leave before, the sender waits for it.
+  struct PendingAck {
+    Inbox::Ack ack;
+    /// Finished when the ack is out: a receiver may not leave before, the sender waits for it.
     Transfer* finishes = nullptr;
   };
   /// Both directions between this rank and one peer.
@@ -63,14 +63,14 @@ class Mailbox {
     // As the source.
     std::uint64_t envelopes_posted = 0;
     std::uint64_t chunks_posted = 0;
-    std::uint64_t notices_taken = 0;
+    std::uint64_t acks_taken = 0;
     Transfer* streaming = nullptr;
     bool is_full = false;
     // As the target.
     std::uint64_t envelopes_taken = 0;
     std::uint64_t chunks_taken = 0;
-    std::uint64_t notices_posted = 0;
-    std::deque<PendingNotice> notices;
+    std::uint64_t acks_posted = 0;
+    std::deque<PendingAck> acks;
     std::deque<Transfer*> receiving;  // staged messages, the first one is under way
   };
 
@@ -78,16 +78,16 @@ class Mailbox {
   /// One round over everything that can move; false if nothing did.
   bool poll();
   bool take_envelopes(int peer);
-  bool match_letters();
-  void deliver(Transfer& part, Letter& letter);
+  bool match_unexpected();
+  void deliver(Transfer& part, UnexpectedMessage& unexpected);
   bool receive_chunks(int peer);
-  bool post_notices(int peer);
+  bool post_acks(int peer);
   bool post_envelopes();
   void post_envelope(Transfer& part, int peer);
-  bool take_notices(int peer);
+  bool take_acks(int peer);
   bool send_chunks(int peer);
   bool knows(const Transfer* part) const;
-  [[noreturn]] void report_size(const Transfer& part, const Letter& letter);
+  [[noreturn]] void report_size(const Transfer& part, const UnexpectedMessage& unexpected);
 
   Outbox& outbox(int source, int target) { return core_.page(source).outbox(target); }
   Inbox& inbox(int target, int source) { return core_.page(target).inbox(source); }
@@ -95,7 +95,7 @@ class Mailbox {
 
   ShmCore& core_;
   std::vector<Channel> channels_;
-  std::deque<Letter> letters_;
+  std::deque<UnexpectedMessage> unexpected_;
   /// The parts that move now.
   const std::vector<Transfer*>* parts_ = nullptr;
   /// Storage for `run`, kept from call to call.

@@ -44,19 +44,19 @@ void Mailbox::post_envelope(Transfer& part, int peer) {
   wake(peer);
 }
 
-bool Mailbox::take_notices(int peer) {
+bool Mailbox::take_acks(int peer) {
   Channel& channel = channels_[peer];
   const Inbox& theirs = inbox(peer, core_.rank());
-  const std::uint64_t posted = theirs.notices_posted.load(std::memory_order_acquire);
-  if (posted == channel.notices_taken) return false;
-  for (; channel.notices_taken < posted; ++channel.notices_taken) {
-    const Inbox::Notice notice = theirs.notices[channel.notices_taken % Inbox::kNotices];
+  const std::uint64_t posted = theirs.acks_posted.load(std::memory_order_acquire);
+  if (posted == channel.acks_taken) return false;
+  for (; channel.acks_taken < posted; ++channel.acks_taken) {
+    const Inbox::Ack ack = theirs.acks[channel.acks_taken % Inbox::kAcks];
     const auto part = std::find_if(parts_->begin(), parts_->end(), [&](const Transfer* candidate) {
       return candidate->is_send && candidate->is_started &&
-             candidate->peer == core_.group_rank(peer) && candidate->message == notice.message;
+             candidate->peer == core_.group_rank(peer) && candidate->message == ack.message;
     });
     if (part == parts_->end()) continue;  // its owner has given it up
-    if (notice.is_grant != 0) {
+    if (ack.is_grant != 0) {
       // The peer grants the next message when it has taken all of the one before, which may not
       // have been seen here yet.
       if (channel.streaming) channel.streaming->is_done = true;
@@ -65,7 +65,7 @@ bool Mailbox::take_notices(int peer) {
       (*part)->is_done = true;
     }
   }
-  outbox(core_.rank(), peer).notices_taken.store(posted, std::memory_order_seq_cst);
+  outbox(core_.rank(), peer).acks_taken.store(posted, std::memory_order_seq_cst);
   wake(peer);
   return true;
 }

@@ -97,22 +97,22 @@ struct alignas(128) Outbox {
   static constexpr int kEnvelopes = 16;
   std::atomic<std::uint64_t> envelopes_posted;
   std::atomic<std::uint64_t> chunks_posted;
-  std::atomic<std::uint64_t> notices_taken;
+  std::atomic<std::uint64_t> acks_taken;
   Envelope envelopes[kEnvelopes];
 };
 
 /// What a rank writes as the target of messages from one peer.
 struct alignas(128) Inbox {
-  static constexpr int kNotices = 16;
+  static constexpr int kAcks = 16;
   /// "Send the chunks of message m" or "message m is done".
-  struct Notice {
+  struct Ack {
     std::uint64_t message;
     std::uint64_t is_grant;
   };
   std::atomic<std::uint64_t> envelopes_taken;
   std::atomic<std::uint64_t> chunks_taken;
-  std::atomic<std::uint64_t> notices_posted;
-  Notice notices[kNotices];
+  std::atomic<std::uint64_t> acks_posted;
+  Ack acks[kAcks];
 };
 
 class ShmPage {

@@ -10,8 +10,8 @@
 // of the pass waits for the last one and then exchanges the flags in one message.
 //
 // A hook that fails is an exception of the backward pass like any other: where the others wait for
-// this rank, inside their own hooks or at the end, they hear of it (NOTE [Troubles]), and where all
-// ranks fail alike and catch it, the group is what it was.
+// this rank, inside their own hooks or at the end, they hear of it (NOTE [Reported errors]), and
+// where all ranks fail alike and catch it, the group is what it was.
 //
 // Thread rule: as Reducer.
 //

@@ -149,7 +149,7 @@ void Reducer::count_gradient(std::size_t index) {
 }
 
 void Reducer::begin_pass(PassEnd end) {
-  pass_.trouble = Trouble::None;
+  pass_.told = Told::Nothing;
   timeline_.begin_pass(++pass_number_);
   queue_finish(end);
 }
@@ -167,7 +167,7 @@ class Reducer::PassGuard {
     const auto self = is_over_ ? nullptr : reducer_.lock();
     if (!self || self->pass_number_ != number_) return;
     self->break_pass("in backward: an exception ended it (its own output has the text)",
-                     Trouble::Told);
+                     Told::Error);
     end_after_failure(*self);
   }
   void end() { is_over_ = true; }
@@ -200,18 +200,18 @@ void Reducer::queue_finish(PassEnd end) {
 // Also before the pass has reached the model's outputs: the others are in theirs by now.
 bool Reducer::backward_failed(const std::string& what) noexcept {
   const bool is_known = pass_.stage != Stage::None || std::exchange(is_refused_, false);
-  if (pass_.stage == Stage::None || pass_.trouble == Trouble::Explained) return is_known;
-  pass_.trouble = Trouble::Explained;
-  group_->announce_trouble("in backward: " + hook_failure() + what);
+  if (pass_.stage == Stage::None || pass_.told == Told::Explained) return is_known;
+  pass_.told = Told::Explained;
+  group_->report_error("in backward: " + hook_failure() + what);
   return is_known;
 }
 
 std::string Reducer::hook_failure() const { return hook_ ? hook_->failure() : std::string(); }
 
-void Reducer::break_pass(const std::string& what, Trouble told) noexcept {
+void Reducer::break_pass(const std::string& what, Told told) noexcept {
   if (!pass_.is_running()) return;
-  group_->announce_trouble(what);
-  pass_.trouble = std::max(pass_.trouble, told);
+  group_->report_error(what);
+  pass_.told = std::max(pass_.told, told);
   pass_.stage = Stage::Broken;
 }
 
@@ -306,12 +306,12 @@ void Reducer::guarded(Function&& function) {
   try {
     function();
   } catch (const Error& error) {
-    break_pass(std::string("in backward: ") + error.what(), Trouble::Explained);
+    break_pass(std::string("in backward: ") + error.what(), Told::Explained);
     if (options_.rethrow) options_.rethrow(std::current_exception());
     throw;
   } catch (...) {
     break_pass("in backward: " + hook_failure() + first_line_of(std::current_exception()),
-               Trouble::Told);
+               Told::Error);
     // A hook may throw anything of the language that it is written in.
     if (hook_ && options_.rethrow) options_.rethrow(std::current_exception());
     throw;

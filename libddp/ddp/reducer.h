@@ -160,7 +160,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
  private:
   using Stage = ReducerPass::Stage;
-  using Trouble = ReducerPass::Trouble;
+  using Told = ReducerPass::Told;
   /// What a parameter's `.grad` holds.
   enum class GradientState : std::uint8_t {
     /// What it held after the last synchronisation.
@@ -240,7 +240,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   /// An exception ends the pass that runs, if one does. Other ranks may wait for what it has not
   /// sent: they are told.
-  void break_pass(const std::string& what, Trouble told) noexcept;
+  void break_pass(const std::string& what, Told told) noexcept;
   std::string hook_failure() const;
   template <typename Function>
   void guarded(Function&& function);

@@ -7,7 +7,7 @@ namespace libddp {
 void ReducerPass::restart(Stage first, const GradientBuckets& of,
                           const std::vector<std::uint32_t>& num_expected) {
   stage = first;
-  trouble = Trouble::None;
+  told = Told::Nothing;
   is_empty = false;
   next_bucket = 0;
   std::fill(num_fired.begin(), num_fired.end(), 0);

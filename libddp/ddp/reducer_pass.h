@@ -34,7 +34,7 @@ namespace libddp {
 struct ReducerPass {
   enum class Stage : std::uint8_t { None, Armed, Running, Reopened, Broken };
   /// What the other ranks have been told of an error in it.
-  enum class Trouble : std::uint8_t { None, Told, Explained };
+  enum class Told : std::uint8_t { Nothing, Error, Explained };
 
   struct Bucket {
     /// Gradients that have not fired as often as they will.
@@ -55,7 +55,7 @@ struct ReducerPass {
   bool is_unfinished() const { return is_running() || stage == Stage::Broken; }
 
   Stage stage = Stage::None;
-  Trouble trouble = Trouble::None;
+  Told told = Told::Nothing;
   /// Of a rank that has no data while others have: contributes zeros.
   bool is_empty = false;
   /// The first that is not sent.

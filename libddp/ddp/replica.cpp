@@ -154,7 +154,7 @@ void Replica::broadcast(const std::vector<at::Tensor>& tensors, int root) {
 void Replica::before_forward() {
   if (low_ || c10::GradMode::is_enabled()) reducer_->check_users();
   if (c10::GradMode::is_enabled()) {
-    group_->withdraw_trouble();
+    group_->retract_error();
     follow_dtypes();
   }
   reducer_->begin_forward();
@@ -183,7 +183,7 @@ void Replica::follow_dtypes() {
 
 void Replica::forward_failed(const std::string& what, bool sync) {
   raise_low();
-  if (sync && c10::GradMode::is_enabled()) group_->announce_trouble("in forward: " + what);
+  if (sync && c10::GradMode::is_enabled()) group_->report_error("in forward: " + what);
 }
 
 void Replica::raise_low() {
@@ -206,8 +206,8 @@ bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
     trains = check_unchanged();
     if (trains) reducer_->arm(outputs);
   } catch (...) {
-    // Errors that all ranks have do no harm here, see NOTE [Troubles].
-    group_->announce_trouble("in forward: " + first_line_of(std::current_exception()));
+    // Errors that all ranks have do no harm here, see NOTE [Reported errors].
+    group_->report_error("in forward: " + first_line_of(std::current_exception()));
     throw;
   }
   if (!trains) raise_after_backward(outputs);

@@ -48,7 +48,7 @@ class Replica {
   void before_forward();
   /// After a forward that threw. With mixed precision: takes `before_forward` back. If its backward
   /// would have synchronised (`sync`, and gradients are recorded), the other ranks wait for this
-  /// one: they are told `what` (ProcessGroup::announce_trouble).
+  /// one: they are told `what` (ProcessGroup::report_error).
   void forward_failed(const std::string& what, bool sync);
   /// After a backward pass that threw, of this model or not: see Reducer::backward_failed.
   bool backward_failed(const std::string& what) { return reducer_->backward_failed(what); }

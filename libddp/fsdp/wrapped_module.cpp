@@ -133,7 +133,7 @@ void WrappedModule::announce(const ShardedModel& model, const std::exception_ptr
   const Group& group = unit_->options().shard ? unit_->options().shard : unit_->options().replicate;
   const bool is_root = model.units().front() == unit_;
   if (!is_root || !group || !c10::GradMode::is_enabled()) return;
-  group->announce_trouble("in forward: " + first_line_of(error));
+  group->report_error("in forward: " + first_line_of(error));
 }
 
 }  // namespace libddp

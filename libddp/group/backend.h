@@ -27,7 +27,7 @@
 
 namespace libddp {
 
-class FlightLog;
+class FlightRecorder;
 
 /// One operation on its way to a backend.
 struct BackendCall {
@@ -106,12 +106,12 @@ class Backend {
   /// Ends every operation in flight, here and soon on the peers, with `reason`.
   virtual void abort(const std::string& reason) noexcept = 0;
   /// Null where none is kept.
-  virtual const FlightLog* flight_log() const { return nullptr; }
+  virtual const FlightRecorder* flight_recorder() const { return nullptr; }
   /// See ProcessGroup::waits.
   virtual void add_waits([[maybe_unused]] std::vector<std::int64_t>& by_rank) const {}
   /// See ProcessGroup. Backends that cannot tell their peers do nothing.
-  virtual void announce_trouble([[maybe_unused]] const std::string& what) noexcept {}
-  virtual void withdraw_trouble() noexcept {}
+  virtual void report_error([[maybe_unused]] const std::string& what) noexcept {}
+  virtual void retract_error() noexcept {}
   /// Null while the backend is healthy.
   virtual std::exception_ptr failure() const = 0;
   /// The first peer that ended without leaving or gives no sign of life (PeerError with its rank),

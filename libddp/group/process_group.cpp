@@ -15,7 +15,7 @@
 #include "libddp/group/backend_registry.h"
 #include "libddp/group/group_deleter.h"
 #include "libddp/group/group_state.h"
-#include "libddp/watchdog/flight_log.h"
+#include "libddp/watchdog/flight_recorder.h"
 
 namespace libddp {
 namespace {
@@ -200,12 +200,12 @@ void ProcessGroup::abort(const std::string& reason) {
   state_->backend->abort(reason);
 }
 
-void ProcessGroup::announce_trouble(const std::string& what) noexcept {
-  if (state_->made.is_current() && !state_->is_shut_down) state_->backend->announce_trouble(what);
+void ProcessGroup::report_error(const std::string& what) noexcept {
+  if (state_->made.is_current() && !state_->is_shut_down) state_->backend->report_error(what);
 }
 
-void ProcessGroup::withdraw_trouble() noexcept {
-  if (state_->made.is_current()) state_->backend->withdraw_trouble();
+void ProcessGroup::retract_error() noexcept {
+  if (state_->made.is_current()) state_->backend->retract_error();
 }
 
 void ProcessGroup::waits(std::vector<std::int64_t>& by_rank) const {
@@ -220,8 +220,8 @@ std::string ProcessGroup::flight_log() const {
   } catch (const Error& error) {
     reason = error.what();
   }
-  const FlightLog* const log = state_->backend->flight_log();
-  return log ? flight_log_json(*log, state_->identity, reason) : "{}";
+  const FlightRecorder* const recorder = state_->backend->flight_recorder();
+  return recorder ? flight_log_json(*recorder, state_->identity, reason) : "{}";
 }
 
 std::exception_ptr ProcessGroup::failure() const { return state_->backend->failure(); }

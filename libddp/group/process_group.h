@@ -165,10 +165,10 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   void abort(const std::string& reason);
   /// This rank met an error (`what`: "in forward: ...") and may stay away from collectives that the
   /// others are in. Peers that wait for it raise `what` after a moment (250 ms), unless its next
-  /// collective or withdraw_trouble() takes it back meanwhile, or they announced the same
+  /// collective or retract_error() takes it back meanwhile, or they announced the same
   /// themselves after the same number of collectives. Nothing happens where nobody waits.
-  void announce_trouble(const std::string& what) noexcept;
-  void withdraw_trouble() noexcept;
+  void report_error(const std::string& what) noexcept;
+  void retract_error() noexcept;
   /// The last 2,048 operations as JSON, and what the group failed of: docs/failures.md. Any time,
   /// also after a failure.
   std::string flight_log() const;

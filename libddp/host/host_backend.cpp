@@ -43,7 +43,7 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
       blocks_(std::make_shared<SharedBlocks>(arena_, comm_)),
       notes_([this](const std::vector<int>& ranks) { return where_are(ranks); }),
       messages_(
-          std::make_unique<MessageQueue>(identity_, *comm_, peer_names_, flight_log_,
+          std::make_unique<MessageQueue>(identity_, *comm_, peer_names_, flight_recorder_,
                                          MessageQueue::Hooks{notes_, [this] { tell_peers(); }})),
       queue_(std::make_unique<WorkQueue>("libddp-queue")),
       running_call_([this] { return describe_running(); }) {
@@ -88,23 +88,23 @@ std::shared_ptr<Watchdog> HostBackend::watchdog() const {
 }
 
 template <typename Operation>
-void HostBackend::perform(const BackendCall& call, std::uint64_t sequence, FlightLog::Ticket ticket,
-                          const Operation& operation) {
+void HostBackend::perform(const BackendCall& call, std::uint64_t sequence,
+                          FlightRecorder::Ticket ticket, const Operation& operation) {
   CommCall comm_call{call.description, sequence};
   comm_call.timeout = call.timeout;
   comm_call.notes = &notes_;
   // Before looking who has left: on_goodbye does the two in the other order.
   running_.store(sequence);
-  if (sequence >= goes_on_at_.load(std::memory_order_relaxed)) withdraw_trouble();
+  if (sequence >= goes_on_at_.load(std::memory_order_relaxed)) retract_error();
   try {
     if (sequence > last_common_.load()) throw_if_left(comm_call);
     operation(comm_call);
     running_.store(0, std::memory_order_relaxed);
     if (call.on_success) call.on_success();
-    flight_log_.finish(ticket, true);
+    flight_recorder_.finish(ticket, true);
   } catch (...) {
     running_.store(0, std::memory_order_relaxed);
-    flight_log_.finish(ticket, false);
+    flight_recorder_.finish(ticket, false);
     fail_after_exception(comm_call);
     throw;
   }
@@ -122,7 +122,8 @@ WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
   if (!call.async) {
     if (const auto sequence = queue_->try_begin()) {
       WorkQueue::Turn turn(*queue_);
-      perform(call, *sequence, flight_log_.add_running(call.description, *sequence), operation);
+      perform(call, *sequence, flight_recorder_.add_running(call.description, *sequence),
+              operation);
       return Work::finished(call.description, *sequence, std::move(call.results));
     }
   } else {
@@ -132,11 +133,11 @@ WorkPtr HostBackend::launch(BackendCall call, Operation operation) {
   WorkPtr work;
   queue_->enqueue([&](std::uint64_t sequence) -> WorkQueue::Job {
     work = std::make_shared<Work>(call.description, sequence, std::move(call.results));
-    const FlightLog::Ticket ticket = flight_log_.add(call.description, sequence);
+    const FlightRecorder::Ticket ticket = flight_recorder_.add(call.description, sequence);
     return
         [this, sequence, ticket, work, call = std::move(call), operation = std::move(operation)] {
           std::exception_ptr error;
-          flight_log_.start(ticket);
+          flight_recorder_.start(ticket);
           try {
             perform(call, sequence, ticket, operation);
           } catch (...) {
@@ -315,20 +316,20 @@ void HostBackend::abort(const std::string& reason) noexcept {
   tell_peers();
 }
 
-void HostBackend::announce_trouble(const std::string& what) noexcept {
+void HostBackend::report_error(const std::string& what) noexcept {
   if (comm_->failure()) return;
   const std::uint64_t sequence = queue_->sequence();
   const std::lock_guard lock(watchdog_mutex_);
   if (!watchdog_) return;
-  watchdog_->announce_trouble(sequence, what);
+  watchdog_->report_error(sequence, what);
   goes_on_at_.store(sequence + 1, std::memory_order_relaxed);
 }
 
-void HostBackend::withdraw_trouble() noexcept {
-  if (goes_on_at_.load(std::memory_order_relaxed) == kNoTrouble) return;
+void HostBackend::retract_error() noexcept {
+  if (goes_on_at_.load(std::memory_order_relaxed) == kNoReport) return;
   const std::lock_guard lock(watchdog_mutex_);
-  goes_on_at_.store(kNoTrouble, std::memory_order_relaxed);
-  if (watchdog_) watchdog_->withdraw_trouble();
+  goes_on_at_.store(kNoReport, std::memory_order_relaxed);
+  if (watchdog_) watchdog_->retract_error();
 }
 
 std::exception_ptr HostBackend::failure() const {

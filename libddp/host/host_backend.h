@@ -34,7 +34,7 @@
 #include "libddp/host/message_queue.h"
 #include "libddp/host/shared_blocks.h"
 #include "libddp/memory/arena.h"
-#include "libddp/watchdog/flight_log.h"
+#include "libddp/watchdog/flight_recorder.h"
 #include "libddp/watchdog/running_calls.h"
 #include "libddp/watchdog/watchdog.h"
 
@@ -64,27 +64,27 @@ class HostBackend : public Backend {
                      std::vector<Exchange> parts) override;
   WorkPtr barrier(BackendCall call) override;
   std::uint64_t sequence_number() const override { return queue_->sequence(); }
-  const FlightLog* flight_log() const override { return &flight_log_; }
+  const FlightRecorder* flight_recorder() const override { return &flight_recorder_; }
   void add_waits(std::vector<std::int64_t>& by_rank) const override { comm_->add_waits(by_rank); }
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
   bool is_in_arena(const at::Tensor& tensor) const override;
   at::Tensor allocate_shared(BackendCall call, at::IntArrayRef sizes,
                              at::ScalarType dtype) override;
   void abort(const std::string& reason) noexcept override;
-  void announce_trouble(const std::string& what) noexcept override;
-  void withdraw_trouble() noexcept override;
+  void report_error(const std::string& what) noexcept override;
+  void retract_error() noexcept override;
   std::exception_ptr failure() const override;
   std::exception_ptr loss() const override;
   void shutdown() override;
 
  private:
   static constexpr std::uint64_t kNobodyLeft = ~std::uint64_t{0};
-  static constexpr std::uint64_t kNoTrouble = ~std::uint64_t{0};
+  static constexpr std::uint64_t kNoReport = ~std::uint64_t{0};
 
   template <typename Operation>
   WorkPtr launch(BackendCall call, Operation operation);
   template <typename Operation>
-  void perform(const BackendCall& call, std::uint64_t sequence, FlightLog::Ticket ticket,
+  void perform(const BackendCall& call, std::uint64_t sequence, FlightRecorder::Ticket ticket,
                const Operation& operation);
   void exchange_now(const CommCall& comm_call, std::chrono::milliseconds timeout,
                     const std::vector<Exchange>& parts);
@@ -123,11 +123,12 @@ class HostBackend : public Backend {
   /// What that one had announced before.
   mutable std::mutex leaving_mutex_;
   std::string leaving_error_;
-  /// The first collective after the one that trouble was announced after; kNoTrouble = none.
-  std::atomic<std::uint64_t> goes_on_at_{kNoTrouble};
+  /// The first collective after the one that a reported error was announced after; kNoReport =
+  /// none.
+  std::atomic<std::uint64_t> goes_on_at_{kNoReport};
   mutable std::mutex watchdog_mutex_;
   std::shared_ptr<Watchdog> watchdog_;
-  FlightLog flight_log_;
+  FlightRecorder flight_recorder_;
   const std::function<std::string(const std::vector<int>&)> notes_;
   std::atomic<bool> is_reported_{false};
   std::atomic<bool> is_flight_written_{false};

@@ -97,7 +97,7 @@ void HostBackend::report_failure(bool waits) noexcept {
     if (folder && !is_flight_written_.exchange(true)) {
       const std::string path = fmt::format("{}/flight-{}-rank{}.json", *folder,
                                            as_file_name(identity_.name), identity_.rank);
-      write_whole_file(path, flight_log_json(flight_log_, identity_, failure->message));
+      write_whole_file(path, flight_log_json(flight_recorder_, identity_, failure->message));
     }
   } catch (const std::exception& error) {
     // The failure itself goes on to whoever called; this is about its description only.

@@ -25,7 +25,7 @@ struct MessageQueue::State {
   GroupIdentity identity;
   Comm& comm;
   std::vector<std::string> peer_names;
-  FlightLog& flight_log;
+  FlightRecorder& flight_recorder;
   Hooks hooks;
 
   std::mutex mutex;
@@ -69,11 +69,11 @@ struct MessageQueue::State {
 };
 
 MessageQueue::MessageQueue(GroupIdentity identity, Comm& comm, std::vector<std::string> peer_names,
-                           FlightLog& flight_log, Hooks hooks)
+                           FlightRecorder& flight_recorder, Hooks hooks)
     : state_(new State{std::move(identity),
                        comm,
                        std::move(peer_names),
-                       flight_log,
+                       flight_recorder,
                        std::move(hooks),
                        {},
                        {},
@@ -117,7 +117,7 @@ WorkPtr MessageQueue::post(BackendCall call, const std::vector<Exchange>& parts)
   BatchPtr batch;
   {
     State::Lock lock(state.mutex);
-    const FlightLog::Ticket ticket = state.flight_log.add_running(call.description, 0);
+    const FlightRecorder::Ticket ticket = state.flight_recorder.add_running(call.description, 0);
     batch = make_batch(std::move(call), parts, ++state.num_posted, std::nullopt);
     batch->ticket = ticket;
     if (async && !state.worker.joinable()) {
@@ -393,7 +393,7 @@ void MessageQueue::State::finish(std::vector<Ending>& endings) {
         error = std::current_exception();
       }
     }
-    flight_log.finish(batch.ticket, !error);
+    flight_recorder.finish(batch.ticket, !error);
     batch.work->finish(error, error ? -1 : batch.source_rank());
   }
 }

@@ -17,7 +17,7 @@
 #include "libddp/base/group_identity.h"
 #include "libddp/collectives/comm.h"
 #include "libddp/group/backend.h"
-#include "libddp/watchdog/flight_log.h"
+#include "libddp/watchdog/flight_recorder.h"
 
 namespace libddp {
 
@@ -32,7 +32,7 @@ class MessageQueue {
   };
 
   MessageQueue(GroupIdentity identity, Comm& comm, std::vector<std::string> peer_names,
-               FlightLog& flight_log, Hooks hooks);
+               FlightRecorder& flight_recorder, Hooks hooks);
   /// Fails what is in flight; REQUIRES that the communicator has failed if something is. May run on
   /// the worker (from a callback of a Work).
   ~MessageQueue();

@@ -1,5 +1,5 @@
-// What time brings about in the watchdog: beats, verdicts about the peers, troubles that have
-// become failures, and a word about waits that last.
+// What time brings about in the watchdog: beats, verdicts about the peers, reported errors that
+// have become failures, and a word about waits that last.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -54,7 +54,7 @@ bool is_held_by_debugger(const GroupPeer& peer) {
 }  // namespace
 
 int Watchdog::pause_ms(std::int64_t now_ns) const {
-  if (!troubles_.empty()) return kAlertMs;
+  if (!reports_.empty()) return kAlertMs;
   for (const Watched& watched : watched_) {
     if (!watched.is_over && watched.heartbeat.is_doubtful(now_ns)) return kAlertMs;
   }
@@ -68,7 +68,7 @@ void Watchdog::tick(std::int64_t now_ns) {
   if (now_ns >= next_beat_ns_) {
     next_beat_ns_ = now_ns + kBeatNs;
     beat();
-    if (auto trouble = comm_.look_at_network(now_ns)) fail_of_loss(*std::move(trouble));
+    if (auto report = comm_.look_at_network(now_ns)) fail_of_loss(*std::move(report));
   }
   for (Watched& watched : watched_) {
     if (watched.is_over) continue;
@@ -76,7 +76,7 @@ void Watchdog::tick(std::int64_t now_ns) {
     judge(watched, now_ns);
   }
   if (comm_.failure()) return;
-  check_troubles(now_ns);
+  check_reports(now_ns);
   check_wait(now_ns);
 }
 
@@ -130,16 +130,16 @@ void Watchdog::report_frozen(Watched& watched, std::int64_t now_ns) {
        peer.rank, peer.pid});
 }
 
-void Watchdog::check_troubles(std::int64_t now_ns) {
-  const auto trouble = troubles_.due(hooks_.running(), now_ns);
-  if (!trouble) return;
+void Watchdog::check_reports(std::int64_t now_ns) {
+  const auto report = reports_.due(hooks_.running(), now_ns);
+  if (!report) return;
   for (const Watched& watched : watched_) {
-    if (watched.peer.rank != trouble->rank) continue;
+    if (watched.peer.rank != report->rank) continue;
     fail({CommFailure::Kind::Peer,
           fmt::format("{} met an error {} and has not gone on; this rank waits for it in {}. Hint: "
                       "see that rank's own output; a script that catches errors of a training step "
                       "goes on with the next one at once, or ends",
-                      peer_name(watched.peer), trouble->what, comm_.last_call_of(identity_.rank)),
+                      peer_name(watched.peer), report->what, comm_.last_call_of(identity_.rank)),
           watched.peer.rank, watched.peer.pid});
   }
 }

@@ -1,7 +1,7 @@
 #pragma once
 
 // What ranks tell each other on the control sockets, beside the collectives: that they leave, that
-// the group has failed and why, that they live, that one is in trouble, and where they are.
+// the group has failed and why, that they live, that one has met an error, and where they are.
 //
 // A message is small, but a peer that is stopped, or that the network does not reach, takes
 // nothing: control_outbox.h keeps what its socket did not take. Thread rule: values; ControlInbox:
@@ -28,9 +28,9 @@ struct ControlMessage {
     /// The sender's process runs; to ranks of other hosts only.
     Heartbeat,
     /// The sender met an error and may not come to the next collectives.
-    Trouble,
+    Report,
     /// It goes on all the same.
-    TroubleOver,
+    Retraction,
     /// "Where are your threads?", and the answer.
     StacksWanted,
     Stacks,
@@ -40,11 +40,12 @@ struct ControlMessage {
   static constexpr std::size_t kMaxText = 4000;
 
   Kind kind = Kind::Goodbye;
-  /// Goodbye, Heartbeat, Trouble: the last collective that the sender has issued.
+  /// Goodbye, Heartbeat, Report: the last collective that the sender has issued.
   std::uint64_t sequence = 0;
-  /// Trouble: the how manieth after that collective. StacksWanted, Stacks: number of the question.
+  /// Report: its number among those after that collective. StacksWanted, Stacks: number of the
+  /// question.
   std::uint64_t number = 0;
-  /// Failure: what the sender's group failed of. Trouble, Stacks: the message alone.
+  /// Failure: what the sender's group failed of. Report, Stacks: the message alone.
   CommFailure failure{};
 
   /// As it travels; a text that is too long is cut.

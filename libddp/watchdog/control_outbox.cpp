@@ -14,7 +14,7 @@ namespace {
 using Kind = ControlMessage::Kind;
 
 /// Of two messages about one subject the later one counts.
-Kind subject_of(Kind kind) { return kind == Kind::TroubleOver ? Kind::Trouble : kind; }
+Kind subject_of(Kind kind) { return kind == Kind::Retraction ? Kind::Report : kind; }
 
 }  // namespace
 

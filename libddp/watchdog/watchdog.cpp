@@ -129,20 +129,20 @@ void Watchdog::handle(Watched& watched, const ControlMessage& message) {
   const int rank = watched.peer.rank;
   switch (message.kind) {
     case Kind::Goodbye: {
-      const auto trouble = troubles_.of(rank);
+      const auto report = reports_.of(rank);
       watched.is_over = true;
-      troubles_.remove(rank);
-      return hooks_.on_goodbye(rank, message.sequence, trouble ? trouble->what : "");
+      reports_.remove(rank);
+      return hooks_.on_goodbye(rank, message.sequence, report ? report->what : "");
     }
     case Kind::Heartbeat:
       ++watched.beats;
       last_sequences_[static_cast<std::size_t>(rank)].store(message.sequence);
       return;
-    case Kind::Trouble:
-      return troubles_.add(
+    case Kind::Report:
+      return reports_.add(
           rank, {message.sequence, message.number, message.failure.message, monotonic_ns(), rank});
-    case Kind::TroubleOver:
-      return troubles_.remove(rank);
+    case Kind::Retraction:
+      return reports_.remove(rank);
     case Kind::StacksWanted:
       return answer_stacks(watched, message.number);
     case Kind::Stacks:
@@ -253,16 +253,14 @@ void Watchdog::flush_all() noexcept {
   for (Watched& watched : watched_) watched.outbox.flush(watched.peer.control.get());
 }
 
-void Watchdog::announce_trouble(std::uint64_t sequence, const std::string& what) noexcept {
-  ControlMessage message{.kind = ControlMessage::Kind::Trouble, .sequence = sequence};
-  message.number = troubles_.add_own(sequence);
+void Watchdog::report_error(std::uint64_t sequence, const std::string& what) noexcept {
+  ControlMessage message{.kind = ControlMessage::Kind::Report, .sequence = sequence};
+  message.number = reports_.add_own(sequence);
   message.failure.message = what;
   send_to_all(message);
 }
 
-void Watchdog::withdraw_trouble() noexcept {
-  send_to_all({.kind = ControlMessage::Kind::TroubleOver});
-}
+void Watchdog::retract_error() noexcept { send_to_all({.kind = ControlMessage::Kind::Retraction}); }
 
 void Watchdog::send_to_all(const ControlMessage& message) noexcept {
   std::lock_guard lock(send_mutex_);

@@ -37,7 +37,7 @@
 #include "libddp/watchdog/control_message.h"
 #include "libddp/watchdog/control_outbox.h"
 #include "libddp/watchdog/heartbeat_monitor.h"
-#include "libddp/watchdog/pending_troubles.h"
+#include "libddp/watchdog/reported_errors.h"
 
 namespace libddp {
 
@@ -76,9 +76,9 @@ class Watchdog {
   void say_goodbye(std::uint64_t sequence) noexcept;
   /// Leaves without order: the peers' groups fail of it, but they know that the process lives.
   void say_dropped() noexcept;
-  /// See ProcessGroup::announce_trouble; `sequence`: the last collective issued here.
-  void announce_trouble(std::uint64_t sequence, const std::string& what) noexcept;
-  void withdraw_trouble() noexcept;
+  /// See ProcessGroup::report_error; `sequence`: the last collective issued here.
+  void report_error(std::uint64_t sequence, const std::string& what) noexcept;
+  void retract_error() noexcept;
 
   /// What the threads of `ranks` do, by rank; of those that answer within `limit`. Not from the
   /// watchdog's thread. Text of stack_dump.h, empty for a program without Python.
@@ -125,7 +125,7 @@ class Watchdog {
   void beat() noexcept;
   void judge(Watched& watched, std::int64_t now_ns);
   void report_frozen(Watched& watched, std::int64_t now_ns);
-  void check_troubles(std::int64_t now_ns);
+  void check_reports(std::int64_t now_ns);
   void check_wait(std::int64_t now_ns);
 
   // control_stacks.cpp
@@ -143,7 +143,7 @@ class Watchdog {
   std::mutex send_mutex_;
   /// Under the mutex.
   bool is_announced_ = false;
-  PendingTroubles troubles_;
+  ReportedErrors reports_;
   /// What heartbeats from other hosts have said, by rank.
   std::vector<std::atomic<std::uint64_t>> last_sequences_;
   mutable std::mutex loss_mutex_;

@@ -95,7 +95,7 @@ TEST_CASE("A description of a megabyte is none") {
   REQUIRE_THROWS_AS(PeerInfo::decode(info.encode()), StoreError);
 }
 
-TEST_CASE("Cards that fit do not disagree") {
+TEST_CASE("Descriptions that fit do not disagree") {
   REQUIRE_FALSE(find_disagreement(make_info(0), make_info(1)));
 }
 
@@ -156,7 +156,7 @@ TEST_CASE("A failure is thrown with its type, place and culprit") {
   }
 }
 
-TEST_CASE("Cards of one host have one key") {
+TEST_CASE("Descriptions of one host have one key") {
   const PeerInfo low = make_info(0);
   PeerInfo high = make_info(1);
   REQUIRE(low.host_key() == high.host_key());

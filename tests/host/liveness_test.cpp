@@ -1,4 +1,4 @@
-// Frozen ranks, ranks in trouble, and ranks that only look like it.
+// Frozen ranks, ranks that have met errors, and ranks that only look like it.
 
 #include <ATen/core/Tensor.h>
 #include <signal.h>
@@ -184,7 +184,7 @@ TEST_CASE("an error that one rank announces ends the others' wait", "[liveness]"
   const auto body = [](ProcessGroup& group) {
     group.barrier();
     if (group.rank() == 1) {
-      group.announce_trouble("in forward: ValueError: no such token (train.py:31)");
+      group.report_error("in forward: ValueError: no such token (train.py:31)");
       while (group.failure() == nullptr) pause(5);
       message_of<PeerError>([&] { group.barrier(); });
       return;
@@ -205,13 +205,13 @@ TEST_CASE("a rank that goes on after its error is waited for", "[liveness]") {
   run_group(2, [](ProcessGroup& group) {
     group.barrier();
     if (group.rank() == 1) {
-      group.announce_trouble("in forward: this one is caught");
-      group.withdraw_trouble();
+      group.report_error("in forward: this one is caught");
+      group.retract_error();
       pause(600);
     }
     group.barrier();
     // Its next collective takes it back, too.
-    if (group.rank() == 1) group.announce_trouble("in forward: and this");
+    if (group.rank() == 1) group.report_error("in forward: and this");
     group.barrier();
     if (group.rank() == 1) pause(600);
     group.barrier();
@@ -221,7 +221,7 @@ TEST_CASE("a rank that goes on after its error is waited for", "[liveness]") {
 TEST_CASE("an error that all ranks have met ends nothing", "[liveness]") {
   run_group(2, [](ProcessGroup& group) {
     group.barrier();
-    group.announce_trouble("in forward: the same everywhere");
+    group.report_error("in forward: the same everywhere");
     if (group.rank() == 1) pause(600);
     group.barrier();
   });
@@ -230,7 +230,7 @@ TEST_CASE("an error that all ranks have met ends nothing", "[liveness]") {
 TEST_CASE("a rank that leaves because of an error says so", "[liveness]") {
   run_group(2, [](ProcessGroup& group) {
     group.barrier();
-    if (group.rank() == 1) return group.announce_trouble("KeyError: 'x' (train.py:8)");
+    if (group.rank() == 1) return group.report_error("KeyError: 'x' (train.py:8)");
     pause(100);
     expect_words(message_of<PeerError>([&] { group.all_reduce(filled(1)); }),
                  {"rank 1 (pid ", "has left the group", "because of an error: KeyError: 'x'"});
@@ -268,8 +268,8 @@ TEST_CASE("a rank that was stopped while much was said goes on", "[liveness]") {
     } else {
       pause(200);
       for (int i = 0; i < 500; ++i) {
-        group->announce_trouble(std::string(4000, 't'));
-        group->withdraw_trouble();
+        group->report_error(std::string(4000, 't'));
+        group->retract_error();
       }
       ::kill(static_cast<pid_t>(first(tensor)), SIGCONT);
       pause(1500);

@@ -32,8 +32,8 @@ struct SocketPair {
   UniqueFd right;
 };
 
-ControlMessage trouble(std::uint64_t number) {
-  ControlMessage message{.kind = ControlMessage::Kind::Trouble, .number = number};
+ControlMessage report(std::uint64_t number) {
+  ControlMessage message{.kind = ControlMessage::Kind::Report, .number = number};
   message.failure.message = std::string(ControlMessage::kMaxText, 't');
   return message;
 }
@@ -107,8 +107,8 @@ TEST_CASE("a peer that reads late gets whole messages, and how things stand", "[
   ControlOutbox outbox;
   constexpr std::uint64_t kMany = 500;  // a hundred times what the socket takes
   for (std::uint64_t i = 0; i < kMany; ++i) {
-    if (i % 100 == 50) outbox.send(pair.left.get(), {.kind = ControlMessage::Kind::TroubleOver});
-    REQUIRE(outbox.send(pair.left.get(), trouble(i)));
+    if (i % 100 == 50) outbox.send(pair.left.get(), {.kind = ControlMessage::Kind::Retraction});
+    REQUIRE(outbox.send(pair.left.get(), report(i)));
   }
   REQUIRE(outbox.send(pair.left.get(), {.kind = ControlMessage::Kind::Goodbye, .sequence = 42}));
   REQUIRE_FALSE(outbox.is_empty());

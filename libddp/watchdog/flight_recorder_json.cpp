@@ -10,7 +10,7 @@
 
 #include "libddp/base/monotonic_clock.h"
 #include "libddp/base/process.h"
-#include "libddp/watchdog/flight_log.h"
+#include "libddp/watchdog/flight_recorder.h"
 
 namespace libddp {
 namespace {
@@ -24,7 +24,7 @@ std::string shape_json(const OpDescription& operation) {
   return text + "]";
 }
 
-std::string record_json(const FlightLog::Record& record) {
+std::string record_json(const FlightRecorder::Record& record) {
   const OpDescription& operation = record.operation;
   const std::string call = operation.to_string(record.sequence);
   const std::string label(operation.label, strnlen(operation.label, sizeof(operation.label)));
@@ -63,16 +63,17 @@ std::string json_string(const std::string& text) {
   return result + '"';
 }
 
-std::string flight_log_json(const FlightLog& log, const GroupIdentity& group,
+std::string flight_log_json(const FlightRecorder& recorder, const GroupIdentity& group,
                             const std::string& failure) {
   std::string text = fmt::format(
       R"({{"version": 1, "group": {}, "rank": {}, "world_size": {}, "pid": {}, "host": {}, )"
       R"("wall_time_ns": {}, "monotonic_ns": {}, "failure": {}, "operations_total": {}, )"
       R"("operations": [)",
       json_string(group.name), group.rank, group.world_size, ::getpid(), json_string(host_name()),
-      wall_ns(), monotonic_ns(), failure.empty() ? "null" : json_string(failure), log.num_added());
+      wall_ns(), monotonic_ns(), failure.empty() ? "null" : json_string(failure),
+      recorder.num_added());
   const char* separator = "\n";
-  for (const FlightLog::Record& record : log.records()) {
+  for (const FlightRecorder::Record& record : recorder.records()) {
     text += separator + record_json(record);
     separator = ",\n";
   }

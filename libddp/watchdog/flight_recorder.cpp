@@ -1,4 +1,4 @@
-#include "libddp/watchdog/flight_log.h"
+#include "libddp/watchdog/flight_recorder.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -9,23 +9,25 @@ namespace libddp {
 
 static_assert(std::is_trivially_copyable_v<OpDescription>);
 
-void FlightLog::Release::operator()(Entry* entries) const noexcept { std::free(entries); }
+void FlightRecorder::Release::operator()(Entry* entries) const noexcept { std::free(entries); }
 
-FlightLog::FlightLog() : ring_(static_cast<Entry*>(std::calloc(kCapacity, sizeof(Entry)))) {
+FlightRecorder::FlightRecorder()
+    : ring_(static_cast<Entry*>(std::calloc(kCapacity, sizeof(Entry)))) {
   if (!ring_) throw std::bad_alloc();
 }
 
-FlightLog::Ticket FlightLog::add(const OpDescription& operation, std::uint64_t sequence) noexcept {
+FlightRecorder::Ticket FlightRecorder::add(const OpDescription& operation,
+                                           std::uint64_t sequence) noexcept {
   return put(operation, sequence, State::Queued);
 }
 
-FlightLog::Ticket FlightLog::add_running(const OpDescription& operation,
-                                         std::uint64_t sequence) noexcept {
+FlightRecorder::Ticket FlightRecorder::add_running(const OpDescription& operation,
+                                                   std::uint64_t sequence) noexcept {
   return put(operation, sequence, State::Running);
 }
 
-FlightLog::Ticket FlightLog::put(const OpDescription& operation, std::uint64_t sequence,
-                                 State state) noexcept {
+FlightRecorder::Ticket FlightRecorder::put(const OpDescription& operation, std::uint64_t sequence,
+                                           State state) noexcept {
   const Ticket ticket = next_.fetch_add(1, std::memory_order_relaxed) + 1;
   Entry& entry = ring_[ticket & (kCapacity - 1)];
   const std::int64_t now_ns = monotonic_ns();
@@ -46,20 +48,20 @@ FlightLog::Ticket FlightLog::put(const OpDescription& operation, std::uint64_t s
   return ticket;
 }
 
-FlightLog::Entry* FlightLog::entry_of(Ticket ticket) const noexcept {
+FlightRecorder::Entry* FlightRecorder::entry_of(Ticket ticket) const noexcept {
   if (ticket == 0) return nullptr;
   Entry& entry = ring_[ticket & (kCapacity - 1)];
   return entry.number.load(std::memory_order_relaxed) == ticket ? &entry : nullptr;
 }
 
-void FlightLog::start(Ticket ticket) noexcept {
+void FlightRecorder::start(Ticket ticket) noexcept {
   Entry* const entry = entry_of(ticket);
   if (entry == nullptr) return;
   entry->started_ns.store(monotonic_ns(), std::memory_order_relaxed);
   entry->state.store(static_cast<std::uint64_t>(State::Running), std::memory_order_relaxed);
 }
 
-void FlightLog::finish(Ticket ticket, bool succeeded) noexcept {
+void FlightRecorder::finish(Ticket ticket, bool succeeded) noexcept {
   Entry* const entry = entry_of(ticket);
   if (entry == nullptr) return;
   const State state = succeeded ? State::Done : State::Failed;
@@ -67,7 +69,7 @@ void FlightLog::finish(Ticket ticket, bool succeeded) noexcept {
   entry->state.store(static_cast<std::uint64_t>(state), std::memory_order_relaxed);
 }
 
-bool FlightLog::read(const Entry& entry, Record& record) {
+bool FlightRecorder::read(const Entry& entry, Record& record) {
   record.number = entry.number.load(std::memory_order_acquire);
   if (record.number == 0) return false;
   record.sequence = entry.sequence.load(std::memory_order_relaxed);
@@ -84,7 +86,7 @@ bool FlightLog::read(const Entry& entry, Record& record) {
   return entry.number.load(std::memory_order_relaxed) == record.number;
 }
 
-std::vector<FlightLog::Record> FlightLog::records() const {
+std::vector<FlightRecorder::Record> FlightRecorder::records() const {
   std::vector<Record> records;
   const std::uint64_t end = next_.load(std::memory_order_acquire);
   const std::uint64_t begin = end > kCapacity ? end - kCapacity : 0;
@@ -96,15 +98,15 @@ std::vector<FlightLog::Record> FlightLog::records() const {
   return records;
 }
 
-const char* name(FlightLog::State state) {
+const char* name(FlightRecorder::State state) {
   switch (state) {
-    case FlightLog::State::Queued:
+    case FlightRecorder::State::Queued:
       return "queued";
-    case FlightLog::State::Running:
+    case FlightRecorder::State::Running:
       return "running";
-    case FlightLog::State::Done:
+    case FlightRecorder::State::Done:
       return "done";
-    case FlightLog::State::Failed:
+    case FlightRecorder::State::Failed:
       return "failed";
   }
   return "unknown";

@@ -2,7 +2,7 @@
 
 // Errors that single ranks have met, while it is open whether they go on.
 //
-// NOTE [Troubles]
+// NOTE [Reported errors]
 // A rank that raises in a training step may never come to the collectives that the others wait in;
 // or all ranks raise the same, or the script catches the error and goes on with another batch. So
 // the error alone ends nothing. It ends the group when somebody has waited for that rank in a
@@ -11,8 +11,8 @@
 // other's errors for a reason.
 // Thread rule: any thread.
 //
-//   troubles.add(2, {41, 1, "in forward: ValueError: ...", now_ns});
-//   if (const auto trouble = troubles.due(running, now_ns)) fail(...);
+//   reports.add(2, {41, 1, "in forward: ValueError: ...", now_ns});
+//   if (const auto report = reports.due(running, now_ns)) fail(...);
 
 #include <cstdint>
 #include <map>
@@ -22,10 +22,10 @@
 
 namespace libddp {
 
-class PendingTroubles {
+class ReportedErrors {
  public:
-  struct Trouble {
-    /// Last collective that the rank had issued, and the how manieth trouble after it this is.
+  struct Report {
+    /// Last collective that the rank had issued, and the number of this one among those after it.
     std::uint64_t sequence = 0;
     std::uint64_t number = 0;
     std::string what;
@@ -35,25 +35,25 @@ class PendingTroubles {
   };
   static constexpr std::int64_t kGraceNs = 250'000'000;
 
-  void add(int rank, Trouble trouble);
+  void add(int rank, Report report);
   void remove(int rank);
   bool empty() const;
 
-  /// This rank itself is in trouble after collective `sequence`: returns the number of it.
+  /// This rank itself has met an error after collective `sequence`: returns the number of it.
   std::uint64_t add_own(std::uint64_t sequence);
 
   /// One that ends the group, given the collective that runs here (0 = none).
-  std::optional<Trouble> due(std::uint64_t running, std::int64_t now_ns) const;
+  std::optional<Report> due(std::uint64_t running, std::int64_t now_ns) const;
   /// What `rank` is in; nullopt if nothing.
-  std::optional<Trouble> of(int rank) const;
+  std::optional<Report> of(int rank) const;
 
  private:
-  bool is_shared(const Trouble& trouble) const {
-    return trouble.sequence == own_sequence_ && trouble.number <= own_number_;
+  bool is_shared(const Report& report) const {
+    return report.sequence == own_sequence_ && report.number <= own_number_;
   }
 
   mutable std::mutex mutex_;
-  std::map<int, Trouble> troubles_;
+  std::map<int, Report> reports_;
   std::uint64_t own_sequence_ = 0;
   std::uint64_t own_number_ = 0;
 };

@@ -6,10 +6,10 @@
 // Thread rule: any thread may write and read at any time. A reader skips an entry that is being
 // written. An operation that ends after kCapacity newer ones have come is forgotten.
 //
-//   const FlightLog::Ticket ticket = log.add(description, sequence);
-//   log.start(ticket);
-//   log.finish(ticket, true);
-//   for (const FlightLog::Record& record : log.records()) ...
+//   const FlightRecorder::Ticket ticket = recorder.add(description, sequence);
+//   recorder.start(ticket);
+//   recorder.finish(ticket, true);
+//   for (const FlightRecorder::Record& record : recorder.records()) ...
 
 #include <array>
 #include <atomic>
@@ -25,7 +25,7 @@
 
 namespace libddp {
 
-class FlightLog {
+class FlightRecorder {
  public:
   static constexpr std::size_t kCapacity = 2048;
   static_assert((kCapacity & (kCapacity - 1)) == 0, "the ring is cut with a mask");
@@ -47,7 +47,7 @@ class FlightLog {
   /// Number of a record; 0 = of nothing.
   using Ticket = std::uint64_t;
 
-  FlightLog();
+  FlightRecorder();
 
   Ticket add(const OpDescription& operation, std::uint64_t sequence) noexcept;
   /// As `add` and `start` at once, with one clock read.
@@ -84,11 +84,11 @@ class FlightLog {
   std::atomic<std::uint64_t> next_{0};
 };
 
-const char* name(FlightLog::State state);
+const char* name(FlightRecorder::State state);
 
 /// `{"group": "world", "rank": 0, ..., "operations": [{"number": 1, ...}]}`; `failure` may be
 /// empty.
-std::string flight_log_json(const FlightLog& log, const GroupIdentity& group,
+std::string flight_log_json(const FlightRecorder& recorder, const GroupIdentity& group,
                             const std::string& failure);
 /// Text as a JSON string, quotes included; bytes that are no ASCII are replaced.
 std::string json_string(const std::string& text);

@@ -1,4 +1,4 @@
-#include "libddp/watchdog/flight_log.h"
+#include "libddp/watchdog/flight_recorder.h"
 
 #include <atomic>
 #include <thread>
@@ -8,7 +8,7 @@
 
 using namespace libddp;
 using namespace libddp::test;
-using State = FlightLog::State;
+using State = FlightRecorder::State;
 
 namespace {
 
@@ -25,7 +25,7 @@ OpDescription sum_of(std::uint64_t count) {
 }  // namespace
 
 TEST_CASE("the flight log keeps what an operation goes through", "[flight_log]") {
-  FlightLog log;
+  FlightRecorder log;
   REQUIRE(log.records().empty());
   const auto queued = log.add(sum_of(8), 41);
   const auto running = log.add_running(sum_of(9), 42);
@@ -47,19 +47,19 @@ TEST_CASE("the flight log keeps what an operation goes through", "[flight_log]")
 }
 
 TEST_CASE("the flight log forgets the oldest", "[flight_log]") {
-  FlightLog log;
+  FlightRecorder log;
   const auto first = log.add(sum_of(1), 1);
-  for (std::uint64_t i = 0; i < FlightLog::kCapacity; ++i) log.add(sum_of(2), i + 2);
+  for (std::uint64_t i = 0; i < FlightRecorder::kCapacity; ++i) log.add(sum_of(2), i + 2);
   log.finish(first, true);  // its place is another's now
   const auto records = log.records();
-  REQUIRE(records.size() == FlightLog::kCapacity);
+  REQUIRE(records.size() == FlightRecorder::kCapacity);
   REQUIRE(records.front().number == 2);
-  REQUIRE(records.back().number == FlightLog::kCapacity + 1);
+  REQUIRE(records.back().number == FlightRecorder::kCapacity + 1);
   for (const auto& record : records) REQUIRE(record.state == State::Queued);
 }
 
 TEST_CASE("the flight log is read while it is written", "[flight_log]") {
-  FlightLog log;
+  FlightRecorder log;
   std::atomic<bool> is_over{false};
   std::vector<std::thread> writers;
   for (int writer = 0; writer < 2; ++writer) {
