@@ -1,4 +1,4 @@
-// libddp._C.Replica: what libddp.nn.parallel.DistributedDataParallel calls.
+// libddp._C.ReplicatedModel: what libddp.nn.parallel.DistributedDataParallel calls.
 
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 
@@ -13,41 +13,41 @@
 #include "bindings/ddp_timeline.h"
 #include "bindings/tensors.h"
 #include "libddp/ddp/compress_hook.h"
-#include "libddp/ddp/replica.h"
+#include "libddp/ddp/replicated_model.h"
 
 namespace py = pybind11;
 
 namespace libddp {
 namespace {
 
-std::shared_ptr<Replica> make_replica(const PythonTensors& parameters, const PythonTensors& buffers,
-                                      Group group, const DistributedDataParallelOptions& options,
-                                      const PythonTensors& delayed,
-                                      const std::optional<at::Tensor>& delayed_until) {
+std::shared_ptr<ReplicatedModel> make_replicated_model(
+    const PythonTensors& parameters, const PythonTensors& buffers, Group group,
+    const DistributedDataParallelOptions& options, const PythonTensors& delayed,
+    const std::optional<at::Tensor>& delayed_until) {
   const py::gil_scoped_release release;
-  return std::make_shared<Replica>(
+  return std::make_shared<ReplicatedModel>(
       named(parameters), named(buffers), std::move(group), options, &rethrow_as_python_error,
       DelayedParameters{named(delayed), delayed_until.value_or(at::Tensor())});
 }
 
-bool after_forward(Replica& replica, py::handle output, bool sync) {
+bool after_forward(ReplicatedModel& replica, py::handle output, bool sync) {
   std::vector<at::Tensor> found;
   if (replica.wants_outputs(sync)) collect_tensors_of(output, found);
   return replica.after_forward(found, sync);
 }
 
 // A hook of Python's: torch's own adapter calls it and reads its future.
-void register_comm_hook(Replica& replica, py::object state, py::object hook) {
+void register_comm_hook(ReplicatedModel& replica, py::object state, py::object hook) {
   replica.reducer().set_comm_hook(
       std::make_shared<c10d::PythonCommHook>(std::move(state), std::move(hook)));
 }
 
-void register_compress_hook(Replica& replica, at::ScalarType dtype) {
+void register_compress_hook(ReplicatedModel& replica, at::ScalarType dtype) {
   replica.reducer().set_comm_hook(compress_hook(replica.group(), dtype));
 }
 
 /// Parameter indices, bucket by bucket: for tests and for the curious.
-BucketPlan bucket_plan(Replica& replica) { return replica.reducer().buckets().plan(); }
+BucketPlan bucket_plan(ReplicatedModel& replica) { return replica.reducer().buckets().plan(); }
 
 void bind_mixed_precision(py::module_& module) {
   using Dtype = std::optional<at::ScalarType>;
@@ -77,21 +77,24 @@ void bind_options(py::module_& module) {
       .def_readwrite("mixed_precision", &Options::mixed_precision);
 }
 
-void bind_passes(ReplicaClass& replica) {
+void bind_passes(ReplicatedModelClass& replica) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
-  replica.def("before_forward", &Replica::before_forward)
-      .def("forward_failed", &Replica::forward_failed, py::arg("what"), py::arg("sync"), unlocked)
-      .def("backward_failed", &Replica::backward_failed, py::arg("what"), unlocked)
+  replica.def("before_forward", &ReplicatedModel::before_forward)
+      .def("forward_failed", &ReplicatedModel::forward_failed, py::arg("what"), py::arg("sync"),
+           unlocked)
+      .def("backward_failed", &ReplicatedModel::backward_failed, py::arg("what"), unlocked)
       .def("after_forward", &after_forward, py::arg("output"), py::arg("sync"))
       .def("set_manual_finish",
-           [](Replica& self, bool manual) { self.reducer().set_manual_finish(manual); })
+           [](ReplicatedModel& self, bool manual) { self.reducer().set_manual_finish(manual); })
       .def("finishes_after_backward",
-           [](Replica& self) { return self.reducer().finishes_after_backward(); })
-      .def("check_finished", [](Replica& self) { self.reducer().check_finished(); })
+           [](ReplicatedModel& self) { return self.reducer().finishes_after_backward(); })
+      .def("check_finished", [](ReplicatedModel& self) { self.reducer().check_finished(); })
       .def(
-          "finish_backward", [](Replica& self) { self.reducer().finish_backward(); }, unlocked)
+          "finish_backward", [](ReplicatedModel& self) { self.reducer().finish_backward(); },
+          unlocked)
       .def(
-          "run_empty_pass", [](Replica& self) { self.reducer().run_empty_pass(); }, unlocked);
+          "run_empty_pass", [](ReplicatedModel& self) { self.reducer().run_empty_pass(); },
+          unlocked);
 }
 
 }  // namespace
@@ -99,17 +102,18 @@ void bind_passes(ReplicaClass& replica) {
 void bind_ddp(py::module_& module) {
   bind_mixed_precision(module);
   bind_options(module);
-  ReplicaClass replica(module, "Replica");
+  ReplicatedModelClass replica(module, "ReplicatedModel");
   bind_ddp_timeline(replica);
   bind_ddp_shards(module, replica);
   replica
-      .def(py::init(&make_replica), py::kw_only(), py::arg("parameters"), py::arg("buffers"),
-           py::arg("group"), py::arg("options"), py::arg("delayed"), py::arg("delayed_until"))
-      .def("broadcast", &Replica::broadcast, py::arg("tensors"), py::arg("root") = 0,
+      .def(py::init(&make_replicated_model), py::kw_only(), py::arg("parameters"),
+           py::arg("buffers"), py::arg("group"), py::arg("options"), py::arg("delayed"),
+           py::arg("delayed_until"))
+      .def("broadcast", &ReplicatedModel::broadcast, py::arg("tensors"), py::arg("root") = 0,
            py::call_guard<py::gil_scoped_release>())
-      .def("set_static_graph", &Replica::set_static_graph)
+      .def("set_static_graph", &ReplicatedModel::set_static_graph)
       .def("set_gradient_scale",
-           [](Replica& self, double scale) { self.reducer().set_gradient_scale(scale); })
+           [](ReplicatedModel& self, double scale) { self.reducer().set_gradient_scale(scale); })
       .def("register_comm_hook", &register_comm_hook, py::arg("state"), py::arg("hook"))
       .def("register_compress_hook", &register_compress_hook, py::arg("dtype"))
       .def("bucket_plan", &bucket_plan);

@@ -16,7 +16,7 @@ namespace {
 
 using ShardTensors = std::vector<at::Tensor>;
 
-std::unique_ptr<AdamwShards> shard_adamw(Replica& replica, const ShardTensors& parameters,
+std::unique_ptr<AdamwShards> shard_adamw(ReplicatedModel& replica, const ShardTensors& parameters,
                                          bool shard_gradients) {
   return std::make_unique<AdamwShards>(replica, parameters, shard_gradients);
 }
@@ -65,7 +65,7 @@ at::Tensor own_gradient_of(const AdamwShards& shards, const at::Tensor& paramete
 
 }  // namespace
 
-void bind_ddp_shards(py::module_& module, ReplicaClass& replica) {
+void bind_ddp_shards(py::module_& module, ReplicatedModelClass& replica) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   py::class_<AdamwShards>(module, "AdamwShards")
       .def_property_readonly_static("moment_names",

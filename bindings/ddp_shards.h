@@ -1,9 +1,9 @@
 #pragma once
 
-// Methods of libddp._C.Replica for optimizers that share the work, and their classes.
+// Methods of libddp._C.ReplicatedModel for optimizers that share the work, and their classes.
 // Thread rule: called once, when the module is made.
 //
-//   ReplicaClass replica(module, "Replica");
+//   ReplicatedModelClass replica(module, "ReplicatedModel");
 //   bind_ddp_shards(module, replica);
 
 #include <torch/csrc/utils/pybind.h>
@@ -12,6 +12,6 @@
 
 namespace libddp {
 
-void bind_ddp_shards(pybind11::module_& module, ReplicaClass& replica);
+void bind_ddp_shards(pybind11::module_& module, ReplicatedModelClass& replica);
 
 }  // namespace libddp

@@ -24,7 +24,7 @@ py::tuple layout_tuple(const BucketLayout& layout) {
   return py::make_tuple(layout.is_rebuilt, buckets, layout.sparse_names);
 }
 
-py::tuple layout(Replica& replica) { return layout_tuple(replica.reducer().layout()); }
+py::tuple layout(ReplicatedModel& replica) { return layout_tuple(replica.reducer().layout()); }
 
 py::tuple pass_tuple(const PassTimes& pass, std::size_t layout) {
   py::list buckets;
@@ -37,7 +37,7 @@ py::tuple pass_tuple(const PassTimes& pass, std::size_t layout) {
 }
 
 /// ([layout, ...], [(number, five times, [(ready, launched, done), ...], index of layout), ...])
-py::tuple timings(Replica& replica) {
+py::tuple timings(ReplicatedModel& replica) {
   std::vector<std::shared_ptr<const BucketLayout>> seen;
   py::list layouts;
   py::list passes;
@@ -54,12 +54,12 @@ py::tuple timings(Replica& replica) {
 
 }  // namespace
 
-void bind_ddp_timeline(ReplicaClass& replica) {
-  replica.def("before_forward", &Replica::before_forward, "Notes the time.")
-      .def("group", &Replica::group, "The group that it communicates in.")
+void bind_ddp_timeline(ReplicatedModelClass& replica) {
+  replica.def("before_forward", &ReplicatedModel::before_forward, "Notes the time.")
+      .def("group", &ReplicatedModel::group, "The group that it communicates in.")
       .def("layout", &layout, "What lies in which bucket.")
       .def(
-          "wait_shares", [](Replica& self) { return self.reducer().wait_shares(); },
+          "wait_shares", [](ReplicatedModel& self) { return self.reducer().wait_shares(); },
           "Parts of the time of the last 25 passes in which this rank waited, by rank.")
       .def("timings", &timings, "When what happened in the last passes that synchronised.");
 }

@@ -1,18 +1,18 @@
 #pragma once
 
-// The members of libddp._C.Replica that tell what it does: layout of the buckets, times of passes.
-// Thread rule: called once, at import.
+// The members of libddp._C.ReplicatedModel that tell what it does: layout of the buckets, times of
+// passes. Thread rule: called once, at import.
 
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
 
-#include "libddp/ddp/replica.h"
+#include "libddp/ddp/replicated_model.h"
 
 namespace libddp {
 
-using ReplicaClass = pybind11::class_<Replica, std::shared_ptr<Replica>>;
+using ReplicatedModelClass = pybind11::class_<ReplicatedModel, std::shared_ptr<ReplicatedModel>>;
 
-void bind_ddp_timeline(ReplicaClass& replica);
+void bind_ddp_timeline(ReplicatedModelClass& replica);
 
 }  // namespace libddp

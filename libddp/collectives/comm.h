@@ -47,7 +47,7 @@ struct CommFailure {
   enum class Kind { Peer, Timeout, Aborted, Network };
   Kind kind = Kind::Peer;
   std::string message;
-  /// Whose deed it is; -1: this rank's, or, of Kind::Peer, that of no single rank (two that call
+  /// Who caused it; -1: this rank, or, of Kind::Peer, no single rank (two that call
   /// different things).
   int peer_rank = -1;
   pid_t peer_pid = 0;

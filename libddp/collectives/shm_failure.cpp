@@ -13,25 +13,26 @@
 namespace libddp {
 namespace {
 
-struct Camp {
+struct SameCall {
   std::uint64_t fingerprint;
   std::vector<int> ranks;
 };
 
-// The ranks that have come, by what they called; the largest camp first, then by lowest rank.
-std::vector<Camp> camps_of(const std::vector<Slot*>& slots, std::uint64_t barrier) {
-  std::vector<Camp> camps;
+// The ranks that have come, by what they called; the most ranks first, then by lowest rank.
+std::vector<SameCall> by_call(const std::vector<Slot*>& slots, std::uint64_t barrier) {
+  std::vector<SameCall> calls;
   for (std::size_t r = 0; r < slots.size(); ++r) {
     if (slots[r]->stamp.load(std::memory_order_acquire) != barrier) continue;
     const std::uint64_t fingerprint = slots[r]->fingerprint;
-    auto camp = std::find_if(camps.begin(), camps.end(),
-                             [&](const Camp& c) { return c.fingerprint == fingerprint; });
-    if (camp == camps.end()) camp = camps.insert(camp, Camp{fingerprint, {}});
-    camp->ranks.push_back(static_cast<int>(r));
+    auto call = std::find_if(calls.begin(), calls.end(),
+                             [&](const SameCall& c) { return c.fingerprint == fingerprint; });
+    if (call == calls.end()) call = calls.insert(call, SameCall{fingerprint, {}});
+    call->ranks.push_back(static_cast<int>(r));
   }
-  std::stable_sort(camps.begin(), camps.end(),
-                   [](const Camp& a, const Camp& b) { return a.ranks.size() > b.ranks.size(); });
-  return camps;
+  std::stable_sort(calls.begin(), calls.end(), [](const SameCall& a, const SameCall& b) {
+    return a.ranks.size() > b.ranks.size();
+  });
+  return calls;
 }
 
 std::string ranks_text(const ShmCore& core, std::vector<int> ranks) {
@@ -86,7 +87,7 @@ void ShmCore::throw_given_up() {
 }
 
 // A failure that names a peer or the network is passed on as it is; an abort or a timeout is its
-// rank's own deed.
+// rank's own doing.
 void ShmCore::adopt_failure_of_peer() {
   for (int r = 0; r < world_size_; ++r) {
     const FailureRecord& record = pages_[r].failure();
@@ -99,9 +100,9 @@ void ShmCore::adopt_failure_of_peer() {
     if (kind == CommFailure::Kind::Network) {
       failure.kind = kind;
     } else if (kind != CommFailure::Kind::Peer) {
-      const char* deed = kind == CommFailure::Kind::Aborted ? "aborted" : "gave up";
+      const char* verb = kind == CommFailure::Kind::Aborted ? "aborted" : "gave up";
       failure.message =
-          fmt::format("rank {} (pid {}) {}: {}", group_rank(r), pid_of(r), deed, text);
+          fmt::format("rank {} (pid {}) {}: {}", group_rank(r), pid_of(r), verb, text);
     }
     const bool is_nobodys = failure.peer_rank < 0 && kind == CommFailure::Kind::Peer;
     if (!is_nobodys && (failure.peer_rank < 0 || failure.peer_rank == group_rank(rank_))) {
@@ -142,11 +143,11 @@ void ShmCore::throw_kept(const CommCall* call, bool is_earlier) const {
 void ShmCore::report_mismatch() {
   // What a rank called before it gave up is still there: that it gave up is the reason.
   throw_if_failed(call_);
-  const std::vector<Camp> camps = camps_of(slots_[barrier_ & 1], barrier_);
-  std::vector<std::string> deeds;
-  for (const Camp& camp : camps) {
-    deeds.push_back(fmt::format("{} called {}", ranks_text(*this, camp.ranks),
-                                last_call_of(camp.ranks.front())));
+  const std::vector<SameCall> calls = by_call(slots_[barrier_ & 1], barrier_);
+  std::vector<std::string> called;
+  for (const SameCall& call : calls) {
+    called.push_back(fmt::format("{} called {}", ranks_text(*this, call.ranks),
+                                 last_call_of(call.ranks.front())));
   }
   // Nobody is named as the peer: who is right is not known here.
   fail_and_throw(call_,
@@ -154,7 +155,7 @@ void ShmCore::report_mismatch() {
                   .message = fmt::format(
                       "the ranks called different collectives: {}. Hint: every rank must make the "
                       "same calls in the same order, with equal shapes and dtypes",
-                      fmt::join(deeds, ", "))});
+                      fmt::join(called, ", "))});
 }
 
 }  // namespace libddp

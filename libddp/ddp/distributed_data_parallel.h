@@ -27,7 +27,7 @@
 
 #include "libddp/autograd/output_tensors.h"
 #include "libddp/base/first_line.h"
-#include "libddp/ddp/replica.h"
+#include "libddp/ddp/replicated_model.h"
 #include "libddp/ddp/sparse_modules.h"
 #include "libddp/group/process_group.h"
 #include "libddp/module/module_tensors.h"
@@ -56,14 +56,14 @@ class DistributedDataParallel {
  public:
   using Options = DistributedDataParallelOptions;
 
-  /// Collective: every rank wraps the same model. Throws ArgumentError (see Replica).
+  /// Collective: every rank wraps the same model. Throws ArgumentError (see ReplicatedModel).
   /// `delayed.parameters` with their names in `module`.
   DistributedDataParallel(std::shared_ptr<Module> module, Group group, Options options = {},
                           DelayedParameters delayed = {})
       : module_(std::move(module)),
         broadcasts_buffers_(options.broadcast_buffers),
         input_dtype_(options.mixed_precision.param_dtype),
-        replica_(make_replica(*module_, std::move(group), std::move(options), delayed)) {}
+        model_(make_replicated_model(*module_, std::move(group), std::move(options), delayed)) {}
   /// For a module holder, such as torch::nn::Sequential.
   DistributedDataParallel(const torch::nn::ModuleHolder<Module>& holder, Group group,
                           Options options = {}, DelayedParameters delayed = {})
@@ -73,18 +73,18 @@ class DistributedDataParallel {
   /// are off or a NoSync guard lives.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
-    if (buffers_are_due_ && broadcasts_buffers_) replica_.broadcast(module_->buffers());
-    replica_.before_forward();
+    if (buffers_are_due_ && broadcasts_buffers_) model_.broadcast(module_->buffers());
+    model_.before_forward();
     auto output = guarded([&]() -> decltype(auto) {
       return module_->forward(in_dtype(std::forward<Arguments>(arguments), input_dtype_)...);
     });
-    buffers_are_due_ = replica_.after_forward(output_tensors(output), synchronises_);
+    buffers_are_due_ = model_.after_forward(output_tensors(output), synchronises_);
     return output;
   }
 
   /// If `manual`, each synchronising backward is followed by one call of finalize_backward().
-  void set_manual_finish(bool manual) { replica_.reducer().set_manual_finish(manual); }
-  void finalize_backward() { replica_.reducer().finish_backward(); }
+  void set_manual_finish(bool manual) { model_.reducer().set_manual_finish(manual); }
+  void finalize_backward() { model_.reducer().finish_backward(); }
 
   /// While it lives, passes accumulate gradients locally:
   ///   { auto guard = model.no_sync(); model.forward(a).sum().backward(); }
@@ -106,15 +106,15 @@ class DistributedDataParallel {
   Module& operator*() const { return *module_; }
   Module* operator->() const { return module_.get(); }
   const std::shared_ptr<Module>& module() const { return module_; }
-  Replica& replica() { return replica_; }
+  ReplicatedModel& replica() { return model_; }
 
  private:
-  static Replica make_replica(const Module& module, Group group, Options options,
-                              const DelayedParameters& delayed) {
+  static ReplicatedModel make_replicated_model(const Module& module, Group group, Options options,
+                                               const DelayedParameters& delayed) {
     NamedTensors parameters = without(named_parameters(module), delayed.parameters);
     options = with_sparse_parameters(std::move(options), module, parameters);
-    return Replica(std::move(parameters), named_buffers(module), std::move(group), options, nullptr,
-                   delayed);
+    return ReplicatedModel(std::move(parameters), named_buffers(module), std::move(group), options,
+                           nullptr, delayed);
   }
 
   /// What it throws reaches the other ranks, which wait for this one in backward.
@@ -123,7 +123,7 @@ class DistributedDataParallel {
     try {
       return forward();
     } catch (...) {
-      replica_.forward_failed(first_line_of(std::current_exception()), synchronises_);
+      model_.forward_failed(first_line_of(std::current_exception()), synchronises_);
       throw;
     }
   }
@@ -134,7 +134,7 @@ class DistributedDataParallel {
   bool synchronises_ = true;
   /// torch's rule: before the first forward, and before each that follows a synchronising one.
   bool buffers_are_due_ = true;
-  Replica replica_;
+  ReplicatedModel model_;
 };
 
 template <typename Module, typename... Rest>

@@ -44,7 +44,7 @@
 // one at a time, so at most two units' whole gradients are there at a time. Small units are
 // averaged together, the last of them at the end of the pass: see small_reductions.h. Collective
 // order: the barrier of the step; all-gathers and reductions in the order in which the modules run;
-// units that a pass did not reach take no part in it, on all ranks alike. Thread rule: one forward
+// units that a pass did not reach are left out of it, on all ranks alike. Thread rule: one forward
 // or backward at a time.
 //
 //   auto model = ShardedModel::create({root_unit, block_0, block_1}, {});

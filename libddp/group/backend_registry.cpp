@@ -40,7 +40,7 @@ std::unique_ptr<Backend> create_backend(const std::string& device, const Backend
   if (factory == nullptr) {
     throw ArgumentError(fmt::format(
         "libddp[group {}, rank {}/{}] create: this build of libddp moves no {} "
-        "tensors. Hint: build it with all of its rooms (LIBDDP_TORCH_ROOMS).",
+        "tensors. Hint: build it with all of its rooms (LIBDDP_ONLY_ROOMS).",
         request.options.name, request.options.rank, request.options.world_size, device));
   }
   return factory(request);

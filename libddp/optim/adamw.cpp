@@ -56,7 +56,8 @@ AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
   if (extras.shard_over == nullptr) {
     if (!extras.shard_gradients) return;
     throw ArgumentError(
-        "libddp: AdamW: shard_gradients without shard_over. Hint: pass the replica of the model "
+        "libddp: AdamW: shard_gradients without shard_over. Hint: pass the replicated model of the "
+        "model "
         "whose gradients they are.");
   }
   const Tensors parameters = all_parameters();

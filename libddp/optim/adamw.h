@@ -23,7 +23,7 @@
 #include <memory>
 #include <vector>
 
-#include "libddp/ddp/replica.h"
+#include "libddp/ddp/replicated_model.h"
 #include "libddp/optim/adamw_shards.h"
 
 namespace libddp {
@@ -33,7 +33,7 @@ struct AdamWExtras {
   /// Follow the gradient instead of going against it.
   bool maximize = false;
   /// Of the model whose trained parameters are the optimizer's: DistributedDataParallel::replica().
-  Replica* shard_over = nullptr;
+  ReplicatedModel* shard_over = nullptr;
   /// Each rank gets the averages of what it owns only. REQUIRES: shard_over.
   bool shard_gradients = false;
 };

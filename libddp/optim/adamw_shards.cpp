@@ -30,7 +30,7 @@ void check_adamw_parameters(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-AdamwShards::AdamwShards(Replica& replica, const std::vector<at::Tensor>& parameters,
+AdamwShards::AdamwShards(ReplicatedModel& replica, const std::vector<at::Tensor>& parameters,
                          bool shard_gradients)
     : reducer_(replica.reducer().weak_from_this()),
       has_own_averages_only_(shard_gradients),

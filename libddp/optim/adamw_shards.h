@@ -23,7 +23,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "libddp/ddp/replica.h"
+#include "libddp/ddp/replicated_model.h"
 #include "libddp/ddp/sharded_parameters.h"
 #include "libddp/optim/fused_adamw.h"
 
@@ -36,8 +36,9 @@ void check_adamw_parameters(const std::vector<at::Tensor>& parameters);
 class AdamwShards {
  public:
   /// `parameters`: the optimizer's. With `shard_gradients`, from the next pass on each rank gets
-  /// the averages of what it owns only. Throws what `check` and Replica::shard throw.
-  AdamwShards(Replica& replica, const std::vector<at::Tensor>& parameters, bool shard_gradients);
+  /// the averages of what it owns only. Throws what `check` and ReplicatedModel::shard throw.
+  AdamwShards(ReplicatedModel& replica, const std::vector<at::Tensor>& parameters,
+              bool shard_gradients);
 
   /// The model's trained parameters.
   const NamedTensors& parameters() const { return parameters_; }

@@ -100,7 +100,7 @@ void Watchdog::judge(Watched& watched, std::int64_t now_ns) {
   // Also in a group that has failed: a group that is being made may need that rank (loss()).
   if (verdict == HeartbeatMonitor::Verdict::Dead) return report_frozen(watched, now_ns);
   if (comm_.failure()) return;
-  if (!is_spokesman({peer.rank})) return;
+  if (!reports_for_all({peer.rank})) return;
   const bool is_back = verdict == HeartbeatMonitor::Verdict::Back;
   log(LogLevel::Warn, is_back ? "peer_is_back" : "peer_gives_no_sign_of_life",
       {{"group", identity_.name},
@@ -171,7 +171,7 @@ void Watchdog::check_wait(std::int64_t now_ns) {
     names.push_back(fmt::format("{}, alive, last call {}", peer_name(watched.peer),
                                 comm_.last_call_of(watched.peer.rank)));
   }
-  if (behind.empty() || !is_spokesman(behind)) return;
+  if (behind.empty() || !reports_for_all(behind)) return;
   log(LogLevel::Warn, "waiting_for_peers",
       {{"group", identity_.name},
        {"call", comm_.last_call_of(identity_.rank)},
@@ -180,7 +180,7 @@ void Watchdog::check_wait(std::int64_t now_ns) {
        {"peers", fmt::format("{}", fmt::join(names, "; "))}});
 }
 
-bool Watchdog::is_spokesman(const std::vector<int>& culprits) const {
+bool Watchdog::reports_for_all(const std::vector<int>& culprits) const {
   for (int rank = 0; rank < identity_.rank; ++rank) {
     if (std::find(culprits.begin(), culprits.end(), rank) == culprits.end()) return false;
   }

@@ -154,11 +154,11 @@ void Watchdog::handle(Watched& watched, const ControlMessage& message) {
       break;
   }
   // A failure that names its culprit, or the network, is passed on; an abort or a timeout is the
-  // sender's own deed.
+  // sender's own doing.
   CommFailure failure = message.failure;
   if (failure.kind == CommFailure::Kind::Timeout || failure.kind == CommFailure::Kind::Aborted) {
-    const char* deed = failure.kind == CommFailure::Kind::Aborted ? "aborted" : "gave up";
-    failure.message = fmt::format("{} {}: {}", peer_name(watched.peer), deed, failure.message);
+    const char* verb = failure.kind == CommFailure::Kind::Aborted ? "aborted" : "gave up";
+    failure.message = fmt::format("{} {}: {}", peer_name(watched.peer), verb, failure.message);
     failure.kind = CommFailure::Kind::Peer;
     failure.peer_rank = rank;
     failure.peer_pid = watched.peer.pid;

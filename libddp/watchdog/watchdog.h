@@ -133,7 +133,7 @@ class Watchdog {
   void take_stacks(int rank, const ControlMessage& message);
 
   /// One rank of the others speaks for all in the log: the lowest that is not `culprits`.
-  bool is_spokesman(const std::vector<int>& culprits) const;
+  bool reports_for_all(const std::vector<int>& culprits) const;
 
   const GroupIdentity identity_;
   Comm& comm_;

@@ -174,7 +174,7 @@ class DistributedDataParallelOptions:
     init_sync_buffers: bool
     mixed_precision: MixedPrecision
 
-class Replica:
+class ReplicatedModel:
     """The C++ side of libddp.nn.parallel.DistributedDataParallel."""
 
     def __init__(

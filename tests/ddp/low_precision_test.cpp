@@ -49,8 +49,8 @@ TEST_CASE("parameters are whole again after a backward pass that failed", "[low_
   with_groups(1, [&](const Group& group) {
     const at::Tensor weight = at::ones({3}).set_requires_grad(true);
     const at::Tensor other = at::ones({3}).set_requires_grad(true);
-    Replica replica({{"w", weight}}, {}, group,
-                    {.mixed_precision = {.param_dtype = at::kBFloat16}});
+    ReplicatedModel replica({{"w", weight}}, {}, group,
+                            {.mixed_precision = {.param_dtype = at::kBFloat16}});
     const auto forward = [&] {
       replica.before_forward();
       const at::Tensor output = weight * other;
@@ -80,8 +80,8 @@ TEST_CASE("hooks on an input that is handed through do not pile up", "[low_preci
   with_groups(1, [](const Group& group) {
     const at::Tensor weight = at::ones({3}).set_requires_grad(true);
     const at::Tensor input = at::ones({3}).set_requires_grad(true);
-    Replica replica({{"w", weight}}, {}, group,
-                    {.mixed_precision = {.param_dtype = at::kBFloat16}});
+    ReplicatedModel replica({{"w", weight}}, {}, group,
+                            {.mixed_precision = {.param_dtype = at::kBFloat16}});
     for (int pass = 0; pass < 3; ++pass) {
       replica.before_forward();
       replica.after_forward({input}, false);

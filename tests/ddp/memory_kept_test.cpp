@@ -11,7 +11,7 @@
 #include <string>
 #include <system_error>
 
-#include "libddp/ddp/replica.h"
+#include "libddp/ddp/replicated_model.h"
 #include "tests/ddp/with_groups.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
@@ -57,7 +57,7 @@ std::size_t bucket_bytes(const Reducer& reducer) {
   return bytes;
 }
 
-void train_once(Replica& replica, const NamedTensors& parameters) {
+void train_once(ReplicatedModel& replica, const NamedTensors& parameters) {
   at::Tensor loss = at::zeros({});
   // Autograd goes from the last one to the first: buckets are made anew after the first pass.
   for (std::size_t i = parameters.size(); i-- > 0;) loss = loss + parameters[i].tensor.sum();
@@ -69,7 +69,8 @@ void train_once(Replica& replica, const NamedTensors& parameters) {
 TEST_CASE("wrapping and the first step leave nothing in the arena but buckets", "[replica]") {
   with_groups(2, [](const Group& group) {
     const NamedTensors parameters = large_parameters();
-    Replica replica(parameters, {}, group, {.cap_bytes = 8u << 20, .first_bytes = 1u << 20});
+    ReplicatedModel replica(parameters, {}, group,
+                            {.cap_bytes = 8u << 20, .first_bytes = 1u << 20});
     const auto expect_tight = [&](const char* when) {
       group->barrier();
       const std::size_t limit = 2 * bucket_bytes(replica.reducer()) + (4u << 20);

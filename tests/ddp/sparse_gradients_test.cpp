@@ -263,11 +263,12 @@ TEST_CASE("ranks that disagree about sparse parameters, and unknown names", "[sp
     DistributedDataParallelOptions options;
     if (group->rank() == 1) options.sparse_parameters = {"second"};
     const std::string text =
-        message_of<ArgumentError>([&] { Replica(parameters, {}, group, options); });
+        message_of<ArgumentError>([&] { ReplicatedModel(parameters, {}, group, options); });
     expect(contains(text, "'second' Double [5, 3] requires_grad=true with sparse gradients"), text);
     options.sparse_parameters = {"third"};
-    expect(contains(message_of<ArgumentError>([&] { Replica(parameters, {}, group, options); }),
-                    "'third', which is no parameter"),
+    expect(contains(
+               message_of<ArgumentError>([&] { ReplicatedModel(parameters, {}, group, options); }),
+               "'third', which is no parameter"),
            "unknown name");
   });
 }

@@ -30,7 +30,7 @@ void print_error(const std::exception& error) {
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
                                                         std::vector<at::Tensor> parameters,
-                                                        libddp::Replica* replica) {
+                                                        libddp::ReplicatedModel* replica) {
   const double lr = options.learning_rate;
   if (options.optimizer == OptimizerKind::Sgd) {
     return std::make_unique<torch::optim::SGD>(std::move(parameters),

@@ -18,7 +18,7 @@
 /// `replica`: of the data-parallel model that zero1 shares the work of.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
                                                         std::vector<at::Tensor> parameters,
-                                                        libddp::Replica* replica = nullptr);
+                                                        libddp::ReplicatedModel* replica = nullptr);
 
 /// Mean cross entropy of this rank's batch, after its backward pass. `forward`: tokens to logits.
 at::Tensor forward_and_backward(const std::function<at::Tensor(const at::Tensor&)>& forward,

@@ -193,7 +193,7 @@ class DistributedDataParallel(
         self._buffer_futures = []
         self._lazy_init_ran = False
         self._assign_modules_buffers()
-        self._replica = _C.Replica(
+        self._replica = _C.ReplicatedModel(
             parameters=parameters,
             buffers=list(self._named_buffers()),
             group=native(self.process_group),

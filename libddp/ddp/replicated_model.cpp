@@ -1,4 +1,4 @@
-#include "libddp/ddp/replica.h"
+#include "libddp/ddp/replicated_model.h"
 
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -63,9 +63,9 @@ std::vector<at::Tensor> values_of(const NamedTensors& parameters, const NamedTen
 
 }  // namespace
 
-Replica::Replica(NamedTensors parameters, const NamedTensors& buffers, Group group,
-                 const DistributedDataParallelOptions& options, Rethrow rethrow,
-                 DelayedParameters delayed)
+ReplicatedModel::ReplicatedModel(NamedTensors parameters, const NamedTensors& buffers, Group group,
+                                 const DistributedDataParallelOptions& options, Rethrow rethrow,
+                                 DelayedParameters delayed)
     : parameters_(std::move(parameters)), group_(std::move(group)), broadcaster_(group_) {
   const NamedTensors all = with(parameters_, delayed.parameters);
   const NamedTensors synced = options.init_sync_buffers ? buffers : NamedTensors{};
@@ -100,12 +100,12 @@ Replica::Replica(NamedTensors parameters, const NamedTensors& buffers, Group gro
   apply(precision, buffers);
 }
 
-bool Replica::trains_anything() const {
+bool ReplicatedModel::trains_anything() const {
   return std::any_of(wrapped_.begin(), wrapped_.end(),
                      [](const Wrapped& wrapped) { return wrapped.requires_grad; });
 }
 
-void Replica::make_reducer(const DistributedDataParallelOptions& options, Rethrow rethrow) {
+void ReplicatedModel::make_reducer(const DistributedDataParallelOptions& options, Rethrow rethrow) {
   ReducerOptions reducer;
   reducer.limits.cap_bytes = options.cap_bytes;
   reducer.limits.first_bytes = options.first_bytes;
@@ -124,7 +124,7 @@ void Replica::make_reducer(const DistributedDataParallelOptions& options, Rethro
   reducer_ = Reducer::create(std::move(trained), group_, std::move(reducer));
 }
 
-void Replica::apply(const MixedPrecision& precision, const NamedTensors& buffers) {
+void ReplicatedModel::apply(const MixedPrecision& precision, const NamedTensors& buffers) {
   if (precision.buffer_dtype) {
     for (const auto& [name, buffer] : buffers) {
       if (buffer.is_floating_point()) buffer.set_data(buffer.to(*precision.buffer_dtype));
@@ -145,13 +145,13 @@ void Replica::apply(const MixedPrecision& precision, const NamedTensors& buffers
   });
 }
 
-void Replica::broadcast(const std::vector<at::Tensor>& tensors, int root) {
+void ReplicatedModel::broadcast(const std::vector<at::Tensor>& tensors, int root) {
   const std::int64_t begin = monotonic_ns();
   broadcaster_.broadcast(tensors, root, "buffers");
   reducer_->add_exposed(monotonic_ns() - begin);
 }
 
-void Replica::before_forward() {
+void ReplicatedModel::before_forward() {
   if (low_ || c10::GradMode::is_enabled()) reducer_->check_users();
   if (c10::GradMode::is_enabled()) {
     group_->retract_error();
@@ -162,7 +162,7 @@ void Replica::before_forward() {
 }
 
 // Autograd has dropped the hooks of parameters that have another dtype now, or had one meanwhile.
-void Replica::follow_dtypes() {
+void ReplicatedModel::follow_dtypes() {
   if (low_ && low_->is_low()) return;
   reducer_->renew_hooks();
   if (delayed_) delayed_->renew_hooks();
@@ -181,16 +181,16 @@ void Replica::follow_dtypes() {
   if (is_other) reducer_->follow_dtypes();
 }
 
-void Replica::forward_failed(const std::string& what, bool sync) {
+void ReplicatedModel::forward_failed(const std::string& what, bool sync) {
   raise_low();
   if (sync && c10::GradMode::is_enabled()) group_->report_error("in forward: " + what);
 }
 
-void Replica::raise_low() {
+void ReplicatedModel::raise_low() {
   if (low_ && lowered_here_) low_->raise();
 }
 
-bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
+bool ReplicatedModel::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
   if (!c10::GradMode::is_enabled()) {
     raise_low();  // nothing refers to the low precision
     return false;
@@ -216,7 +216,7 @@ bool Replica::after_forward(const std::vector<at::Tensor>& outputs, bool sync) {
 
 // Of a pass that the Reducer does not watch. Where the outputs are unknown, the parameters stay low
 // until the next pass that synchronises.
-void Replica::raise_after_backward(const std::vector<at::Tensor>& outputs) {
+void ReplicatedModel::raise_after_backward(const std::vector<at::Tensor>& outputs) {
   if (!low_) return;
   const auto has_graph = [](const at::Tensor& output) { return output.requires_grad(); };
   if (!outputs.empty() && std::none_of(outputs.begin(), outputs.end(), has_graph)) {
@@ -228,7 +228,7 @@ void Replica::raise_after_backward(const std::vector<at::Tensor>& outputs) {
   });
 }
 
-void Replica::shard(bool averages) {
+void ReplicatedModel::shard(bool averages) {
   if (low_ || delayed_) {
     throw ArgumentError(fmt::format(
         "libddp: an optimizer cannot be sharded over a model with {}. Hint: leave out shard_over.",
@@ -237,7 +237,7 @@ void Replica::shard(bool averages) {
   reducer_->shard(averages);
 }
 
-void Replica::check_parameters(const NamedTensors& parameters) {
+void ReplicatedModel::check_parameters(const NamedTensors& parameters) {
   for (const auto& [name, tensor] : parameters) {
     if (!tensor.is_cpu() || tensor.layout() != at::kStrided) {
       throw ArgumentError(fmt::format(
@@ -254,7 +254,7 @@ void Replica::check_parameters(const NamedTensors& parameters) {
   }
 }
 
-void Replica::check_sparse_names(const std::vector<std::string>& names) const {
+void ReplicatedModel::check_sparse_names(const std::vector<std::string>& names) const {
   for (const std::string& name : names) {
     const auto has_name = [&](const NamedTensor& parameter) { return parameter.name == name; };
     if (std::any_of(parameters_.begin(), parameters_.end(), has_name)) continue;
@@ -265,8 +265,8 @@ void Replica::check_sparse_names(const std::vector<std::string>& names) const {
   }
 }
 
-void Replica::refuse_change(std::size_t index, const std::string& was, const std::string& is,
-                            const char* hint) const {
+void ReplicatedModel::refuse_change(std::size_t index, const std::string& was,
+                                    const std::string& is, const char* hint) const {
   const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
   throw ArgumentError(
       fmt::format("{} forward: parameter '{}' had {} when it was wrapped and has {} now. Hint: {}, "
@@ -274,7 +274,7 @@ void Replica::refuse_change(std::size_t index, const std::string& was, const std
                   me.where(), parameters_[index].name, was, is, hint));
 }
 
-bool Replica::check_unchanged() const {
+bool ReplicatedModel::check_unchanged() const {
   bool trains = false;
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
     const at::Tensor& tensor = parameters_[index].tensor;

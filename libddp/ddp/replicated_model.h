@@ -5,7 +5,7 @@
 // 0's values, broadcasts buffers, and owns the Reducer.
 // Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
 //
-//   Replica replica(parameters, buffers, group, {});
+//   ReplicatedModel replica(parameters, buffers, group, {});
 //   replica.broadcast(buffer_tensors);      // before a forward, where it is due
 //   auto y = net->forward(x);
 //   bool synchronises = replica.after_forward({y}, true);
@@ -27,7 +27,7 @@
 
 namespace libddp {
 
-class Replica {
+class ReplicatedModel {
  public:
   using Rethrow = std::function<void(std::exception_ptr)>;
 
@@ -36,9 +36,9 @@ class Replica {
   /// Throws ArgumentError where no parameter requires a gradient, where one is not on the CPU,
   /// where options.sparse_parameters has a name that `parameters` lacks, and where the ranks wrap
   /// different models.
-  Replica(NamedTensors parameters, const NamedTensors& buffers, Group group,
-          const DistributedDataParallelOptions& options, Rethrow rethrow = nullptr,
-          DelayedParameters delayed = {});
+  ReplicatedModel(NamedTensors parameters, const NamedTensors& buffers, Group group,
+                  const DistributedDataParallelOptions& options, Rethrow rethrow = nullptr,
+                  DelayedParameters delayed = {});
 
   /// Collective: every rank gets the values of `root` (buffers before a forward, or the model).
   void broadcast(const std::vector<at::Tensor>& tensors, int root = 0);

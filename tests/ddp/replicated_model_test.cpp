@@ -1,4 +1,4 @@
-#include "libddp/ddp/replica.h"
+#include "libddp/ddp/replicated_model.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -28,7 +28,7 @@ std::string disagreement(const std::function<NamedTensors(int)>& model) {
   std::string text;
   with_groups(3, [&](const Group& group) {
     const std::string mine =
-        message_of<ArgumentError>([&] { Replica(model(group->rank()), {}, group, {}); });
+        message_of<ArgumentError>([&] { ReplicatedModel(model(group->rank()), {}, group, {}); });
     if (group->rank() == 0) text = mine;
     expect(contains(mine, "the ranks wrap different models"), mine);
   });
@@ -45,7 +45,7 @@ TEST_CASE("everybody starts from rank 0's values", "[replica]") {
     const at::Tensor empty = at::zeros({0});
     const NamedTensors parameters = {{"big", big}, {"transposed", transposed}};
     const NamedTensors buffers = {{"strided", strided}, {"count", count}, {"empty", empty}};
-    const Replica replica(parameters, buffers, group, {});
+    const ReplicatedModel replica(parameters, buffers, group, {});
     expect(big.eq(1.0).all().item<bool>(), "more than one message");
     expect(transposed.eq(1.0).all().item<bool>(), "a transposed parameter");
     expect(strided.eq(1.0).all().item<bool>(), "a buffer with gaps");
@@ -56,7 +56,7 @@ TEST_CASE("everybody starts from rank 0's values", "[replica]") {
 TEST_CASE("init_sync=false leaves the values alone", "[replica]") {
   with_groups(2, [](const Group& group) {
     const at::Tensor w = parameter({2}, group->rank());
-    const Replica replica({{"w", w}}, {}, group, {.init_sync = false});
+    const ReplicatedModel replica({{"w", w}}, {}, group, {.init_sync = false});
     expect(w.eq(group->rank()).all().item<bool>(), "own value");
   });
 }
@@ -93,8 +93,8 @@ TEST_CASE("the first difference between models is named on all ranks", "[replica
   SECTION("an option") {
     with_groups(2, [](const Group& group) {
       const std::string text = message_of<ArgumentError>([&] {
-        Replica({{"w", parameter({2}, 0)}}, {}, group,
-                {.find_unused_parameters = group->rank() == 1});
+        ReplicatedModel({{"w", parameter({2}, 0)}}, {}, group,
+                        {.find_unused_parameters = group->rank() == 1});
       });
       expect(contains(text, "find_unused_parameters=true"), text);
     });
@@ -105,12 +105,14 @@ TEST_CASE("a module without gradients, and parameters that cannot be served", "[
   with_groups(1, [](const Group& group) {
     const at::Tensor frozen = at::zeros({2});
     std::string text = message_of<ArgumentError>([&] {
-      Replica({{"frozen", frozen}}, {}, group, {});
+      ReplicatedModel({{"frozen", frozen}}, {}, group, {});
     });
     expect(contains(text, "DistributedDataParallel is not needed when a module doesn't have"),
            text);
     const at::Tensor derived = parameter({2}, 1) * 2;
-    text = message_of<ArgumentError>([&] { Replica({{"derived", derived}}, {}, group, {}); });
+    text = message_of<ArgumentError>([&] {
+      ReplicatedModel({{"derived", derived}}, {}, group, {});
+    });
     expect(contains(text, "'derived'") && contains(text, "not a leaf"), text);
   });
 }
@@ -119,7 +121,8 @@ TEST_CASE("parameters that are frozen for a while are unused", "[replica]") {
   with_groups(2, [](const Group& group) {
     const at::Tensor one = parameter({2}, 1);
     const at::Tensor other = parameter({2}, 1);
-    Replica replica({{"one", one}, {"other", other}}, {}, group, {.find_unused_parameters = true});
+    ReplicatedModel replica({{"one", one}, {"other", other}}, {}, group,
+                            {.find_unused_parameters = true});
     for (const bool frozen : {true, false, true}) {
       one.mutable_grad() = at::Tensor();
       one.set_requires_grad(!frozen);
@@ -136,7 +139,7 @@ TEST_CASE("parameters that are frozen for a while are unused", "[replica]") {
 TEST_CASE("a model that is frozen as a whole exchanges nothing", "[replica]") {
   with_groups(2, [](const Group& group) {
     const at::Tensor w = parameter({2}, 1);
-    Replica replica({{"w", w}}, {}, group, {});
+    ReplicatedModel replica({{"w", w}}, {}, group, {});
     w.set_requires_grad(false);
     if (group->rank() == 0) {
       const at::Tensor input = parameter({2}, 1);
@@ -158,7 +161,7 @@ TEST_CASE("a parameter that is unfrozen after wrapping is refused by name", "[re
   with_groups(1, [](const Group& group) {
     const at::Tensor w = parameter({2}, 1);
     const at::Tensor frozen = at::zeros({2});
-    Replica replica({{"w", w}, {"frozen", frozen}}, {}, group, {});
+    ReplicatedModel replica({{"w", w}, {"frozen", frozen}}, {}, group, {});
     expect(replica.after_forward({}, true), "synchronises");
     frozen.set_requires_grad(true);
     const std::string text = message_of<ArgumentError>([&] { replica.after_forward({}, true); });
@@ -169,7 +172,7 @@ TEST_CASE("a parameter that is unfrozen after wrapping is refused by name", "[re
 TEST_CASE("a changed shape is refused at the next forward", "[replica]") {
   with_groups(1, [](const Group& group) {
     const at::Tensor w = parameter({2, 3}, 1);
-    Replica replica({{"w", w}}, {}, group, {});
+    ReplicatedModel replica({{"w", w}}, {}, group, {});
     expect(replica.after_forward({}, true), "synchronises");
     w.set_data(at::zeros({3, 2}));
     const std::string text = message_of<ArgumentError>([&] { replica.after_forward({}, true); });
