@@ -2,6 +2,8 @@
 # Sets everything up and runs every test; the last line is 'N passed, N failed, N skipped'.
 #
 #   bash tests/run.sh              # everything
+#   bash tests/run.sh --quick      # what a change breaks first, in minutes: house rules, the C++
+#                                  # programs side by side, the core of the Python tests
 #   LIBDDP_VENV=~/venv bash tests/run.sh   # in an environment that has torch already
 #
 # What runs: house rules, C++ tests of every room against the installed library, Python tests, systems
@@ -9,7 +11,11 @@
 # undefined-behaviour and thread sanitizers, fuzz targets for two seconds each (LIBDDP_FUZZ_SECONDS
 # for longer; clang, else skipped), a C++ program that consumes the installed package.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [ $# -gt 1 ] || { [ $# = 1 ] && [ "$1" != --quick ]; }; then
+    echo "usage: bash tests/run.sh [--quick]" >&2
+    exit 2
+fi
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 # shellcheck source=../examples/setup.sh
 LIBDDP_EXTRAS=test
@@ -39,15 +45,21 @@ step() {
     fi
 }
 
-# build_and_test DIRECTORY PREFIX CMAKE_ARGUMENTS...: configure, build, ctest.
-build_and_test() {
+# build_tests DIRECTORY PREFIX CMAKE_ARGUMENTS...: configure, build.
+build_tests() {
     local directory="$1" prefix="$2"
     shift 2
     cmake -S . -B "$directory" -G Ninja -DPython_EXECUTABLE="$python" -DLIBDDP_BUILD_TESTS=ON \
         -DLIBDDP_WERROR=ON -DCMAKE_UNITY_BUILD=ON -DLIBDDP_TEST_RESULTS="$results/$prefix" "$@" \
         >"$results/$prefix-cmake.log" ||
         { cat "$results/$prefix-cmake.log"; return 1; }
-    ninja -C "$directory" --quiet || return 1
+    ninja -C "$directory" --quiet
+}
+
+# build_and_test DIRECTORY PREFIX CMAKE_ARGUMENTS...: configure, build, ctest.
+build_and_test() {
+    local directory="$1" prefix="$2"
+    build_tests "$@" || return 1
     # What failed is named where it failed: the programs' own output is long.
     ctest --test-dir "$directory" --timeout 900 || {
         "$python" tests/tally.py "$results/$prefix"
@@ -84,6 +96,32 @@ fuzz() {
     ninja -C "$directory" --quiet fuzzers || return 1
     ctest --test-dir "$directory" --output-on-failure --output-junit "$results/fuzz.xml"
 }
+
+# The programs mostly wait, so that they share two cores well.
+quick_programs() {
+    build_tests "$build/cpp" cpp -DLIBDDP_PREBUILT="$package" || return 1
+    mkdir -p "$results/cpp"
+    find "$build/cpp/tests" -maxdepth 1 -name 'libddp_test_*' -type f -executable -print0 |
+        xargs -0 -P 4 -I{} sh -c 'exec timeout 600 "$1" -r junit -o "$2/${1##*_}.xml" >/dev/null' \
+            sh {} "$results/cpp"
+}
+
+# One file per thing that people use.
+quick_python=(
+    distributed/test_calls.py
+    distributed/test_against_gloo.py
+    ddp/test_parity.py
+    fsdp/test_fsdp_parity.py
+    activation/test_checkpoint.py
+    optim
+)
+
+if [ "${1:-}" = --quick ]; then
+    step "house rules" run_pytest house tests/house
+    step "C++ tests" quick_programs
+    step "the core of the Python tests" run_pytest python "${quick_python[@]/#/tests/python/}"
+    exec "$python" tests/tally.py "$results" "${failed_steps[@]+"${failed_steps[@]}"}"
+fi
 
 step "house rules" run_pytest house tests/house
 step "C++ tests" build_and_test "$build/cpp" cpp -DLIBDDP_PREBUILT="$package"
