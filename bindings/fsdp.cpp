@@ -1,4 +1,4 @@
-// libddp._C.Unit and ShardedModel: what libddp.distributed.fsdp calls.
+// libddp._C.ParamGroup and ShardedModel: what libddp.distributed.fsdp calls.
 
 #include <algorithm>
 #include <cmath>
@@ -10,24 +10,24 @@
 
 #include "bindings/bindings.h"
 #include "bindings/tensors.h"
+#include "libddp/fsdp/param_group.h"
 #include "libddp/fsdp/sharded_model.h"
-#include "libddp/fsdp/unit.h"
 
 namespace py = pybind11;
 
 namespace libddp {
 namespace {
 
-std::shared_ptr<Unit> make_unit(std::string name, const PythonTensors& parameters, Group shard,
-                                Group replicate, bool keep_unsharded,
-                                std::optional<at::ScalarType> param_dtype,
-                                std::optional<at::ScalarType> reduce_dtype,
-                                bool keep_low_gradients) {
+std::shared_ptr<ParamGroup> make_param_group(std::string name, const PythonTensors& parameters,
+                                             Group shard, Group replicate, bool keep_unsharded,
+                                             std::optional<at::ScalarType> param_dtype,
+                                             std::optional<at::ScalarType> reduce_dtype,
+                                             bool keep_low_gradients) {
   const py::gil_scoped_release release;
-  auto unit =
-      std::make_shared<Unit>(std::move(name), named(parameters),
-                             ShardOptions{std::move(shard), std::move(replicate), keep_unsharded,
-                                          param_dtype, reduce_dtype, keep_low_gradients});
+  auto unit = std::make_shared<ParamGroup>(
+      std::move(name), named(parameters),
+      ShardOptions{std::move(shard), std::move(replicate), keep_unsharded, param_dtype,
+                   reduce_dtype, keep_low_gradients});
   unit->on_error(&rethrow_as_python_error);
   return unit;
 }
@@ -41,12 +41,12 @@ class PythonFaces final : public ParameterFaces {
     faces_ = py::weakref();
   }
 
-  void show(Unit& unit, bool whole) override { call("show", &unit, whole); }
+  void show(ParamGroup& unit, bool whole) override { call("show", &unit, whole); }
   void take_over() override { call("take_over"); }
   void show_gradients() override { call("show_gradients"); }
-  void show_gradients(Unit& unit) override { call("show_gradients_of", &unit); }
-  bool has_late_hooks(Unit& unit) override { return call("has_late_hooks", &unit); }
-  void run_late_hooks(Unit& unit) override { call("run_late_hooks", &unit); }
+  void show_gradients(ParamGroup& unit) override { call("show_gradients_of", &unit); }
+  bool has_late_hooks(ParamGroup& unit) override { return call("has_late_hooks", &unit); }
+  void run_late_hooks(ParamGroup& unit) override { call("run_late_hooks", &unit); }
 
  private:
   template <typename... Args>
@@ -61,20 +61,20 @@ class PythonFaces final : public ParameterFaces {
   py::weakref faces_;
 };
 
-using Units = std::vector<std::shared_ptr<Unit>>;
+using ParamGroups = std::vector<std::shared_ptr<ParamGroup>>;
 
-void show_copies(ShardedModel& model, const Units& units, bool with_gradients, bool here) {
+void show_copies(ShardedModel& model, const ParamGroups& units, bool with_gradients, bool here) {
   model.show_copies(units, {with_gradients, here});
 }
 
-std::shared_ptr<ShardedModel> make_model(Units units, bool forward_prefetch, bool backward_prefetch,
-                                         const py::object& faces) {
+std::shared_ptr<ShardedModel> make_model(ParamGroups units, bool forward_prefetch,
+                                         bool backward_prefetch, const py::object& faces) {
   ShardedModelOptions options{forward_prefetch, backward_prefetch, &rethrow_as_python_error};
   if (!faces.is_none()) options.faces = std::make_shared<PythonFaces>(faces);
   return ShardedModel::create(std::move(units), std::move(options));
 }
 
-void finish_forward(ShardedModel& model, Unit& unit, py::handle output) {
+void finish_forward(ShardedModel& model, ParamGroup& unit, py::handle output) {
   std::vector<at::Tensor> found;
   collect_tensors_of(output, found);
   const py::gil_scoped_release release;
@@ -82,25 +82,25 @@ void finish_forward(ShardedModel& model, Unit& unit, py::handle output) {
 }
 
 /// (name, global shape, [begin, end) of a rank in elements, shape of that part).
-py::list layout_of(const Unit& unit, int rank) {
+py::list layout_of(const ParamGroup& unit, int rank) {
   py::list rows;
   for (const auto& flat : unit.flats()) {
     for (std::size_t i = 0; i < flat->size(); ++i) {
-      const FlatLayout::Piece piece = flat->layout().piece(i, rank);
-      rows.append(py::make_tuple(flat->parameters()[i].name, flat->layout().shape(i), piece.begin,
-                                 piece.end, flat->layout().piece_shape(i, rank)));
+      const FlatLayout::ShardSpec shard = flat->layout().shard(i, rank);
+      rows.append(py::make_tuple(flat->parameters()[i].name, flat->layout().shape(i), shard.begin,
+                                 shard.end, flat->layout().shard_shape(i, rank)));
     }
   }
   return rows;
 }
 
-bool has_gradient_memory(const Unit& unit) {
+bool has_gradient_memory(const ParamGroup& unit) {
   return std::any_of(unit.flats().begin(), unit.flats().end(),
                      [](const auto& flat) { return flat->has_gradient_memory(); });
 }
 
 /// Names of the parameters that the last pass has given averages, until their late hooks have run.
-std::vector<std::string> averaged_of(const Unit& unit) {
+std::vector<std::string> averaged_of(const ParamGroup& unit) {
   std::vector<std::string> names;
   for (const auto& flat : unit.flats()) {
     for (std::size_t i = 0; i < flat->size(); ++i) {
@@ -111,7 +111,7 @@ std::vector<std::string> averaged_of(const Unit& unit) {
 }
 
 /// Names of the parameters whose `.grad` shows what no pass has averaged.
-std::vector<std::string> waiting_of(const Unit& unit) {
+std::vector<std::string> waiting_of(const ParamGroup& unit) {
   std::vector<std::string> names;
   for (const auto& flat : unit.flats()) {
     for (std::size_t i = 0; i < flat->size(); ++i) {
@@ -122,7 +122,7 @@ std::vector<std::string> waiting_of(const Unit& unit) {
 }
 
 /// `hook(gradients, average)`, or `hook(gradients)` where nothing is sharded; None = no hook.
-void reduce_by(Unit& unit, const py::object& hook) {
+void reduce_by(ParamGroup& unit, const py::object& hook) {
   if (hook.is_none()) return unit.reduce_by(nullptr);
   // Released under the lock, whichever thread lets go of the unit.
   const std::shared_ptr<py::object> held(new py::object(hook), [](py::object* object) {
@@ -144,18 +144,18 @@ void reduce_by(Unit& unit, const py::object& hook) {
 void bind_fsdp(py::module_& module) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   bind_fsdp_faces(module);
-  py::class_<Unit, std::shared_ptr<Unit>>(module, "Unit")
-      .def(py::init(&make_unit), py::kw_only(), py::arg("name"), py::arg("parameters"),
+  py::class_<ParamGroup, std::shared_ptr<ParamGroup>>(module, "ParamGroup")
+      .def(py::init(&make_param_group), py::kw_only(), py::arg("name"), py::arg("parameters"),
            py::arg("shard"), py::arg("replicate"), py::arg("keep_unsharded"),
            py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("keep_low_gradients"))
-      .def_property_readonly("name", &Unit::name)
+      .def_property_readonly("name", &ParamGroup::name)
       .def("layout", &layout_of, py::arg("rank"))
       .def("has_gradient_memory", &has_gradient_memory)
       .def("averaged", &averaged_of)
       .def("waiting", &waiting_of)
-      .def("divide_gradients_by", &Unit::divide_gradients_by, py::arg("divisor"))
-      .def("zero_unused", &Unit::zero_unused, py::arg("zeroes"))
-      .def("show_waiting", &Unit::show_waiting, py::arg("shows"))
+      .def("divide_gradients_by", &ParamGroup::divide_gradients_by, py::arg("divisor"))
+      .def("zero_unused", &ParamGroup::zero_unused, py::arg("zeroes"))
+      .def("show_waiting", &ParamGroup::show_waiting, py::arg("shows"))
       .def("reduce_by", &reduce_by, py::arg("hook"));
   py::class_<ShardedModel, std::shared_ptr<ShardedModel>>(module, "ShardedModel")
       .def(py::init(&make_model), py::arg("units"), py::kw_only(), py::arg("forward_prefetch"),
@@ -171,7 +171,7 @@ void bind_fsdp(py::module_& module) {
       .def("reshard", &ShardedModel::reshard, py::arg("unit"), unlocked)
       .def("show_copies", &show_copies, py::arg("units"), py::kw_only(), py::arg("with_gradients"),
            py::arg("here"), unlocked)
-      .def("end_copies", py::overload_cast<const Units&, bool>(&ShardedModel::end_copies),
+      .def("end_copies", py::overload_cast<const ParamGroups&, bool>(&ShardedModel::end_copies),
            py::arg("units"), py::arg("keep"), unlocked);
 }
 

@@ -47,7 +47,7 @@ std::vector<at::Tensor> FlatParameter::whole_gradients() const {
   const at::Tensor block = at::zeros({layout_.block_numel()}, gradient_dtype_);
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& grad = parameters_[i].tensor.grad();
-    if (grad.defined()) piece_of(block, i).copy_(grad);
+    if (grad.defined()) shard_of(block, i).copy_(grad);
   }
   const at::Tensor all = gather(block);
   std::vector<at::Tensor> whole(size());
@@ -69,8 +69,8 @@ at::Tensor FlatParameter::put_together(const at::Tensor& blocks, std::size_t ind
   at::Tensor whole = at::empty(layout_.shape(index), blocks.options());
   const at::Tensor elements = whole.view(-1);
   for (int rank = 0; rank < layout_.world_size(); ++rank) {
-    const FlatLayout::Piece piece = layout_.piece(index, rank);
-    elements.narrow(0, piece.begin, piece.numel()).copy_(piece_in(blocks, index, rank));
+    const FlatLayout::ShardSpec shard = layout_.shard(index, rank);
+    elements.narrow(0, shard.begin, shard.numel()).copy_(shard_in(blocks, index, rank));
   }
   return whole;
 }
@@ -81,8 +81,8 @@ void FlatParameter::end_copies(bool keep) {
   const std::string problem = keep ? wrong_copy() : "";
   keep = keep && problem.empty();
   for (std::size_t i = 0; i < size(); ++i) {
-    if (keep) take_piece(i);
-    show_data(parameters_[i].tensor, members_[i].piece);
+    if (keep) take_shard(i);
+    show_data(parameters_[i].tensor, members_[i].shard);
     if (gradients_are_aside_) end_gradient_copy(i, keep);
   }
   gradients_are_aside_ = false;
@@ -96,9 +96,9 @@ void FlatParameter::end_gradient_copy(std::size_t index, bool keep) {
   const bool waits = member.waiting.defined();
   at::Tensor kept = std::exchange(waits ? member.waiting : member.aside, at::Tensor());
   if (keep && grad.defined()) {
-    const FlatLayout::Piece piece = layout_.piece(index, rank());
-    const at::Tensor changed = grad.reshape(-1).narrow(0, piece.begin, piece.numel());
-    const at::Tensor shaped = changed.view(layout_.piece_shape(index, rank()));
+    const FlatLayout::ShardSpec shard = layout_.shard(index, rank());
+    const at::Tensor changed = grad.reshape(-1).narrow(0, shard.begin, shard.numel());
+    const at::Tensor shaped = changed.view(layout_.shard_shape(index, rank()));
     kept = kept.defined() ? kept.copy_(shaped) : shaped.clone();
   }
   const bool was_cleared = keep && !grad.defined();

@@ -1,4 +1,4 @@
-// The gradients of a FlatParameter: from autograd's tensors to averaged pieces.
+// The gradients of a FlatParameter: from autograd's tensors to averaged shards.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -65,7 +65,7 @@ void FlatParameter::begin_pass(bool averages) {
   pass_->trains_all = pass_->num_awaited == size();
 }
 
-bool FlatParameter::take_gradient(std::size_t index) {
+bool FlatParameter::accumulate_gradient(std::size_t index) {
   at::Tensor& grad = parameters_[index].tensor.mutable_grad();
   if (!grad.defined()) return false;
   check(grad, index);
@@ -165,9 +165,9 @@ void FlatParameter::copy_in(const at::Tensor& grad, std::size_t index) {
   const c10::NoGradGuard no_grad;
   const at::Tensor elements = grad.reshape(-1);
   for (int rank = 0; rank < layout_.world_size(); ++rank) {
-    const FlatLayout::Piece piece = layout_.piece(index, rank);
-    const at::Tensor from = elements.narrow(0, piece.begin, piece.numel());
-    const at::Tensor place = piece_in(gradients_, index, rank);
+    const FlatLayout::ShardSpec shard = layout_.shard(index, rank);
+    const at::Tensor from = elements.narrow(0, shard.begin, shard.numel());
+    const at::Tensor place = shard_in(gradients_, index, rank);
     is_filled(index) ? place.add_(from) : place.copy_(from);
   }
 }
@@ -177,14 +177,14 @@ void FlatParameter::copy_bytes_in(const at::Tensor& grad, std::size_t index) {
   const auto* const from = static_cast<const std::byte*>(grad.const_data_ptr());
   auto* const array = static_cast<std::byte*>(gradients_.mutable_data_ptr());
   for (int rank = 0; rank < layout_.world_size(); ++rank) {
-    const FlatLayout::Piece piece = layout_.piece(index, rank);
-    std::memcpy(array + static_cast<std::size_t>(layout_.piece_offset(index, rank)) * element,
-                from + static_cast<std::size_t>(piece.begin) * element,
-                static_cast<std::size_t>(piece.numel()) * element);
+    const FlatLayout::ShardSpec shard = layout_.shard(index, rank);
+    std::memcpy(array + static_cast<std::size_t>(layout_.shard_offset(index, rank)) * element,
+                from + static_cast<std::size_t>(shard.begin) * element,
+                static_cast<std::size_t>(shard.numel()) * element);
   }
 }
 
-/// Zeros where no gradient came, and between the pieces: they count in norms and sums.
+/// Zeros where no gradient came, and between the shards: they count in norms and sums.
 void FlatParameter::fill_missing() {
   auto* const bytes = static_cast<std::byte*>(gradients_.data_ptr());
   const std::size_t element = gradients_.element_size();
@@ -197,8 +197,8 @@ void FlatParameter::fill_missing() {
   for (int rank = 0; rank < layout_.world_size(); ++rank) {
     for (std::size_t i = 0; i < size(); ++i) {
       if (!is_filled(i)) continue;
-      clear_until(layout_.piece_offset(i, rank));
-      end = layout_.piece_offset(i, rank) + layout_.piece(i, rank).numel();
+      clear_until(layout_.shard_offset(i, rank));
+      end = layout_.shard_offset(i, rank) + layout_.shard(i, rank).numel();
     }
   }
   clear_until(layout_.blocks_numel());
@@ -353,24 +353,24 @@ void FlatParameter::end_pass_without_average() {
   give_gradients_back();
 }
 
-/// Into `aside`, the pieces of a block that has the result; nothing stood there.
+/// Into `aside`, the shards of a block that has the result; nothing stood there.
 void FlatParameter::move_to_block(const at::Tensor& result) {
   begin_block(/*is_overwritten=*/true);
   if (!result.is_same(gradient_block_)) gradient_block_.copy_(result);
   for (std::size_t i = 0; i < size(); ++i) {
     if (members_[i].gradient == Gradient::None) continue;
-    members_[i].aside = make_gradient_piece(i);
+    members_[i].aside = make_gradient_shard(i);
   }
   gradient_storage_.emplace(gradient_block_.storage().getWeakStorageImpl());
 }
 
 /// Not a view in autograd's sense: LibTorch's optimizers detach gradients in place, which views
 /// refuse. Made in each step, so without the dispatcher.
-at::Tensor FlatParameter::make_gradient_piece(std::size_t index) const {
-  const at::Tensor& piece = members_[index].piece;
+at::Tensor FlatParameter::make_gradient_shard(std::size_t index) const {
+  const at::Tensor& shard = members_[index].shard;
   at::Tensor made = gradient_block_.variable_data();
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(piece.sizes(), piece.strides(),
-                                                    layout_.piece_offset(index));
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(shard.sizes(), shard.strides(),
+                                                    layout_.shard_offset(index));
   return made;
 }
 
@@ -383,7 +383,7 @@ void FlatParameter::add_to_kept(const at::Tensor& result) {
   for (std::size_t i = 0; block.defined() && i < size(); ++i) {
     const Member& member = members_[i];
     const bool is_in = member.gradient != Gradient::None && member.aside.defined() &&
-                       shows_same(member.aside, piece_of(block, i));
+                       shows_same(member.aside, shard_of(block, i));
     if (!is_in) block = at::Tensor();
   }
   if (block.defined()) {
@@ -392,7 +392,7 @@ void FlatParameter::add_to_kept(const at::Tensor& result) {
   }
   for (std::size_t i = 0; i < size(); ++i) {
     if (members_[i].gradient == Gradient::None) continue;
-    const at::Tensor mine = piece_of(result, i);
+    const at::Tensor mine = shard_of(result, i);
     at::Tensor& grad = members_[i].aside;
     if (!grad.defined()) {
       grad = mine.to(gradient_dtype_, /*non_blocking=*/false, /*copy=*/true);

@@ -24,8 +24,8 @@ FlatLayout::FlatLayout(std::vector<Shape> shapes, int world_size)
     numels_.push_back(product(shapes_[i]));
     offsets_.push_back(whole_numel_);
     whole_numel_ += round_up(numels_[i], kAlignment);
-    piece_offsets_.push_back(block_numel_);
-    block_numel_ += round_up(piece(i, 0).numel(), kAlignment);  // nobody has more
+    shard_offsets_.push_back(block_numel_);
+    block_numel_ += round_up(shard(i, 0).numel(), kAlignment);  // nobody has more
   }
   notes_offset_ = block_numel_;
   block_numel_ += round_up(static_cast<std::int64_t>(size()), kAlignment);
@@ -44,13 +44,13 @@ std::int64_t FlatLayout::first_row(std::size_t parameter, int rank) const {
   return std::min(rows, chunk * rank);
 }
 
-FlatLayout::Piece FlatLayout::piece(std::size_t parameter, int rank) const {
+FlatLayout::ShardSpec FlatLayout::shard(std::size_t parameter, int rank) const {
   const std::int64_t rows = num_rows(parameter);
   const std::int64_t row_numel = rows > 0 ? numels_[parameter] / rows : 0;
   return {first_row(parameter, rank) * row_numel, first_row(parameter, rank + 1) * row_numel};
 }
 
-FlatLayout::Shape FlatLayout::piece_shape(std::size_t parameter, int rank) const {
+FlatLayout::Shape FlatLayout::shard_shape(std::size_t parameter, int rank) const {
   Shape shape = shapes_[parameter].empty() ? Shape{1} : shapes_[parameter];
   shape[0] = first_row(parameter, rank + 1) - first_row(parameter, rank);
   return shape;

@@ -23,8 +23,8 @@ class MappedMemory final : public FlatMemory {
     if (computes_low()) make_own_block(at::zeros({spec_.layout.block_numel()}, spec_.dtype));
   }
 
-  at::Tensor piece(std::size_t parameter) const override {
-    return computes_low() ? piece_of_block(own_block(), parameter) : shared_piece(parameter);
+  at::Tensor shard(std::size_t parameter) const override {
+    return computes_low() ? shard_of_block(own_block(), parameter) : common_shard(parameter);
   }
   at::Tensor whole(std::size_t parameter) const override {
     const FlatLayout& layout = spec_.layout;
@@ -34,15 +34,15 @@ class MappedMemory final : public FlatMemory {
   void publish() override {
     if (!computes_low()) return;
     const c10::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < spec_.layout.size(); ++i) shared_piece(i).copy_(piece(i));
+    for (std::size_t i = 0; i < spec_.layout.size(); ++i) common_shard(i).copy_(shard(i));
   }
   bool needs_barrier() const override { return world_size() > 1; }
 
  private:
-  at::Tensor shared_piece(std::size_t parameter) const {
-    const FlatLayout::Piece piece = spec_.layout.piece(parameter, rank());
-    return array_.narrow(0, spec_.layout.offset(parameter) + piece.begin, piece.numel())
-        .view(spec_.layout.piece_shape(parameter, rank()));
+  at::Tensor common_shard(std::size_t parameter) const {
+    const FlatLayout::ShardSpec shard = spec_.layout.shard(parameter, rank());
+    return array_.narrow(0, spec_.layout.offset(parameter) + shard.begin, shard.numel())
+        .view(spec_.layout.shard_shape(parameter, rank()));
   }
 
   const at::Tensor array_;
@@ -55,10 +55,10 @@ void put_together(const FlatLayout& layout, const at::Tensor& blocks, const at::
   auto* const to = static_cast<std::byte*>(whole.data_ptr());
   for (std::size_t i = 0; i < layout.size(); ++i) {
     for (int rank = 0; rank < layout.world_size(); ++rank) {
-      const FlatLayout::Piece piece = layout.piece(i, rank);
-      std::memcpy(to + static_cast<std::size_t>(layout.offset(i) + piece.begin) * element,
-                  from + static_cast<std::size_t>(layout.piece_offset(i, rank)) * element,
-                  static_cast<std::size_t>(piece.numel()) * element);
+      const FlatLayout::ShardSpec shard = layout.shard(i, rank);
+      std::memcpy(to + static_cast<std::size_t>(layout.offset(i) + shard.begin) * element,
+                  from + static_cast<std::size_t>(layout.shard_offset(i, rank)) * element,
+                  static_cast<std::size_t>(shard.numel()) * element);
     }
   }
 }
@@ -77,8 +77,8 @@ class GatheredMemory final : public FlatMemory {
                             at::DataPtr(nullptr, c10::Device(c10::kCPU)), nullptr, false);
   }
 
-  at::Tensor piece(std::size_t parameter) const override {
-    return piece_of_block(own_block(), parameter);
+  at::Tensor shard(std::size_t parameter) const override {
+    return shard_of_block(own_block(), parameter);
   }
   at::Tensor whole(std::size_t parameter) const override {
     const FlatLayout::Shape& sizes = spec_.layout.shape(parameter);
@@ -143,10 +143,10 @@ class GatheredMemory final : public FlatMemory {
 
 }  // namespace
 
-at::Tensor FlatMemory::piece_of_block(const at::Tensor& block, std::size_t parameter) const {
+at::Tensor FlatMemory::shard_of_block(const at::Tensor& block, std::size_t parameter) const {
   const FlatLayout& layout = spec_.layout;
-  return block.narrow(0, layout.piece_offset(parameter), layout.piece(parameter, rank()).numel())
-      .view(layout.piece_shape(parameter, rank()));
+  return block.narrow(0, layout.shard_offset(parameter), layout.shard(parameter, rank()).numel())
+      .view(layout.shard_shape(parameter, rank()));
 }
 
 std::unique_ptr<FlatMemory> FlatMemory::make(Spec spec, std::shared_ptr<BufferPool> pool) {

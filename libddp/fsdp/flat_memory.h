@@ -1,12 +1,12 @@
 #pragma once
 
-// The memory behind the parameters of a unit: this rank's pieces, which the optimizer updates, and
+// The memory behind the parameters of a unit: this rank's shards, which the optimizer updates, and
 // the whole array, which the computation reads.
 //
 // Mapped: all ranks are on one host, and the whole array exists once, in memory that all of them
-// map. The own pieces are parts of it; what the others wrote is there after a barrier. Nothing is
+// map. The own shards are parts of it; what the others wrote is there after a barrier. Nothing is
 // gathered. With a lower precision for the computation, the array in that precision is what exists
-// once, and the own pieces are a block apart from it.
+// once, and the own shards are a block apart from it.
 // Gathered: the ranks are on several hosts, or the group is not ours. The blocks of all ranks are
 // gathered when they are needed, and put together to the whole array in a buffer of the pool, which
 // is given back afterwards; tensors that show it, those that autograd saved among them, follow the
@@ -15,8 +15,8 @@
 //
 //   auto memory = FlatMemory::make({.group = group, .layout = layout, .label = "unit h.0"}, pool);
 //   at::Tensor weight = memory->whole(0);
-//   memory->piece(0).mul_(2);
-//   memory->publish();                                 // pieces have changed
+//   memory->shard(0).mul_(2);
+//   memory->publish();                                 // shards have changed
 //   memory->unshard();
 
 #include <ATen/core/Tensor.h>
@@ -50,14 +50,14 @@ class FlatMemory {
   void relabel(std::string label) { label_ = std::move(label); }
 
   /// What this rank owns of a parameter, in `dtype`.
-  virtual at::Tensor piece(std::size_t parameter) const = 0;
+  virtual at::Tensor shard(std::size_t parameter) const = 0;
   /// The parameter in `compute_dtype`; its bytes are there while it is unsharded.
   virtual at::Tensor whole(std::size_t parameter) const = 0;
-  /// All pieces of this rank, [block_numel] in `dtype`; undefined where they are parts of the whole
+  /// All shards of this rank, [block_numel] in `dtype`; undefined where they are parts of the whole
   /// array.
   const at::Tensor& own_block() const { return own_block_; }
 
-  /// After changes of the pieces: makes them what the others read.
+  /// After changes of the shards: makes them what the others read.
   virtual void publish() = 0;
   /// Whether the others see what was published only after a barrier.
   virtual bool needs_barrier() const = 0;
@@ -73,7 +73,7 @@ class FlatMemory {
   int world_size() const { return spec_.group ? spec_.group->size() : 1; }
   bool computes_low() const { return spec_.compute_dtype != spec_.dtype; }
   void make_own_block(at::Tensor block) { own_block_ = std::move(block); }
-  at::Tensor piece_of_block(const at::Tensor& block, std::size_t parameter) const;
+  at::Tensor shard_of_block(const at::Tensor& block, std::size_t parameter) const;
 
   const std::string& label() const { return label_; }
 

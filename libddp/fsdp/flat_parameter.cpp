@@ -54,8 +54,8 @@ FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
   const c10::NoGradGuard no_grad;
   for (std::size_t i = 0; i < size(); ++i) {
     members_[i].full = memory_->whole(i);
-    members_[i].piece = memory_->piece(i);
-    take_piece(i);
+    members_[i].shard = memory_->shard(i);
+    take_shard(i);
   }
   // Autograd's nodes remember the shape and dtype that a parameter has when they are made.
   for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, members_[i].full);
@@ -68,7 +68,7 @@ FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
                                                  on_gradient(index);
                                                });
   }
-  show_pieces();
+  show_shards();
 }
 
 void FlatParameter::set_place(std::uint64_t place, std::string label) {
@@ -83,25 +83,25 @@ TrainedSet FlatParameter::trained() const {
   return found;
 }
 
-at::Tensor FlatParameter::piece_of(const at::Tensor& block, std::size_t index) const {
-  return block.narrow(0, layout_.piece_offset(index), layout_.piece(index, rank()).numel())
-      .view(layout_.piece_shape(index, rank()));
+at::Tensor FlatParameter::shard_of(const at::Tensor& block, std::size_t index) const {
+  return block.narrow(0, layout_.shard_offset(index), layout_.shard(index, rank()).numel())
+      .view(layout_.shard_shape(index, rank()));
 }
 
-at::Tensor FlatParameter::piece_in(const at::Tensor& blocks, std::size_t index, int rank) const {
-  return blocks.narrow(0, layout_.piece_offset(index, rank), layout_.piece(index, rank).numel());
+at::Tensor FlatParameter::shard_in(const at::Tensor& blocks, std::size_t index, int rank) const {
+  return blocks.narrow(0, layout_.shard_offset(index, rank), layout_.shard(index, rank).numel());
 }
 
-void FlatParameter::take_piece(std::size_t index) {
-  const FlatLayout::Piece piece = layout_.piece(index, rank());
-  members_[index].piece.reshape(-1).copy_(
-      parameters_[index].tensor.detach().reshape(-1).narrow(0, piece.begin, piece.numel()));
+void FlatParameter::take_shard(std::size_t index) {
+  const FlatLayout::ShardSpec shard = layout_.shard(index, rank());
+  members_[index].shard.reshape(-1).copy_(
+      parameters_[index].tensor.detach().reshape(-1).narrow(0, shard.begin, shard.numel()));
 }
 
-void FlatParameter::show_full() {
+void FlatParameter::unshard() {
   memory_->unshard();
   if (shows_ == Shows::Full) return;
-  check_pieces();
+  check_shards();
   if (is_sharded()) put_gradients_aside();
   for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, members_[i].full);
   // A change of the dtype makes autograd forget the nodes.
@@ -113,31 +113,31 @@ void FlatParameter::take_written() {
   if (shows_ != Shows::Pieces) return;
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& shown = parameters_[i].tensor;
-    const at::Tensor& piece = members_[i].piece;
-    if (shown.const_data_ptr() == piece.const_data_ptr()) continue;
-    if (shown.sizes() != piece.sizes() || shown.scalar_type() != dtype_) continue;
+    const at::Tensor& shard = members_[i].shard;
+    if (shown.const_data_ptr() == shard.const_data_ptr()) continue;
+    if (shown.sizes() != shard.sizes() || shown.scalar_type() != dtype_) continue;
     const c10::NoGradGuard no_grad;
-    members_[i].piece.copy_(shown);
-    show_data(shown, piece);
+    members_[i].shard.copy_(shown);
+    show_data(shown, shard);
   }
 }
 
 // What is written elsewhere would be lost without a word.
-void FlatParameter::check_pieces() const {
+void FlatParameter::check_shards() const {
   if (shows_ != Shows::Pieces) return;
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& shown = parameters_[i].tensor;
-    const at::Tensor& piece = members_[i].piece;
-    if (shown.const_data_ptr() == piece.const_data_ptr() && shown.sizes() == piece.sizes() &&
+    const at::Tensor& shard = members_[i].shard;
+    if (shown.const_data_ptr() == shard.const_data_ptr() && shown.sizes() == shard.sizes() &&
         shown.scalar_type() == dtype_) {
       continue;
     }
-    const bool moved = shown.sizes() == piece.sizes() && shown.scalar_type() == dtype_;
+    const bool moved = shown.sizes() == shard.sizes() && shown.scalar_type() == dtype_;
     const std::string what =
         moved ? "its values were put into other memory between a forward and its backward pass"
               : fmt::format("it is {} [{}], and was {} [{}]", c10::toString(shown.scalar_type()),
                             fmt::join(shown.sizes(), ", "), c10::toString(dtype_),
-                            fmt::join(piece.sizes(), ", "));
+                            fmt::join(shard.sizes(), ", "));
     throw StateError(fmt::format(
         "libddp {}: parameter '{}' is not what this rank owns of it any more: {}. Hint: change "
         "dtypes and shapes before wrapping, and values between steps: in place (copy_), or through "
@@ -146,9 +146,9 @@ void FlatParameter::check_pieces() const {
   }
 }
 
-void FlatParameter::show_pieces() {
+void FlatParameter::show_shards() {
   if (shows_ != Shows::Full) return;
-  for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, members_[i].piece);
+  for (std::size_t i = 0; i < size(); ++i) show_data(parameters_[i].tensor, members_[i].shard);
   shows_ = Shows::Pieces;
   if (!pass_) give_gradients_back();
 }

@@ -3,14 +3,14 @@
 // Parameters of a unit that have one dtype, as one flat array of which every rank owns the rows
 // that flat_layout.h gives it.
 //
-// The parameter objects are those of the model, and stay so: `show_full` lets each show its whole
-// tensor, `show_pieces` the part that this rank owns, which is what optimizers see. Gradients come
+// The parameter objects are those of the model, and stay so: `unshard` lets each show its whole
+// tensor, `show_shards` the part that this rank owns, which is what optimizers see. Gradients come
 // from autograd whole; they are copied once into an array of the ranks' blocks, averaged over the
 // ranks, and what this rank owns stands in `.grad` at the end of the pass. While a parameter shows
-// its whole tensor, `.grad` is put aside: a piece there would contradict the shape.
+// its whole tensor, `.grad` is put aside: a shard there would contradict the shape.
 //
-//   pieces --show_full--> full --(forward)--> pieces --begin_pass, show_full--> full
-//     --take_gradient of each, reduce--> pieces --collect, install--> pieces with gradients
+//   shards --unshard--> full --(forward)--> shards --begin_pass, unshard--> full
+//     --accumulate_gradient of each, reduce--> shards --collect, install--> shards with gradients
 //
 // NOTE [Who is trained]
 // Each pass asks anew which parameters require gradients, so that scripts may freeze and unfreeze
@@ -19,14 +19,14 @@
 // The ranks must train the same parameters: what they average is labelled with them.
 //
 // NOTE [Gradients that are there already]
-// New gradients are added in place to tensors in `.grad`, pieces or a script's own, as by autograd.
+// New gradients are added in place to tensors in `.grad`, shards or a script's own, as by autograd.
 // Passes that do not synchronise add up whole gradients, which wait for the pass that does. Between
 // passes they are what `.grad` shows, so that scripts may scale them or let go of them (zero_grad),
 // as in torch's FSDP1; or they are out of sight, as in torch's fully_shard. What `.grad` was before
 // is kept beside them. Where nothing is sharded they are added to it, and averaged with it.
 //
 // NOTE [Memory of gradients]
-// The pieces in `.grad` are parts of one block, which nobody else has between passes: it goes with
+// The shards in `.grad` are parts of one block, which nobody else has between passes: it goes with
 // the last of them (zero_grad). It comes from the allocator of ordinary tensors, so activations use
 // the same memory meanwhile. Where nothing is sharded it lies in the group's arena and stays.
 // Thread rule: one thread at a time. Collectives: make, unshard, reduce, collect.
@@ -76,20 +76,20 @@ class FlatParameter {
   /// The parameters that require gradients now.
   TrainedSet trained() const;
 
-  /// Takes over values that users have put in the place of a piece (`p.data = values`), of the same
+  /// Takes over values that users have put in the place of a shard (`p.data = values`), of the same
   /// shape and dtype. While nobody reads: before the barrier of the ranks.
   void take_written();
 
-  /// Throws StateError where a parameter that should show its piece was given other data, sizes or
+  /// Throws StateError where a parameter that should show its shard was given other data, sizes or
   /// dtype.
-  void check_pieces() const;
+  void check_shards() const;
 
   FlatMemory& memory() { return *memory_; }
-  /// Unshards, and lets the parameters show whole tensors, without gradients. Checks pieces.
-  void show_full();
+  /// Unshards, and lets the parameters show whole tensors, without gradients. Checks shards.
+  void unshard();
   /// Lets the parameters show what this rank owns, and its gradients. The bytes of the array stay.
-  void show_pieces();
-  bool shows_full() const { return shows_ == Shows::Full; }
+  void show_shards();
+  bool is_unsharded() const { return shows_ == Shows::Full; }
   struct CopyOptions {
     /// `.grad` shows copies of the whole averaged gradients too.
     bool with_gradients = false;
@@ -113,7 +113,7 @@ class FlatParameter {
   bool awaits_any() const { return pass_ && pass_->num_awaited > 0; }
   bool trains_all() const { return pass_ && pass_->trains_all; }
   /// Moves the gradient of a parameter into the flat array. True if it was the last one missing.
-  bool take_gradient(std::size_t index);
+  bool accumulate_gradient(std::size_t index);
   /// Whether whole gradients of passes before this one wait to be averaged.
   bool has_waiting() const;
   /// Whether `.grad` shows them between passes (the default).
@@ -158,7 +158,7 @@ class FlatParameter {
   /// More gradients come in a pass whose average is there: they are averaged by themselves and
   /// added to it, as those of another pass are.
   void begin_again();
-  /// The end of a pass: `.grad` shows pieces again.
+  /// The end of a pass: `.grad` shows shards again.
   void install();
   /// After a pass that failed: `.grad` is what it was before; what the pass had done is lost.
   void abandon();
@@ -201,7 +201,7 @@ class FlatParameter {
   };
   struct Member {
     at::Tensor full;
-    at::Tensor piece;
+    at::Tensor shard;
     /// What `.grad` was while gradients_are_aside_; new ones are added to it.
     at::Tensor aside;
     /// The whole gradient that waits to be averaged, unless `.grad` shows it.
@@ -211,7 +211,7 @@ class FlatParameter {
   };
 
   /// Takes what this rank owns of the whole tensor that a parameter shows into the own block.
-  void take_piece(std::size_t index);
+  void take_shard(std::size_t index);
   /// Whole tensors with memory of their own, of what each rank brings a block.
   std::vector<at::Tensor> whole_parameters();
   std::vector<at::Tensor> whole_gradients() const;
@@ -220,14 +220,14 @@ class FlatParameter {
   std::string wrong_copy() const;
   void end_gradient_copy(std::size_t index, bool keep);
   /// Of this rank, in its block; of any rank, in all blocks.
-  at::Tensor piece_of(const at::Tensor& block, std::size_t index) const;
-  at::Tensor piece_in(const at::Tensor& blocks, std::size_t index, int rank) const;
+  at::Tensor shard_of(const at::Tensor& block, std::size_t index) const;
+  at::Tensor shard_in(const at::Tensor& blocks, std::size_t index, int rank) const;
   void put_gradients_aside();
   void give_gradients_back();
   void take_back(std::size_t index, at::Tensor grad);
   void add_to_waiting(const at::Tensor& grad, std::size_t index);
   void fill_in_waiting();
-  at::Tensor make_gradient_piece(std::size_t index) const;
+  at::Tensor make_gradient_shard(std::size_t index) const;
   void check(const at::Tensor& grad, std::size_t index) const;
   void copy_in(const at::Tensor& grad, std::size_t index);
   void copy_bytes_in(const at::Tensor& grad, std::size_t index);

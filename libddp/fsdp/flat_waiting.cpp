@@ -28,7 +28,7 @@ void FlatParameter::take_back(std::size_t index, at::Tensor grad) {
     member.aside = std::move(grad);
   } else if (grad.defined() && grad.sizes() == member.full.sizes()) {
     member.waiting = std::move(grad);
-  } else {  // cleared, or a piece in its place
+  } else {  // cleared, or a shard in its place
     member.aside = std::move(grad);
     member.gradient = Gradient::None;
     if (has_waiting()) return;

@@ -17,7 +17,7 @@ constexpr std::size_t kMostReductions = 1;
 constexpr const char* kEndOfForward = "the end of a sharded forward";
 
 /// The ranks that read each other's blocks; null where none does.
-Group readers_of(const std::vector<ShardedModel::UnitPtr>& units) {
+Group readers_of(const std::vector<ShardedModel::ParamGroupPtr>& units) {
   Group readers;
   for (const auto& unit : units) {
     if (unit->needs_barrier()) readers = unit->options().shard;
@@ -26,13 +26,13 @@ Group readers_of(const std::vector<ShardedModel::UnitPtr>& units) {
 }
 
 /// What this rank changes from now on, nobody reads any more. See NOTE [Barriers].
-void end_reading(const std::vector<ShardedModel::UnitPtr>& units, const char* label) {
+void end_reading(const std::vector<ShardedModel::ParamGroupPtr>& units, const char* label) {
   if (const Group readers = readers_of(units)) readers->barrier({.label = label});
 }
 
 /// After a forward that failed, whose error must come out. Where it had gradients, the others are
 /// told of it by whoever caught it.
-void end_failed_reading(const std::vector<ShardedModel::UnitPtr>& units) noexcept {
+void end_failed_reading(const std::vector<ShardedModel::ParamGroupPtr>& units) noexcept {
   if (c10::GradMode::is_enabled()) return;
   try {
     if (const Group readers = readers_of(units)) {
@@ -45,29 +45,29 @@ void end_failed_reading(const std::vector<ShardedModel::UnitPtr>& units) noexcep
 
 }  // namespace
 
-std::shared_ptr<ShardedModel> ShardedModel::create(std::vector<UnitPtr> units,
+std::shared_ptr<ShardedModel> ShardedModel::create(std::vector<ParamGroupPtr> units,
                                                    ShardedModelOptions options) {
   std::shared_ptr<ShardedModel> model(new ShardedModel(std::move(units), std::move(options)));
   std::size_t place = 0;
-  for (const UnitPtr& unit : model->units_) {
+  for (const ParamGroupPtr& unit : model->units_) {
     unit->set_place(place++);
-    unit->on_gradient([weak = std::weak_ptr(model)](Unit& of) {
+    unit->on_gradient([weak = std::weak_ptr(model)](ParamGroup& of) {
       if (const auto self = weak.lock()) self->on_gradient(of);
     });
-    unit->on_gradient_again([weak = std::weak_ptr(model)](Unit& of) {
+    unit->on_gradient_again([weak = std::weak_ptr(model)](ParamGroup& of) {
       if (const auto self = weak.lock()) self->on_gradient_again(of);
     });
     const auto faces = model->options_.faces;
-    if (faces) unit->on_show([faces](Unit& of, bool whole) { faces->show(of, whole); });
+    if (faces) unit->on_show([faces](ParamGroup& of, bool whole) { faces->show(of, whole); });
   }
   return model;
 }
 
-ShardedModel::ShardedModel(std::vector<UnitPtr> units, ShardedModelOptions options)
+ShardedModel::ShardedModel(std::vector<ParamGroupPtr> units, ShardedModelOptions options)
     : units_(std::move(units)), options_(std::move(options)) {}
 
 ShardedModel::~ShardedModel() {
-  for (const UnitPtr& unit : units_) {
+  for (const ParamGroupPtr& unit : units_) {
     unit->on_gradient(nullptr);
     unit->on_gradient_again(nullptr);
     unit->on_show(nullptr);
@@ -84,12 +84,12 @@ void ShardedModel::guarded(Function&& function) {
   }
 }
 
-void ShardedModel::before_forward(Unit& unit) {
+void ShardedModel::before_forward(ParamGroup& unit) {
   // Inside a backward pass it is a recomputation, which reads what the first computation read.
   if (depth_ == 0 && !(pass_ && is_nested_backward())) begin_step();
   record(unit);
   try {
-    unit.show_full();
+    unit.unshard();
   } catch (...) {
     if (depth_ == 0 && !pass_) end_failed_reading(units_);
     throw;
@@ -100,7 +100,7 @@ void ShardedModel::before_forward(Unit& unit) {
   ++depth_;  // last: what throws has not begun
 }
 
-void ShardedModel::after_forward(Unit& unit, const std::vector<at::Tensor>& outputs) {
+void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>& outputs) {
   --depth_;
   --unit.forward.running;
   if (!pass_) unit.forward.end = ++clock_;
@@ -120,15 +120,15 @@ void ShardedModel::after_forward(Unit& unit, const std::vector<at::Tensor>& outp
   // Not where its backward follows at once, or a call around this one still computes with it.
   if (!unit.is_in_pass() && unit.forward.running == 0) {
     const bool stays = will_be_back && (is_root || unit.options().keep_unsharded);
-    unit.show_pieces(/*reshard=*/!stays);
+    unit.reshard(/*frees=*/!stays);
   }
   if (depth_ == 0 && !pass_) end_reading(units_, kEndOfForward);
 }
 
-void ShardedModel::forward_failed(Unit& unit) {
+void ShardedModel::forward_failed(ParamGroup& unit) {
   --depth_;
   --unit.forward.running;
-  if (!unit.is_in_pass() && unit.forward.running == 0) unit.show_pieces(/*reshard=*/true);
+  if (!unit.is_in_pass() && unit.forward.running == 0) unit.reshard(/*frees=*/true);
   if (depth_ == 0 && !pass_) end_failed_reading(units_);
 }
 
@@ -136,7 +136,7 @@ void ShardedModel::begin_step() {
   recover();
   output_leaves_.clear();
   if (options_.faces) options_.faces->take_over();
-  for (const UnitPtr& unit : units_) unit->take_written();
+  for (const ParamGroupPtr& unit : units_) unit->take_written();
   publish();
 }
 
@@ -144,42 +144,42 @@ void ShardedModel::begin_step() {
 void ShardedModel::recover() {
   small_.abandon();
   pass_ = nullptr;
-  for (const UnitPtr& unit : units_) {
+  for (const ParamGroupPtr& unit : units_) {
     unit->forward.running = 0;
     if (unit->is_in_pass()) unit->abandon();
-    if (!unit->is_held()) unit->show_pieces(/*reshard=*/true);
+    if (!unit->is_held()) unit->reshard(/*frees=*/true);
   }
 }
 
-void ShardedModel::unshard(Unit& unit) {
+void ShardedModel::unshard(ParamGroup& unit) {
   if (depth_ > 0 || pass_) return;  // units are unsharded where they are used
   if (unit.is_held()) return;
   begin_step();
   unit.hold();
 }
 
-void ShardedModel::reshard(Unit& unit) {
+void ShardedModel::reshard(ParamGroup& unit) {
   if (depth_ > 0 || pass_ || !unit.is_held()) return;
-  unit.show_pieces(/*reshard=*/true);
+  unit.reshard(/*frees=*/true);
 }
 
 void ShardedModel::publish() {
-  for (const UnitPtr& unit : units_) unit->publish();
+  for (const ParamGroupPtr& unit : units_) unit->publish();
   const Group readers = readers_of(units_);
   if (!readers) return;
   TrainedSet trained;
-  for (const UnitPtr& unit : units_) {
+  for (const ParamGroupPtr& unit : units_) {
     for (const auto& flat : unit->flats()) trained.add(flat->trained());
   }
   const std::string label = trained.label("a sharded forward");
   readers->barrier({.label = label});
 }
 
-void ShardedModel::record(Unit& unit) {
+void ShardedModel::record(ParamGroup& unit) {
   if (std::find(order_.begin(), order_.end(), &unit) == order_.end()) order_.push_back(&unit);
 }
 
-void ShardedModel::prefetch(const Unit& unit, int step) {
+void ShardedModel::prefetch(const ParamGroup& unit, int step) {
   const auto here = std::find(order_.begin(), order_.end(), &unit) - order_.begin();
   const auto next = here + step;
   // The root comes first in the order and stays.
@@ -187,14 +187,14 @@ void ShardedModel::prefetch(const Unit& unit, int step) {
   order_[static_cast<std::size_t>(next)]->begin_unshard();
 }
 
-void ShardedModel::before_backward(Unit& unit, bool accumulates) {
+void ShardedModel::before_backward(ParamGroup& unit, bool accumulates) {
   if (!pass_) begin_pass();
   if (accumulates) {
     pass_->accumulates = true;
     unit.begin_pass(pass_->syncs);
     if (has_late_hooks(unit)) pass_->has_late_hooks = true;
   }
-  unit.show_full();
+  unit.unshard();
   leave_units_after(unit);
   if (!unit.trains_all()) pass_->lingering.push_back(&unit);
   if (!unit.trains_all() || !pass_->syncs) pass_->must_meet = true;
@@ -203,7 +203,7 @@ void ShardedModel::before_backward(Unit& unit, bool accumulates) {
 
 void ShardedModel::begin_pass() {
   const bool is_left = std::any_of(units_.begin(), units_.end(),
-                                   [](const UnitPtr& unit) { return unit->is_in_pass(); });
+                                   [](const ParamGroupPtr& unit) { return unit->is_in_pass(); });
   if (is_left && depth_ == 0) recover();
   if (options_.faces) options_.faces->take_over();
   const auto pass = std::make_shared<Pass>(weak_from_this(), syncs_);
@@ -229,27 +229,27 @@ ShardedModel::Pass::~Pass() {
 }
 
 // See NOTE [When a pass has left a unit].
-void ShardedModel::leave_units_after(const Unit& unit) {
+void ShardedModel::leave_units_after(const ParamGroup& unit) {
   if (unit.forward.end <= unit.forward.begin) return;  // it has run in backward passes only
-  const auto left = std::erase_if(pass_->lingering, [&](Unit* other) {
+  const auto left = std::erase_if(pass_->lingering, [&](ParamGroup* other) {
     if (other->forward.begin <= unit.forward.end) return false;
-    other->show_pieces(/*reshard=*/true);
+    other->reshard(/*frees=*/true);
     return true;
   });
   if (left > 0) install_for_hooks();
 }
 
-void ShardedModel::on_gradient(Unit& unit) {
+void ShardedModel::on_gradient(ParamGroup& unit) {
   if (!unit.is_complete() || !pass_) return;
   guarded([&] {
     const bool is_left = unit.trains_all();
     if (pass_->syncs) reduce(unit);
-    if (is_left) unit.show_pieces(/*reshard=*/true);
+    if (is_left) unit.reshard(/*frees=*/true);
   });
 }
 
 // See NOTE [Gradients that come again].
-void ShardedModel::on_gradient_again(Unit& unit) {
+void ShardedModel::on_gradient_again(ParamGroup& unit) {
   if (!pass_) return;
   guarded([&] {
     std::erase(pass_->reducing, &unit);
@@ -262,7 +262,7 @@ void ShardedModel::on_gradient_again(Unit& unit) {
   });
 }
 
-void ShardedModel::reduce(Unit& unit) {
+void ShardedModel::reduce(ParamGroup& unit) {
   if (SmallReductions::takes(unit)) {
     small_.add(unit);
     if (small_.is_full()) small_.start(/*async=*/true);
@@ -276,7 +276,7 @@ void ShardedModel::reduce(Unit& unit) {
 
 void ShardedModel::collect_oldest(std::size_t most) {
   while (pass_->reducing.size() > most) {
-    Unit* const oldest = pass_->reducing.front();
+    ParamGroup* const oldest = pass_->reducing.front();
     pass_->reducing.pop_front();
     oldest->collect();
   }
@@ -285,19 +285,19 @@ void ShardedModel::collect_oldest(std::size_t most) {
 // See NOTE [Late hooks]. Averages that nobody waits for are installed at the end of the pass.
 void ShardedModel::install_for_hooks() {
   if (!pass_->has_late_hooks) return;
-  for (const UnitPtr& unit : units_) {
-    if (!unit->is_averaged() || unit->shows_full() || !has_late_hooks(*unit)) continue;
+  for (const ParamGroupPtr& unit : units_) {
+    if (!unit->is_averaged() || unit->is_unsharded() || !has_late_hooks(*unit)) continue;
     unit->install();
     if (options_.faces) options_.faces->show_gradients(*unit);
     run_late_hooks(*unit);
   }
 }
 
-bool ShardedModel::has_late_hooks(Unit& unit) const {
+bool ShardedModel::has_late_hooks(ParamGroup& unit) const {
   return unit.has_late_hooks() || (options_.faces && options_.faces->has_late_hooks(unit));
 }
 
-void ShardedModel::run_late_hooks(Unit& unit) {
+void ShardedModel::run_late_hooks(ParamGroup& unit) {
   if (options_.faces) options_.faces->run_late_hooks(unit);
   unit.run_late_hooks();
 }
@@ -310,17 +310,17 @@ void ShardedModel::end_pass() {
   collect_oldest(0);
   small_.collect();
   if (must_meet) end_reading(units_, "the end of a sharded backward pass");
-  for (const UnitPtr& unit : units_) {
-    unit->show_pieces(/*reshard=*/true);
+  for (const ParamGroupPtr& unit : units_) {
+    unit->reshard(/*frees=*/true);
     unit->end_pass();
   }
   pass_ = nullptr;
   if (options_.faces) options_.faces->show_gradients();
-  for (const UnitPtr& unit : units_) run_late_hooks(*unit);
+  for (const ParamGroupPtr& unit : units_) run_late_hooks(*unit);
 }
 
 bool ShardedModel::shows_larger_gradients() const {
-  return std::any_of(units_.begin(), units_.end(), [](const UnitPtr& unit) {
+  return std::any_of(units_.begin(), units_.end(), [](const ParamGroupPtr& unit) {
     return std::any_of(unit->flats().begin(), unit->flats().end(),
                        [](const auto& flat) { return flat->shows_larger_gradients(); });
   });
@@ -335,8 +335,8 @@ void ShardedModel::average_waiting() {
   end_pass();
 }
 
-// Units of which some parameter got no gradient, and those that passes without synchronisation have
-// left something in. Backwards, as passes go; the same on every rank.
+// Units of which some parameter got no gradient, and those that passes without
+// synchronisation have left something in. Backwards, as passes go; the same on every rank.
 bool ShardedModel::reduce_rest() {
   bool is_any = false;
   for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
@@ -350,40 +350,40 @@ bool ShardedModel::reduce_rest() {
   return is_any;
 }
 
-void ShardedModel::show_copies(const std::vector<UnitPtr>& units,
+void ShardedModel::show_copies(const std::vector<ParamGroupPtr>& units,
                                const FlatParameter::CopyOptions& options) {
   if (depth_ > 0 || pass_) {
     throw StateError(
         "libddp fsdp: parameters cannot be summoned inside a forward or backward pass. Hint: call "
         "summon_full_params between steps.");
   }
-  for (const UnitPtr& unit : units) {
+  for (const ParamGroupPtr& unit : units) {
     for (const auto& flat : unit->flats()) flat->check_copies(options);
   }
   // A parameter that showed a tensor of inference mode could not be trained afterwards.
   const c10::InferenceMode normal(false);
   begin_step();
-  for (const UnitPtr& unit : units) {
-    for (const auto& flat : unit->flats()) flat->check_pieces();
+  for (const ParamGroupPtr& unit : units) {
+    for (const auto& flat : unit->flats()) flat->check_shards();
   }
-  for (const UnitPtr& unit : units) {
+  for (const ParamGroupPtr& unit : units) {
     for (const auto& flat : unit->flats()) {
       flat->show_copies(options);
       flat->memory().reshard();
     }
   }
   // Nobody changes what others still copy.
-  for (const UnitPtr& unit : units) {
+  for (const ParamGroupPtr& unit : units) {
     if (!unit->needs_barrier()) continue;
     unit->options().shard->barrier({.label = "full parameters are copied"});
     break;
   }
 }
 
-void ShardedModel::end_copies(const std::vector<UnitPtr>& units, bool keep) {
+void ShardedModel::end_copies(const std::vector<ParamGroupPtr>& units, bool keep) {
   const c10::InferenceMode normal(false);
   std::exception_ptr problem;
-  for (const UnitPtr& unit : units) {
+  for (const ParamGroupPtr& unit : units) {
     for (const auto& flat : unit->flats()) {
       try {
         flat->end_copies(keep);

@@ -31,13 +31,13 @@
 //
 // NOTE [Late hooks]
 // A hook that a user puts on a parameter for when its gradient has been accumulated runs when the
-// average is in `.grad`, on the piece: inside the pass, once the unit's average has come. An
+// average is in `.grad`, on the shard: inside the pass, once the unit's average has come. An
 // optimizer that steps there changes a block of which all ranks have had the last gradient.
 //
 // NOTE [Ranks that run different units]
-// Units are often alike, in name and size too (experts, blocks wrapped one by one). Each collective
-// of units has their places in the model in its label, so ranks that have run different ones are
-// told so, and nothing is added to what does not belong to it.
+// Units are often alike, in name and size too (experts, blocks wrapped one by one). Each
+// collective of units has their places in the model in its label, so ranks that have run different
+// ones are told so, and nothing is added to what does not belong to it.
 //
 // Where they are gathered, a unit's all-gather starts when the one before it begins to compute, in
 // the order of the first step; at most two gathered units wait. Reductions run beside the backward,
@@ -63,8 +63,8 @@
 #include <utility>
 #include <vector>
 
+#include "libddp/fsdp/param_group.h"
 #include "libddp/fsdp/small_reductions.h"
-#include "libddp/fsdp/unit.h"
 
 namespace libddp {
 
@@ -75,17 +75,17 @@ class ParameterFaces {
  public:
   virtual ~ParameterFaces() = default;
   /// A unit's parameters show whole tensors from now on, or what this rank owns of them.
-  virtual void show(Unit& unit, bool whole) = 0;
+  virtual void show(ParamGroup& unit, bool whole) = 0;
   /// A step or a pass begins: takes what scripts have changed over to the units' parameters.
   virtual void take_over() = 0;
   /// A pass has put gradients into the units' parameters: shows them.
   virtual void show_gradients() = 0;
   /// The same in the middle of a pass, of one unit.
-  virtual void show_gradients(Unit& unit) = 0;
+  virtual void show_gradients(ParamGroup& unit) = 0;
   /// Hooks that users want to be run when a unit's averages are there: see NOTE [Late hooks].
-  virtual bool has_late_hooks(Unit& unit) = 0;
+  virtual bool has_late_hooks(ParamGroup& unit) = 0;
   /// Of those parameters that have got averages.
-  virtual void run_late_hooks(Unit& unit) = 0;
+  virtual void run_late_hooks(ParamGroup& unit) = 0;
 };
 
 struct ShardedModelOptions {
@@ -100,17 +100,17 @@ struct ShardedModelOptions {
 
 class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
  public:
-  using UnitPtr = std::shared_ptr<Unit>;
+  using ParamGroupPtr = std::shared_ptr<ParamGroup>;
 
   /// `units`: the root first, the same on every rank.
-  static std::shared_ptr<ShardedModel> create(std::vector<UnitPtr> units,
+  static std::shared_ptr<ShardedModel> create(std::vector<ParamGroupPtr> units,
                                               ShardedModelOptions options);
   ~ShardedModel();
 
-  void before_forward(Unit& unit);
-  void after_forward(Unit& unit, const std::vector<at::Tensor>& outputs);
+  void before_forward(ParamGroup& unit);
+  void after_forward(ParamGroup& unit, const std::vector<at::Tensor>& outputs);
   /// Instead of after_forward, where the forward threw.
-  void forward_failed(Unit& unit);
+  void forward_failed(ParamGroup& unit);
 
   /// Whether backward passes average their gradients (the opposite of no_sync).
   void set_sync(bool sync) { syncs_ = sync; }
@@ -129,17 +129,18 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Lets the parameters of a unit show whole tensors until its next forward ends, or `reshard`;
   /// what is written into them is undefined. A collective; without effect inside of a forward or
   /// backward pass.
-  void unshard(Unit& unit);
-  void reshard(Unit& unit);
+  void unshard(ParamGroup& unit);
+  void reshard(ParamGroup& unit);
   /// Lets the parameters of some units show copies of the whole tensors; collective, outside of any
   /// forward.
-  void show_copies(const std::vector<UnitPtr>& units, const FlatParameter::CopyOptions& options);
+  void show_copies(const std::vector<ParamGroupPtr>& units,
+                   const FlatParameter::CopyOptions& options);
   void show_copies() { show_copies(units_, {}); }
   /// `keep`: changes of the copies go into the parameters; every rank takes what it owns.
-  void end_copies(const std::vector<UnitPtr>& units, bool keep);
+  void end_copies(const std::vector<ParamGroupPtr>& units, bool keep);
   void end_copies(bool keep) { end_copies(units_, keep); }
 
-  const std::vector<UnitPtr>& units() const { return units_; }
+  const std::vector<ParamGroupPtr>& units() const { return units_; }
 
  private:
   /// A backward pass, which may fail. Autograd has it.
@@ -154,34 +155,34 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     bool must_meet = false;
     /// Whether a unit that it has reached had hooks of users by then.
     bool has_late_hooks = false;
-    std::deque<Unit*> reducing;
+    std::deque<ParamGroup*> reducing;
     /// Units that stay whole until the pass has left them.
-    std::vector<Unit*> lingering;
+    std::vector<ParamGroup*> lingering;
   };
 
-  ShardedModel(std::vector<UnitPtr> units, ShardedModelOptions options);
+  ShardedModel(std::vector<ParamGroupPtr> units, ShardedModelOptions options);
 
   void begin_step();
   void recover();
-  void before_backward(Unit& unit, bool accumulates);
+  void before_backward(ParamGroup& unit, bool accumulates);
   void begin_pass();
-  void leave_units_after(const Unit& unit);
-  void on_gradient(Unit& unit);
-  void on_gradient_again(Unit& unit);
+  void leave_units_after(const ParamGroup& unit);
+  void on_gradient(ParamGroup& unit);
+  void on_gradient_again(ParamGroup& unit);
   void end_pass();
-  void reduce(Unit& unit);
+  void reduce(ParamGroup& unit);
   /// True if there was something.
   bool reduce_rest();
   void collect_oldest(std::size_t most);
   void install_for_hooks();
-  bool has_late_hooks(Unit& unit) const;
-  void run_late_hooks(Unit& unit);
-  void prefetch(const Unit& unit, int step);
-  void record(Unit& unit);
+  bool has_late_hooks(ParamGroup& unit) const;
+  void run_late_hooks(ParamGroup& unit);
+  void prefetch(const ParamGroup& unit, int step);
+  void record(ParamGroup& unit);
   template <typename Function>
   void guarded(Function&& function);
 
-  const std::vector<UnitPtr> units_;
+  const std::vector<ParamGroupPtr> units_;
   const ShardedModelOptions options_;
   bool syncs_ = true;
   /// Modules whose forward runs, one inside the other.
@@ -191,7 +192,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Counts beginnings and ends of forwards.
   std::uint64_t clock_ = 0;
   /// Units in the order of the first step's forward.
-  std::vector<Unit*> order_;
+  std::vector<ParamGroup*> order_;
   SmallReductions small_;
   /// See call_before_backward.
   std::vector<std::shared_ptr<void>> output_leaves_;

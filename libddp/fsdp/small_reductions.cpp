@@ -41,16 +41,16 @@ std::byte* begin_of(const at::Tensor& tensor) { return static_cast<std::byte*>(t
 
 }  // namespace
 
-bool SmallReductions::takes(const Unit& unit) {
+bool SmallReductions::takes(const ParamGroup& unit) {
   if (unit.has_reduce_hook()) return false;
   std::size_t bytes = 0;
   for (const auto& flat : unit.flats()) {
     if (flat->wants_average()) bytes += flat->gradient_bytes();
   }
-  return bytes <= kMostUnitBytes;
+  return bytes <= kMostGroupBytes;
 }
 
-void SmallReductions::add(Unit& unit) {
+void SmallReductions::add(ParamGroup& unit) {
   unit.begin_reduction();
   for (const auto& flat : unit.flats()) {
     if (!flat->wants_average()) continue;

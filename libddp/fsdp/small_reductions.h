@@ -23,20 +23,20 @@
 #include <vector>
 
 #include "libddp/fsdp/buffer_pool.h"
-#include "libddp/fsdp/unit.h"
+#include "libddp/fsdp/param_group.h"
 
 namespace libddp {
 
 class SmallReductions {
  public:
   /// Beyond it the two copies cost more than a collective.
-  static constexpr std::size_t kMostUnitBytes = 128u << 10;
+  static constexpr std::size_t kMostGroupBytes = 128u << 10;
   /// What waits at most before it is sent on its way beside the backward.
   static constexpr std::size_t kBatchBytes = 512u << 10;
 
-  static bool takes(const Unit& unit);
+  static bool takes(const ParamGroup& unit);
 
-  void add(Unit& unit);
+  void add(ParamGroup& unit);
   bool is_full() const { return waiting_bytes_ >= kBatchBytes; }
   bool is_waiting() const { return !waiting_.empty(); }
   bool is_running() const { return !running_.empty(); }

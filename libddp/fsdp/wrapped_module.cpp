@@ -51,8 +51,8 @@ std::shared_ptr<WrappedModule> WrappedModule::wrap(const std::shared_ptr<torch::
         "libddp fsdp: module '{}' is wrapped already. Hint: wrap each module once.", name));
   }
   const NamedTensors parameters = own_parameters(*module);
-  auto wrapped =
-      std::make_shared<WrappedModule>(module, std::make_shared<Unit>(name, parameters, options));
+  auto wrapped = std::make_shared<WrappedModule>(
+      module, std::make_shared<ParamGroup>(name, parameters, options));
   const std::lock_guard lock(wrapped_modules().mutex);
   std::erase_if(wrapped_modules().by_module,
                 [](const auto& entry) { return entry.second->module_.expired(); });
@@ -73,7 +73,7 @@ std::shared_ptr<ShardedModel> WrappedModule::join(const torch::nn::Module& root,
   for (const auto& child : root.modules(/*include_self=*/false)) {
     if (auto wrapped = find(*child)) all.push_back(std::move(wrapped));
   }
-  std::vector<std::shared_ptr<Unit>> units;
+  std::vector<std::shared_ptr<ParamGroup>> units;
   for (const auto& wrapped : all) units.push_back(wrapped->unit_);
   auto model = ShardedModel::create(std::move(units), std::move(options));
   for (const auto& wrapped : all) wrapped->model_ = model;
@@ -84,7 +84,7 @@ std::unordered_map<const void*, Group> WrappedModule::owners() {
   std::unordered_map<const void*, Group> owners;
   const std::lock_guard lock(wrapped_modules().mutex);
   for (const auto& [module, wrapped] : wrapped_modules().by_module) {
-    const Unit& unit = *wrapped->unit_;
+    const ParamGroup& unit = *wrapped->unit_;
     for (const auto& flat : unit.flats()) {
       for (const auto& [name, tensor] : flat->parameters()) {
         owners[tensor.unsafeGetTensorImpl()] = unit.options().shard;

@@ -26,7 +26,7 @@ namespace libddp {
 class WrappedModule {
  public:
   /// Shards what `module` holds and no wrapped module under it does. Collective.
-  /// Throws ArgumentError: it is wrapped already; what Unit refuses.
+  /// Throws ArgumentError: it is wrapped already; what ParamGroup refuses.
   static std::shared_ptr<WrappedModule> wrap(const std::shared_ptr<torch::nn::Module>& module,
                                              const std::string& name, const ShardOptions& options);
   /// Null where the module is not wrapped.
@@ -40,7 +40,7 @@ class WrappedModule {
   /// `root` and what is under it are not found any more.
   static void forget(const torch::nn::Module& root);
 
-  WrappedModule(const std::shared_ptr<torch::nn::Module>& module, std::shared_ptr<Unit> unit)
+  WrappedModule(const std::shared_ptr<torch::nn::Module>& module, std::shared_ptr<ParamGroup> unit)
       : module_(module), unit_(std::move(unit)) {}
 
   /// `forward()` with whole parameters.
@@ -53,7 +53,7 @@ class WrappedModule {
   }
   /// What floating-point inputs are converted to.
   const std::optional<at::ScalarType>& input_dtype() const { return unit_->options().param_dtype; }
-  const std::shared_ptr<Unit>& unit() const { return unit_; }
+  const std::shared_ptr<ParamGroup>& unit() const { return unit_; }
 
  private:
   template <typename Forward>
@@ -70,7 +70,7 @@ class WrappedModule {
   void announce(const ShardedModel& model, const std::exception_ptr& error) const;
 
   const std::weak_ptr<torch::nn::Module> module_;
-  const std::shared_ptr<Unit> unit_;
+  const std::shared_ptr<ParamGroup> unit_;
   std::weak_ptr<ShardedModel> model_;
 };
 

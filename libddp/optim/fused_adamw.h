@@ -3,7 +3,7 @@
 // AdamW over many tensors in one pass, with torch's own fused kernel.
 //
 // Neighbours are updated as one: where parameters, gradients and moments of consecutive entries lie
-// one behind the other in memory, as the pieces of a sharded unit do, they make one run, and the
+// one behind the other in memory, as the shards of a sharded unit do, they make one run, and the
 // kernel sees one large tensor instead of many small ones. The maths is that of
 // torch.optim.AdamW(fused=True), bit for bit: every element is updated by itself.
 // Source: torch's _fused_adamw_ (Loshchilov and Hutter, Decoupled Weight Decay Regularization).

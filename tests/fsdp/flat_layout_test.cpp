@@ -24,18 +24,18 @@ void check_is_chunk(const FlatLayout& layout, std::size_t i, int rank) {
   Shape shape = layout.shape(i).empty() ? Shape{1} : layout.shape(i);
   const at::Tensor whole = at::arange(layout.numel_of(i)).view(shape);
   const auto chunks = whole.chunk(layout.world_size());
-  const FlatLayout::Piece piece = layout.piece(i, rank);
-  const Shape own = layout.piece_shape(i, rank);
+  const FlatLayout::ShardSpec shard = layout.shard(i, rank);
+  const Shape own = layout.shard_shape(i, rank);
   if (static_cast<std::size_t>(rank) >= chunks.size()) {
     shape[0] = 0;
     CHECK(own == shape);
-    CHECK(piece.numel() == 0);
+    CHECK(shard.numel() == 0);
     return;
   }
   const at::Tensor& chunk = chunks[static_cast<std::size_t>(rank)];
   CHECK(chunk.sizes() == at::IntArrayRef(own));
-  REQUIRE(chunk.numel() == piece.numel());
-  if (piece.numel() > 0) CHECK(chunk.data_ptr<std::int64_t>()[0] == piece.begin);
+  REQUIRE(chunk.numel() == shard.numel());
+  if (shard.numel() > 0) CHECK(chunk.data_ptr<std::int64_t>()[0] == shard.begin);
 }
 
 /// What holds for every layout, whatever the shapes.
@@ -46,12 +46,12 @@ void check_layout(const FlatLayout& layout) {
     CHECK(layout.offset(i) >= end);
     CHECK(layout.offset(i) % FlatLayout::kAlignment == 0);
     end = layout.offset(i) + layout.numel_of(i);
-    CHECK(layout.piece_offset(i) >= block_end);
-    CHECK(layout.piece_offset(i) % FlatLayout::kAlignment == 0);
+    CHECK(layout.shard_offset(i) >= block_end);
+    CHECK(layout.shard_offset(i) % FlatLayout::kAlignment == 0);
     for (int rank = 0; rank < layout.world_size(); ++rank) {
       check_is_chunk(layout, i, rank);
-      block_end = std::max(block_end, layout.piece_offset(i) + layout.piece(i, rank).numel());
-      CHECK(layout.piece_offset(i, rank) == layout.piece_offset(i) + rank * layout.block_numel());
+      block_end = std::max(block_end, layout.shard_offset(i) + layout.shard(i, rank).numel());
+      CHECK(layout.shard_offset(i, rank) == layout.shard_offset(i) + rank * layout.block_numel());
     }
   }
   CHECK(end <= layout.whole_numel());
@@ -67,36 +67,36 @@ void check_layout(const FlatLayout& layout) {
 TEST_CASE("one rank owns everything, in one order", "[flat_layout]") {
   const FlatLayout layout({{10, 5}, {5}, {}}, 1);
   check_layout(layout);
-  CHECK(layout.piece_shape(0, 0) == Shape{10, 5});
-  CHECK(layout.piece_shape(2, 0) == Shape{1});
+  CHECK(layout.shard_shape(0, 0) == Shape{10, 5});
+  CHECK(layout.shard_shape(2, 0) == Shape{1});
   CHECK(layout.notes_offset() == layout.whole_numel());
-  for (std::size_t i = 0; i < layout.size(); ++i) CHECK(layout.piece_offset(i) == layout.offset(i));
+  for (std::size_t i = 0; i < layout.size(); ++i) CHECK(layout.shard_offset(i) == layout.offset(i));
 }
 
 TEST_CASE("a rank owns a chunk of each parameter's rows", "[flat_layout]") {
   const FlatLayout layout({{192}, {576, 192}, {768, 192}, {7, 3}}, 4);
   check_layout(layout);
-  CHECK(layout.piece_shape(1, 3) == Shape{144, 192});
-  CHECK(layout.piece(1, 3).begin == 3 * 144 * 192);
-  CHECK(layout.piece_shape(3, 3) == Shape{1, 3});
+  CHECK(layout.shard_shape(1, 3) == Shape{144, 192});
+  CHECK(layout.shard(1, 3).begin == 3 * 144 * 192);
+  CHECK(layout.shard_shape(3, 3) == Shape{1, 3});
 }
 
 TEST_CASE("fewer rows than ranks", "[flat_layout]") {
   const FlatLayout layout({{1, 1000, 1}, {4}, {}}, 3);
   check_layout(layout);
-  CHECK(layout.piece_shape(0, 0) == Shape{1, 1000, 1});
-  CHECK(layout.piece_shape(0, 1) == Shape{0, 1000, 1});
-  CHECK(layout.piece_shape(1, 1) == Shape{2});
-  CHECK(layout.piece_shape(1, 2) == Shape{0});
-  CHECK(layout.piece_shape(2, 0) == Shape{1});
-  CHECK(layout.piece_shape(2, 2) == Shape{0});
+  CHECK(layout.shard_shape(0, 0) == Shape{1, 1000, 1});
+  CHECK(layout.shard_shape(0, 1) == Shape{0, 1000, 1});
+  CHECK(layout.shard_shape(1, 1) == Shape{2});
+  CHECK(layout.shard_shape(1, 2) == Shape{0});
+  CHECK(layout.shard_shape(2, 0) == Shape{1});
+  CHECK(layout.shard_shape(2, 2) == Shape{0});
 }
 
 TEST_CASE("empty parameters, and none", "[flat_layout]") {
   const FlatLayout layout({{0, 4}, {3, 0}, {0}}, 5);
   check_layout(layout);
-  CHECK(layout.piece_shape(0, 0) == Shape{0, 4});
-  CHECK(layout.piece_shape(1, 2) == Shape{1, 0});
+  CHECK(layout.shard_shape(0, 0) == Shape{0, 4});
+  CHECK(layout.shard_shape(1, 2) == Shape{1, 0});
   check_layout(FlatLayout({}, 3));
 }
 

@@ -1,5 +1,5 @@
-// Units of which some parameters are frozen, from the beginning or later, where the array exists
-// once and where it is gathered.
+// Units of which some parameters are frozen, from the beginning or later, where the array
+// exists once and where it is gathered.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -55,9 +55,10 @@ class Model {
  public:
   Model(const ShardOptions& options, int width, unsigned bits) : products_(width) {
     products_.train(bits);
-    std::vector<std::shared_ptr<Unit>> units{std::make_shared<Unit>("", NamedTensors{}, options)};
+    std::vector<std::shared_ptr<ParamGroup>> units{
+        std::make_shared<ParamGroup>("", NamedTensors{}, options)};
     for (int i = 0; i < 2; ++i) {
-      units.push_back(std::make_shared<Unit>(std::to_string(i), products_.units[i], options));
+      units.push_back(std::make_shared<ParamGroup>(std::to_string(i), products_.units[i], options));
     }
     model_ = ShardedModel::create(std::move(units), {});
   }
@@ -65,7 +66,7 @@ class Model {
   at::Tensor forward(at::Tensor x) {
     model_->before_forward(*model_->units()[0]);
     for (int i = 0; i < 2; ++i) {
-      Unit& unit = *model_->units()[i + 1];
+      ParamGroup& unit = *model_->units()[i + 1];
       model_->before_forward(unit);
       x = products_.run(i, x);
       model_->after_forward(unit, {x});

@@ -81,19 +81,20 @@ struct Net {
 class Sharded {
  public:
   explicit Sharded(const ShardOptions& options, int width = 7) : net_(width) {
-    std::vector<std::shared_ptr<Unit>> units{std::make_shared<Unit>("", net_.root, options)};
+    std::vector<std::shared_ptr<ParamGroup>> units{
+        std::make_shared<ParamGroup>("", net_.root, options)};
     for (int l = 0; l < kLayers; ++l) {
       units.push_back(
-          std::make_shared<Unit>("layer." + std::to_string(l), net_.layers[l], options));
+          std::make_shared<ParamGroup>("layer." + std::to_string(l), net_.layers[l], options));
     }
     model_ = ShardedModel::create(std::move(units), {});
   }
 
   at::Tensor forward(at::Tensor x) {
-    Unit& root = *model_->units()[0];
+    ParamGroup& root = *model_->units()[0];
     model_->before_forward(root);
     for (int l = 0; l < kLayers; ++l) {
-      Unit& unit = *model_->units()[l + 1];
+      ParamGroup& unit = *model_->units()[l + 1];
       model_->before_forward(unit);
       if (before_layer) before_layer();
       x = net_.run_layer(l, x);
@@ -151,7 +152,7 @@ void train_on(const std::vector<int>& hosts, bool keeps_unsharded, int width) {
     for (int step = 0; step < 4; ++step) {
       loss_of(sharded.forward(batch(group.rank(), step))).backward();
       for (const at::Tensor& p : sharded.net().parameters()) {
-        expect(p.grad().defined() && p.grad().sizes() == p.sizes(), "pieces of gradients");
+        expect(p.grad().defined() && p.grad().sizes() == p.sizes(), "shards of gradients");
       }
       sharded.net().step();
     }
@@ -232,14 +233,14 @@ TEST_CASE("gradients are out of sight while a unit is whole", "[sharded_model]")
     Sharded sharded({.shard = group.shared_from_this()});
     loss_of(sharded.forward(batch(group.rank(), 0))).backward();
     ShardedModel& model = sharded.model();
-    Unit& unit = *model.units()[1];
+    ParamGroup& unit = *model.units()[1];
     const at::Tensor parameter = sharded.net().layers[0][0].tensor;
     const at::Tensor grad = parameter.grad();
     const c10::NoGradGuard no_grad;
     for (const bool fails : {false, true}) {
       model.before_forward(*model.units()[0]);
       model.before_forward(unit);
-      expect(!parameter.grad().defined(), "no piece beside a whole tensor");
+      expect(!parameter.grad().defined(), "no shard beside a whole tensor");
       fails ? model.forward_failed(unit) : model.after_forward(unit, {});
       model.forward_failed(*model.units()[0]);
       expect(parameter.grad().is_same(grad), "the same gradient again");
@@ -278,7 +279,7 @@ TEST_CASE("gradients add up over passes, averaged or not", "[sharded_model]") {
   }
 }
 
-TEST_CASE("evaluation leaves pieces behind", "[sharded_model]") {
+TEST_CASE("evaluation leaves shards behind", "[sharded_model]") {
   run_group(2, [&](ProcessGroup& group) {
     Sharded sharded({.shard = group.shared_from_this()});
     const auto shape = sharded.net().parameters()[1].sizes().vec();
@@ -287,7 +288,7 @@ TEST_CASE("evaluation leaves pieces behind", "[sharded_model]") {
       const at::Tensor y = sharded.forward(batch(0, 0));
       expect(at::allclose(y, Net().forward(batch(0, 0)), 1e-6, 1e-6), "the same values");
     }
-    expect(sharded.net().parameters()[1].sizes().vec() == shape, "pieces after the forward");
+    expect(sharded.net().parameters()[1].sizes().vec() == shape, "shards after the forward");
   });
 }
 
@@ -326,9 +327,9 @@ TEST_CASE("low precision in the computation, full precision in the optimizer", "
 
 TEST_CASE("a parameter cannot be wrapped twice", "[sharded_model]") {
   const Net net;
-  const Unit first("first", net.root, {});
+  const ParamGroup first("first", net.root, {});
   try {
-    const Unit second("second", net.root, {});
+    const ParamGroup second("second", net.root, {});
     FAIL("not refused");
   } catch (const ArgumentError& error) {
     CHECK(contains(error.what(), "unit 'second': parameter 'scale' belongs to a sharded unit"));
@@ -339,7 +340,7 @@ TEST_CASE("models that differ between ranks are refused on all", "[sharded_model
   run_group(2, [](ProcessGroup& group) {
     const NamedTensors parameters{{"w", Net::leaf(numbers({3 + group.rank(), 2}, 0))}};
     const std::string text = message_of<ArgumentError>(
-        [&] { Unit("u", parameters, {.shard = group.shared_from_this()}); });
+        [&] { ParamGroup("u", parameters, {.shard = group.shared_from_this()}); });
     expect(contains(text, "'w'") && contains(text, "[3, 2]") && contains(text, "[4, 2]"), text);
   });
 }

@@ -471,7 +471,7 @@ def _is_deferred(shard: Shard) -> bool:
 
 def _make_unit(**arguments):
     try:
-        return _C.Unit(**arguments)
+        return _C.ParamGroup(**arguments)
     except Exception as error:
         error._libddp_is_known = True  # the ranks have told each other
         raise

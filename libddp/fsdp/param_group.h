@@ -1,6 +1,7 @@
 #pragma once
 
-// The parameters of one wrapped module, and what happens to them around its forward and backward.
+// The parameters of one wrapped module (a *unit*), and what happens to them around its forward and
+// backward.
 //
 // A unit is sharded, unsharded for its module's forward, sharded again, unsharded for its backward,
 // and sharded once the backward has left it. Its last gradient starts the averaging. ShardedModel
@@ -9,7 +10,7 @@
 // ones; which ones are trained may change between passes.
 // Thread rule: one forward or backward at a time. Construction, unshard and reduce are collectives.
 //
-//   auto unit = Unit::create("h.0", parameters, options);
+//   auto unit = std::make_shared<ParamGroup>("h.0", parameters, options);
 //   auto model = ShardedModel::create({root, unit}, group);
 
 #include <ATen/core/Tensor.h>
@@ -31,13 +32,13 @@
 
 namespace libddp {
 
-class Unit {
+class ParamGroup {
  public:
   /// `parameters`: of this unit alone, named as in its module; may be empty. Collective.
   /// Throws ArgumentError where a parameter is not a leaf on the CPU, or wrapped already.
-  Unit(std::string name, const NamedTensors& parameters, ShardOptions options);
-  Unit(const Unit&) = delete;
-  Unit& operator=(const Unit&) = delete;
+  ParamGroup(std::string name, const NamedTensors& parameters, ShardOptions options);
+  ParamGroup(const ParamGroup&) = delete;
+  ParamGroup& operator=(const ParamGroup&) = delete;
 
   const std::string& name() const { return name_; }
   const ShardOptions& options() const { return options_; }
@@ -47,14 +48,20 @@ class Unit {
   void set_place(std::size_t place);
 
   /// Called with the unit when autograd has written one of its gradients.
-  void on_gradient(std::function<void(Unit&)> callback) { on_gradient_ = std::move(callback); }
+  void on_gradient(std::function<void(ParamGroup&)> callback) {
+    on_gradient_ = std::move(callback);
+  }
 
   /// Called when autograd writes a gradient after the others have been sent on their way; ends what
   /// is on its way and calls begin_again.
-  void on_gradient_again(std::function<void(Unit&)> callback) { on_again_ = std::move(callback); }
+  void on_gradient_again(std::function<void(ParamGroup&)> callback) {
+    on_again_ = std::move(callback);
+  }
 
   /// Called when its parameters have begun to show whole tensors, and when they end to.
-  void on_show(std::function<void(Unit&, bool whole)> callback) { on_show_ = std::move(callback); }
+  void on_show(std::function<void(ParamGroup&, bool whole)> callback) {
+    on_show_ = std::move(callback);
+  }
 
   /// Called with an exception of a gradient's hook, which autograd would give another class; may
   /// throw what it makes of it.
@@ -67,11 +74,11 @@ class Unit {
   void publish();
   bool needs_barrier() const;
   void begin_unshard();
-  void show_full();
-  /// `reshard`: gathered bytes are given back too.
-  void show_pieces(bool reshard);
-  bool shows_full() const;
-  /// show_full by the wish of a script, which lasts until show_pieces.
+  void unshard();
+  /// `frees`: gathered bytes are given back too.
+  void reshard(bool frees);
+  bool is_unsharded() const;
+  /// unshard by the wish of a script, which lasts until reshard.
   void hold();
   bool is_held() const { return is_held_; }
 
@@ -138,15 +145,15 @@ class Unit {
   };
 
   void tell_who_shows(bool whole);
-  void take_gradient(std::size_t flat, std::size_t index);
-  void take_gradient_guarded(std::size_t flat, std::size_t index);
+  void accumulate_gradient(std::size_t flat, std::size_t index);
+  void accumulate_guarded(std::size_t flat, std::size_t index);
 
   const std::string name_;
   const ShardOptions options_;
   OwnedTensors owned_;
-  std::function<void(Unit&)> on_gradient_;
-  std::function<void(Unit&)> on_again_;
-  std::function<void(Unit&, bool)> on_show_;
+  std::function<void(ParamGroup&)> on_gradient_;
+  std::function<void(ParamGroup&)> on_again_;
+  std::function<void(ParamGroup&, bool)> on_show_;
   std::function<void(std::exception_ptr)> on_error_;
   std::vector<std::unique_ptr<FlatParameter>> flats_;
   Phase phase_ = Phase::Idle;

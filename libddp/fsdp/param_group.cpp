@@ -1,4 +1,4 @@
-#include "libddp/fsdp/unit.h"
+#include "libddp/fsdp/param_group.h"
 
 #include <fmt/format.h>
 
@@ -67,7 +67,7 @@ void check_alike(const std::string& name, const NamedTensors& parameters,
 
 }  // namespace
 
-Unit::Unit(std::string name, const NamedTensors& parameters, ShardOptions options)
+ParamGroup::ParamGroup(std::string name, const NamedTensors& parameters, ShardOptions options)
     : name_(std::move(name)), options_(std::move(options)) {
   std::map<std::tuple<bool, at::ScalarType>, NamedTensors> kinds;
   std::string problem;
@@ -82,11 +82,11 @@ Unit::Unit(std::string name, const NamedTensors& parameters, ShardOptions option
     const std::size_t flat = flats_.size();
     flats_.push_back(std::make_unique<FlatParameter>(
         fmt::format("unit '{}'", name_), std::move(members), options_, pool,
-        [this, flat](std::size_t index) { take_gradient_guarded(flat, index); }));
+        [this, flat](std::size_t index) { accumulate_guarded(flat, index); }));
   }
 }
 
-void Unit::set_place(std::size_t place) {
+void ParamGroup::set_place(std::size_t place) {
   for (std::size_t i = 0; i < flats_.size(); ++i) {
     const std::string array = i == 0 ? "" : fmt::format(".{}", i);
     // The name comes last: labels are cut.
@@ -95,78 +95,78 @@ void Unit::set_place(std::size_t place) {
   }
 }
 
-void Unit::take_written() {
+void ParamGroup::take_written() {
   for (const auto& flat : flats_) flat->take_written();
 }
 
-void Unit::publish() {
+void ParamGroup::publish() {
   for (const auto& flat : flats_) flat->memory().publish();
 }
 
-bool Unit::needs_barrier() const {
+bool ParamGroup::needs_barrier() const {
   for (const auto& flat : flats_) {
     if (flat->memory().needs_barrier()) return true;
   }
   return false;
 }
 
-void Unit::begin_unshard() {
+void ParamGroup::begin_unshard() {
   for (const auto& flat : flats_) flat->memory().begin_unshard();
 }
 
-void Unit::show_full() {
+void ParamGroup::unshard() {
   begin_unshard();
-  for (const auto& flat : flats_) flat->show_full();
+  for (const auto& flat : flats_) flat->unshard();
   tell_who_shows(/*whole=*/true);
 }
 
-void Unit::tell_who_shows(bool whole) {
+void ParamGroup::tell_who_shows(bool whole) {
   if (std::exchange(is_whole_, whole) != whole && on_show_) on_show_(*this, whole);
 }
 
-void Unit::hold() {
-  show_full();
+void ParamGroup::hold() {
+  unshard();
   is_held_ = true;
 }
 
-void Unit::divide_gradients_by(std::optional<double> divisor) {
+void ParamGroup::divide_gradients_by(std::optional<double> divisor) {
   for (const auto& flat : flats_) flat->divide_gradients_by(divisor);
 }
 
-void Unit::zero_unused(bool zeroes) {
+void ParamGroup::zero_unused(bool zeroes) {
   for (const auto& flat : flats_) flat->zero_unused(zeroes);
 }
 
-void Unit::show_waiting(bool shows) {
+void ParamGroup::show_waiting(bool shows) {
   for (const auto& flat : flats_) flat->show_waiting(shows);
 }
 
-void Unit::reduce_by(FlatParameter::ReduceHook hook) {
+void ParamGroup::reduce_by(FlatParameter::ReduceHook hook) {
   has_reduce_hook_ = static_cast<bool>(hook);
   for (const auto& flat : flats_) flat->reduce_by(hook);
 }
 
-void Unit::show_pieces(bool reshard) {
+void ParamGroup::reshard(bool frees) {
   is_held_ = false;
   for (const auto& flat : flats_) {
-    flat->show_pieces();
-    if (reshard) flat->memory().reshard();
+    flat->show_shards();
+    if (frees) flat->memory().reshard();
   }
   tell_who_shows(/*whole=*/false);
 }
 
-bool Unit::shows_full() const {
+bool ParamGroup::is_unsharded() const {
   return std::any_of(flats_.begin(), flats_.end(),
-                     [](const auto& flat) { return flat->shows_full(); });
+                     [](const auto& flat) { return flat->is_unsharded(); });
 }
 
-void Unit::begin_pass(bool averages) {
+void ParamGroup::begin_pass(bool averages) {
   if (phase_ != Phase::Idle) return;
   phase_ = Phase::Gradients;
   for (const auto& flat : flats_) flat->begin_pass(averages);
 }
 
-void Unit::take_gradient(std::size_t flat, std::size_t index) {
+void ParamGroup::accumulate_gradient(std::size_t flat, std::size_t index) {
   if (phase_ == Phase::Idle) {
     throw StateError(fmt::format(
         "libddp unit '{}': parameter '{}' got a gradient in a backward pass that reached none of "
@@ -175,7 +175,7 @@ void Unit::take_gradient(std::size_t flat, std::size_t index) {
         name_, flats_[flat]->parameters()[index].name));
   }
   if (phase_ == Phase::Reducing && on_again_) on_again_(*this);
-  if (flats_[flat]->take_gradient(index)) {
+  if (flats_[flat]->accumulate_gradient(index)) {
     const bool awaits = std::any_of(flats_.begin(), flats_.end(),
                                     [](const auto& other) { return other->awaits_any(); });
     if (!awaits) phase_ = Phase::Complete;
@@ -183,79 +183,79 @@ void Unit::take_gradient(std::size_t flat, std::size_t index) {
   if (on_gradient_) on_gradient_(*this);
 }
 
-void Unit::take_gradient_guarded(std::size_t flat, std::size_t index) {
+void ParamGroup::accumulate_guarded(std::size_t flat, std::size_t index) {
   try {
-    take_gradient(flat, index);
+    accumulate_gradient(flat, index);
   } catch (...) {
     if (on_error_) on_error_(std::current_exception());
     throw;
   }
 }
 
-bool Unit::trains_all() const {
+bool ParamGroup::trains_all() const {
   return std::all_of(flats_.begin(), flats_.end(),
                      [](const auto& flat) { return flat->trains_all(); });
 }
 
-bool Unit::wants_average() const {
+bool ParamGroup::wants_average() const {
   return std::any_of(flats_.begin(), flats_.end(),
                      [](const auto& flat) { return flat->wants_average(); });
 }
 
-bool Unit::has_waiting() const {
+bool ParamGroup::has_waiting() const {
   return std::any_of(flats_.begin(), flats_.end(),
                      [](const auto& flat) { return flat->has_waiting(); });
 }
 
-void Unit::reduce() {
+void ParamGroup::reduce() {
   phase_ = Phase::Reducing;
   for (const auto& flat : flats_) flat->reduce();
 }
 
-void Unit::begin_reduction() {
+void ParamGroup::begin_reduction() {
   phase_ = Phase::Reducing;
   for (const auto& flat : flats_) {
     if (flat->wants_average()) flat->begin_reduction();
   }
 }
 
-bool Unit::is_averaged() const {
+bool ParamGroup::is_averaged() const {
   return phase_ == Phase::Reducing &&
          std::all_of(flats_.begin(), flats_.end(), [](const auto& flat) {
            return flat->is_averaged() || !flat->wants_average();
          });
 }
 
-void Unit::collect() {
+void ParamGroup::collect() {
   for (const auto& flat : flats_) flat->collect();
 }
 
-void Unit::begin_again() {
+void ParamGroup::begin_again() {
   for (const auto& flat : flats_) flat->begin_again();
   phase_ = Phase::Gradients;
 }
 
-void Unit::install() {
+void ParamGroup::install() {
   for (const auto& flat : flats_) flat->install();
   phase_ = Phase::Installed;
 }
 
-void Unit::end_pass() {
+void ParamGroup::end_pass() {
   if (phase_ != Phase::Idle && phase_ != Phase::Installed) install();
   phase_ = Phase::Idle;
 }
 
-void Unit::abandon() {
+void ParamGroup::abandon() {
   for (const auto& flat : flats_) flat->abandon();
   phase_ = Phase::Idle;
 }
 
-bool Unit::has_late_hooks() const {
+bool ParamGroup::has_late_hooks() const {
   return std::any_of(flats_.begin(), flats_.end(),
                      [](const auto& flat) { return flat->has_late_hooks(); });
 }
 
-void Unit::run_late_hooks() {
+void ParamGroup::run_late_hooks() {
   for (const auto& flat : flats_) flat->run_late_hooks();
 }
 
