@@ -17,11 +17,8 @@
 //   watchdog.announce(failure);    // tells the peers
 //   watchdog.say_goodbye(41);      // leaves in order
 
-#include <poll.h>
-
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -31,13 +28,15 @@
 #include <thread>
 #include <vector>
 
+#include "libddp/base/event_fd.h"
 #include "libddp/base/group_identity.h"
 #include "libddp/collectives/comm.h"
 #include "libddp/transport/group_peer.h"
-#include "libddp/watchdog/control_message.h"
-#include "libddp/watchdog/control_outbox.h"
+#include "libddp/watchdog/control_channels.h"
 #include "libddp/watchdog/heartbeat_monitor.h"
+#include "libddp/watchdog/long_wait.h"
 #include "libddp/watchdog/reported_errors.h"
+#include "libddp/watchdog/stack_questions.h"
 
 namespace libddp {
 
@@ -80,10 +79,11 @@ class Watchdog {
   void report_error(std::uint64_t sequence, const std::string& what) noexcept;
   void retract_error() noexcept;
 
-  /// What the threads of `ranks` do, by rank; of those that answer within `limit`. Not from the
-  /// watchdog's thread. Text of stack_dump.h, empty for a program without Python.
+  /// See StackQuestions::ask. Not from the watchdog's thread.
   std::map<int, std::string> ask_for_stacks(const std::vector<int>& ranks,
-                                            std::chrono::milliseconds limit);
+                                            std::chrono::milliseconds limit) {
+    return questions_.ask(ranks, limit);
+  }
   /// Number of the collective that `rank` began last, as far as is known here.
   std::optional<std::uint64_t> last_sequence_of(int rank) const;
   /// See Backend::loss; what was found here first.
@@ -91,35 +91,26 @@ class Watchdog {
 
  private:
   struct Watched {
-    GroupPeer peer;
-    ControlInbox inbox;
-    /// Under send_mutex_.
-    ControlOutbox outbox;
+    ControlChannels::Channel* channel = nullptr;
+    HeartbeatMonitor heartbeat{std::nullopt};
     /// Left, or lost and reported: not watched any more.
     bool is_over = false;
     bool has_dropped = false;
-    HeartbeatMonitor heartbeat{std::nullopt};
     /// What heartbeats have said; for ranks of other hosts.
     std::uint64_t beats = 0;
+
+    const GroupPeer& peer() const { return channel->peer; }
   };
 
   void run();
   void read_all();
   void handle(Watched& watched, const ControlMessage& message);
-  bool is_lost(const Watched& watched) const;
   void report_loss(Watched& watched);
   /// The peer is gone, or the network to it: keeps that beside the group's first failure.
   void fail_of_loss(CommFailure failure);
   void fail(CommFailure failure);
-  /// REQUIRES: send_mutex_. False if the peer is gone.
-  bool send_to(Watched& watched, const ControlMessage& message) noexcept;
-  /// Entries for a poll that ends when a peer that took no message takes one again.
-  void add_unsent(std::vector<pollfd>& entries) noexcept;
-  void flush_all() noexcept;
-  void send_to_all(const ControlMessage& message) noexcept;
-  void send_to_all_locked(const ControlMessage& message) noexcept;
 
-  // control_heartbeat.cpp: what time brings about.
+  // What time brings about.
   int pause_ms(std::int64_t now_ns) const;
   void tick(std::int64_t now_ns);
   void beat() noexcept;
@@ -127,42 +118,26 @@ class Watchdog {
   void report_frozen(Watched& watched, std::int64_t now_ns);
   void check_reports(std::int64_t now_ns);
   void check_wait(std::int64_t now_ns);
-
-  // control_stacks.cpp
-  void answer_stacks(Watched& watched, std::uint64_t number);
-  void take_stacks(int rank, const ControlMessage& message);
-
   /// One rank of the others speaks for all in the log: the lowest that is not `culprits`.
   bool reports_for_all(const std::vector<int>& culprits) const;
 
   const GroupIdentity identity_;
   Comm& comm_;
   const Hooks hooks_;
-  int host_index_ = 0;
+  const int host_index_;
+  ControlChannels channels_;
+  StackQuestions questions_{channels_};
   std::vector<Watched> watched_;
-  std::mutex send_mutex_;
-  /// Under the mutex.
-  bool is_announced_ = false;
   ReportedErrors reports_;
   /// What heartbeats from other hosts have said, by rank.
   std::vector<std::atomic<std::uint64_t>> last_sequences_;
   mutable std::mutex loss_mutex_;
   std::optional<CommFailure> loss_;
-  std::mutex stacks_mutex_;
-  std::condition_variable stacks_came_;
-  std::uint64_t question_ = 0;
-  std::map<int, std::string> stacks_;
-  bool is_stopped_ = false;
   // Of the thread.
   std::int64_t next_beat_ns_ = 0;
   std::int64_t last_tick_ns_ = 0;
-  /// The collective that ran at the last tick, since when, and whether the log has it.
-  std::uint64_t waiting_in_ = 0;
-  std::int64_t waiting_since_ns_ = 0;
-  bool is_wait_logged_ = false;
-  UniqueFd stop_;
-  /// Readable when a message waits that the thread does not know of.
-  UniqueFd unsent_;
+  LongWait long_wait_;
+  EventFd stop_;
   std::thread thread_;
 };
 
