@@ -41,7 +41,8 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
       arena_(std::move(arena)),
       comm_(std::move(comm)),
       blocks_(std::make_shared<SharedBlocks>(arena_, comm_)),
-      notes_([this](const std::vector<int>& ranks) { return where_are(ranks); }),
+      reporter_(identity_, peer_names_, *comm_, flight_recorder_, [this] { return watchdog(); }),
+      notes_([this](const std::vector<int>& ranks) { return reporter_.where_are(ranks); }),
       messages_(
           std::make_unique<MessageQueue>(identity_, *comm_, peer_names_, flight_recorder_,
                                          MessageQueue::Hooks{notes_, [this] { tell_peers(); }})),
@@ -54,7 +55,7 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
                         on_goodbye(rank, sequence, error);
                       },
                       [this] { return running_.load(std::memory_order_relaxed); },
-                      [this] { report_failure(/*waits=*/false); }});
+                      [this] { reporter_.report(/*waits=*/false); }});
 }
 
 HostBackend::~HostBackend() {
@@ -80,6 +81,22 @@ void HostBackend::stop_parts() {
   messages_.reset();
   const std::lock_guard lock(watchdog_mutex_);
   watchdog_.reset();
+}
+
+// Runs in the watchdog's thread of some group.
+RunningCallText HostBackend::describe_running() {
+  constexpr std::size_t kMostNames = 4;
+  RunningCallText text{identity_.name, "", {}};
+  const std::uint64_t running = running_.load();
+  if (running == 0) return text;
+  text.call = comm_->last_call_of(identity_.rank);
+  const std::lock_guard lock(watchdog_mutex_);
+  for (int rank = 0; watchdog_ && rank < identity_.world_size; ++rank) {
+    if (rank == identity_.rank || text.waits_for.size() == kMostNames) continue;
+    const std::uint64_t last = watchdog_->last_sequence_of(rank).value_or(0);
+    if (last < running) text.waits_for.push_back(peer_names_[static_cast<std::size_t>(rank)]);
+  }
+  return text;
 }
 
 std::shared_ptr<Watchdog> HostBackend::watchdog() const {
@@ -211,7 +228,7 @@ void HostBackend::tell_peers() noexcept {
     std::lock_guard lock(watchdog_mutex_);
     if (watchdog_) watchdog_->announce(*failure);
   }
-  report_failure(/*waits=*/true);
+  reporter_.report(/*waits=*/true);
 }
 
 WorkPtr HostBackend::all_reduce(BackendCall call, const at::Tensor& tensor, double scale) {

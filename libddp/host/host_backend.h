@@ -20,7 +20,6 @@
 
 #include <atomic>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -30,6 +29,7 @@
 #include "libddp/base/work_queue.h"
 #include "libddp/collectives/comm.h"
 #include "libddp/group/backend.h"
+#include "libddp/host/failure_reporter.h"
 #include "libddp/host/living_groups.h"
 #include "libddp/host/message_queue.h"
 #include "libddp/host/shared_blocks.h"
@@ -97,15 +97,7 @@ class HostBackend : public Backend {
   void stop_parts();
   std::shared_ptr<Watchdog> watchdog() const;
 
-  // host_backend_report.cpp: what is told when the group fails.
-  /// ", which is in load (data.py:31) < ..." for the message of a timeout.
-  std::string where_are(const std::vector<int>& ranks);
   RunningCallText describe_running();
-  /// The flight log's file and the report, if this rank is the one to write it, each once.
-  /// `waits`: an operation of this rank raises the failure.
-  void report_failure(bool waits) noexcept;
-  bool writes_report(const CommFailure& failure) const;
-  std::string report_text(const CommFailure& failure);
 
   const GroupIdentity identity_;
   const std::vector<std::string> peer_names_;
@@ -129,12 +121,8 @@ class HostBackend : public Backend {
   mutable std::mutex watchdog_mutex_;
   std::shared_ptr<Watchdog> watchdog_;
   FlightRecorder flight_recorder_;
+  FailureReporter reporter_;
   const std::function<std::string(const std::vector<int>&)> notes_;
-  std::atomic<bool> is_reported_{false};
-  std::atomic<bool> is_flight_written_{false};
-  /// What ranks that did not come have answered, for the report.
-  std::mutex stacks_mutex_;
-  std::map<int, std::string> stacks_;
   std::unique_ptr<MessageQueue> messages_;
   std::unique_ptr<WorkQueue> queue_;
   /// These two last: nobody asks any more once the rest is taken down.

@@ -1,9 +1,10 @@
-// What is told when the group fails: where the ranks are that did not come, once.
+#include "libddp/host/failure_reporter.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 #include <utility>
 
 #include "libddp/base/env.h"
@@ -11,7 +12,7 @@
 #include "libddp/base/log.h"
 #include "libddp/base/stack_dump.h"
 #include "libddp/base/whole_file.h"
-#include "libddp/host/host_backend.h"
+#include "libddp/watchdog/running_calls.h"
 
 namespace libddp {
 namespace {
@@ -42,8 +43,18 @@ std::string indented(const std::string& text) {
 
 }  // namespace
 
-std::string HostBackend::where_are(const std::vector<int>& ranks) {
-  const auto watchdog = this->watchdog();
+FailureReporter::FailureReporter(const GroupIdentity& identity,
+                                 const std::vector<std::string>& peer_names, const Comm& comm,
+                                 const FlightRecorder& flight_recorder,
+                                 std::function<std::shared_ptr<Watchdog>()> watchdog)
+    : identity_(identity),
+      peer_names_(peer_names),
+      comm_(comm),
+      flight_recorder_(flight_recorder),
+      watchdog_(std::move(watchdog)) {}
+
+std::string FailureReporter::where_are(const std::vector<int>& ranks) {
+  const std::shared_ptr<Watchdog> watchdog = watchdog_();
   if (!watchdog || ranks.empty()) return "";
   std::vector<int> asked = ranks;
   if (asked.size() > kMostStacks) asked.resize(kMostStacks);
@@ -68,24 +79,8 @@ std::string HostBackend::where_are(const std::vector<int>& ranks) {
   return text;
 }
 
-// Runs in the watchdog's thread of some group.
-RunningCallText HostBackend::describe_running() {
-  constexpr std::size_t kMostNames = 4;
-  RunningCallText text{identity_.name, "", {}};
-  const std::uint64_t running = running_.load();
-  if (running == 0) return text;
-  text.call = comm_->last_call_of(identity_.rank);
-  const std::lock_guard lock(watchdog_mutex_);
-  for (int rank = 0; watchdog_ && rank < identity_.world_size; ++rank) {
-    if (rank == identity_.rank || text.waits_for.size() == kMostNames) continue;
-    const std::uint64_t last = watchdog_->last_sequence_of(rank).value_or(0);
-    if (last < running) text.waits_for.push_back(peer_names_[static_cast<std::size_t>(rank)]);
-  }
-  return text;
-}
-
-void HostBackend::report_failure(bool waits) noexcept {
-  const auto failure = comm_->failure();
+void FailureReporter::report(bool waits) noexcept {
+  const auto failure = comm_.failure();
   if (!failure) return;
   try {
     // An error that all ranks meet is nobody's: who has one of its own does not come any more.
@@ -108,14 +103,14 @@ void HostBackend::report_failure(bool waits) noexcept {
 // One rank writes: the one whose own time was over, because it has asked for the stacks; where a
 // peer is to blame, the lowest of the others, and where nobody is, rank 0. What this rank ended
 // itself needs no report.
-bool HostBackend::writes_report(const CommFailure& failure) const {
+bool FailureReporter::writes_report(const CommFailure& failure) const {
   if (failure.kind == CommFailure::Kind::Timeout) return true;
   if (failure.kind == CommFailure::Kind::Aborted) return false;
   const bool is_told = failure.message.find(" gave up: ") != std::string::npos;
   return !is_told && identity_.rank == (failure.peer_rank == 0 ? 1 : 0);
 }
 
-std::string HostBackend::report_text(const CommFailure& failure) {
+std::string FailureReporter::report_text(const CommFailure& failure) {
   std::string text = fmt::format("{} has failed: {}\n", identity_.where(), failure.message);
   const bool is_network = failure.kind == CommFailure::Kind::Network;
   const char* other_end = is_network ? ", at the other end" : ", the one to blame";
@@ -125,7 +120,7 @@ std::string HostBackend::report_text(const CommFailure& failure) {
                         : rank == failure.peer_rank ? other_end
                                                     : "";
     text += fmt::format("  {}{}: last call {}\n", peer_names_[static_cast<std::size_t>(rank)],
-                        whose, comm_->last_call_of(rank));
+                        whose, comm_.last_call_of(rank));
   }
   if (num_shown < identity_.world_size) {
     text += fmt::format("  and {} more ranks\n", identity_.world_size - num_shown);
