@@ -1,11 +1,16 @@
 #include "libddp/interop/c10d_backend.h"
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include "libddp/group/sparse_all_reduce.h"
 #include "libddp/interop/c10d_run.h"
 #include "libddp/interop/callback_thread.h"
 #include "libddp/interop/convert.h"
+#include "libddp/interop/local_reduce.h"
 #include "libddp/interop/torch_errors.h"
+#include "libddp/interop/work_chain.h"
 
 namespace libddp {
 
@@ -85,6 +90,419 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
   // Zero means zero here, as with Gloo: rank 0 looks once who is there.
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? group_->timeout() : opts.timeout;
   for_torch([&] { monitored_barrier_.wait(timeout, wait_all_ranks); });
+}
+
+// C10dBackend: all_reduce, reduce, broadcast.
+
+namespace {
+
+/// Each of `tensors` becomes the coalesced sum of all of them on all ranks.
+WorkPtr sparse_sum_for(const Group& group, const Tensors& tensors, const CallOptions& call) {
+  at::Tensor input = tensors[0];
+  for (std::size_t i = 1; i < tensors.size(); ++i) input = input.add(tensors[i]);
+  auto sum = std::make_shared<SparseSum>(group, input);
+  WorkPtr entries = followed_by(sum->gather_layouts(call), [group, sum, call] {
+    std::vector<Exchange> parts = sum->messages();
+    return parts.empty() ? done("all_reduce sparse", {}) : group->exchange(std::move(parts), call);
+  });
+  return after(entries, tensors, [sum, tensors] {
+    const c10::NoGradGuard no_grad;
+    const at::Tensor total = sum->add();
+    for (const at::Tensor& tensor : tensors) at::Tensor(tensor).copy_(total);
+  });
+}
+
+}  // namespace
+
+C10dBackend::WorkHandle C10dBackend::allreduce(Tensors& tensors,
+                                               const c10d::AllreduceOptions& opts) {
+  const bool is_sparse = !tensors.empty() && tensors[0].layout() == at::kSparse;
+  if (is_sparse) return allreduce_sparse(tensors, opts);
+  return run({c10d::OpType::ALLREDUCE, "libddp:all_reduce", tensors}, {tensors}, [&]() -> WorkPtr {
+    C10dChecks checks(*group_, "all_reduce");
+    checks.alike(tensors);
+    checks.layout(tensors);
+    const ReduceOptions reduce{.op = reduce_op(opts.reduceOp)};
+    reduce_into_first(tensors, opts.reduceOp);
+    const CallOptions call = call_options(opts.timeout, opts.asyncOp);
+    WorkPtr work = group_->all_reduce(tensors[0], reduce, call);
+    if (tensors.size() == 1) return work;
+    return after(work, tensors, [tensors] { copy_first_to_rest(tensors); });
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::allreduce_sparse(Tensors& tensors,
+                                                      const c10d::AllreduceOptions& opts) {
+  return run({c10d::OpType::_ALLREDUCE_SPARSE, "libddp:all_reduce", {}}, {tensors}, [&] {
+    C10dChecks checks(*group_, "all_reduce");
+    checks.alike(tensors);
+    checks.layout(tensors, /*allow_sparse=*/true);
+    if (reduce_op(opts.reduceOp) != ReduceOp::Sum || is_premultiplied(opts.reduceOp)) {
+      checks.fail(
+          "unsupported reduction operation (allreduce of sparse tensors only works with "
+          "ReduceOp.SUM)");
+    }
+    WorkPtr work = sparse_sum_for(group_, tensors, call_options(opts.timeout, opts.asyncOp));
+    if (!opts.asyncOp) work->wait();
+    return work;
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  return run({c10d::OpType::ALLREDUCE_COALESCED, "libddp:all_reduce", tensors}, {tensors}, [&] {
+    C10dChecks checks(*group_, "all_reduce_coalesced");
+    checks.one_type(tensors);
+    checks.layout(tensors);
+    if (is_premultiplied(opts.reduceOp)) {
+      for (const at::Tensor& tensor : tensors) premultiply(opts.reduceOp, tensor);
+    }
+    return group_->all_reduce_coalesced(tensors, {.op = reduce_op(opts.reduceOp)},
+                                        call_options(opts.timeout, opts.asyncOp));
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  return run({c10d::OpType::REDUCE, "libddp:reduce", tensors}, {tensors}, [&] {
+    C10dChecks checks(*group_, "reduce");
+    checks.root(opts.rootRank);
+    checks.root_tensor(opts.rootTensor, tensors);
+    checks.single(tensors);
+    checks.layout(tensors);
+    at::Tensor input = tensors[0];
+    if (is_premultiplied(opts.reduceOp)) {
+      if (group_->rank() != opts.rootRank)
+        input = input.detach().clone();  // only the root's may change
+      premultiply(opts.reduceOp, input);
+    }
+    return group_->reduce(input, static_cast<int>(opts.rootRank), {.op = reduce_op(opts.reduceOp)},
+                          call_options(opts.timeout, opts.asyncOp));
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::broadcast(Tensors& tensors,
+                                               const c10d::BroadcastOptions& opts) {
+  return run({c10d::OpType::BROADCAST, "libddp:broadcast", tensors}, {tensors}, [&]() -> WorkPtr {
+    C10dChecks checks(*group_, "broadcast");
+    checks.root(opts.rootRank);
+    checks.root_tensor(opts.rootTensor, tensors);
+    checks.alike(tensors);
+    checks.layout(tensors);
+    const at::Tensor source = tensors[static_cast<std::size_t>(opts.rootTensor)];
+    WorkPtr work = group_->broadcast(movable(source), static_cast<int>(opts.rootRank),
+                                     call_options(opts.timeout, opts.asyncOp));
+    if (tensors.size() == 1) return work;
+    return after(work, tensors, [source, tensors] {
+      for (at::Tensor tensor : tensors) {
+        if (!tensor.is_same(source)) tensor.copy_(source);
+      }
+    });
+  });
+}
+
+// C10dBackend: all_gather, gather, scatter and their list and coalesced forms.
+
+namespace {
+
+/// Ends the composite before the call returns where the caller asked for that.
+WorkPtr settle(WorkPtr work, bool async) {
+  if (!async) work->wait();
+  return work;
+}
+
+/// Views for a gather of one tensor: outputs of equal size take the input's shape.
+Tensors outputs_like(const Tensors& outputs, const at::Tensor& input) {
+  Tensors views;
+  views.reserve(outputs.size());
+  for (const at::Tensor& output : outputs) views.push_back(movable(shaped_like(output, input)));
+  return views;
+}
+
+/// Entries `offset`, `offset + stride`, ... of `list`.
+Tensors every(const Tensors& list, std::size_t offset, std::size_t stride) {
+  Tensors picked;
+  for (std::size_t i = offset; i < list.size(); i += stride) picked.push_back(list[i]);
+  return picked;
+}
+
+}  // namespace
+
+C10dBackend::WorkHandle C10dBackend::allgather(TensorLists& outputs, Tensors& inputs,
+                                               const c10d::AllgatherOptions& opts) {
+  return run({c10d::OpType::ALLGATHER, "libddp:all_gather", inputs}, outputs, [&]() -> WorkPtr {
+    C10dChecks checks(*group_, "all_gather");
+    checks.gathered(outputs, inputs);
+    checks.layout(inputs);
+    if (inputs.size() == 1) {
+      return group_->all_gather(outputs_like(outputs[0], inputs[0]), movable(inputs[0]),
+                                call_options(opts.timeout, opts.asyncOp));
+    }
+    std::vector<WorkPtr> works;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const Tensors parts = outputs_like(every(outputs[0], i, inputs.size()), inputs[i]);
+      works.push_back(
+          group_->all_gather(parts, movable(inputs[i]), call_options(opts.timeout, true)));
+    }
+    const TensorLists lists = outputs;
+    WorkPtr work = after(all_of(works, {}), {}, [lists] {
+      for (std::size_t k = 1; k < lists.size(); ++k) {
+        for (std::size_t j = 0; j < lists[k].size(); ++j) {
+          at::Tensor(lists[k][j]).copy_(lists[0][j]);
+        }
+      }
+    });
+    return settle(std::move(work), opts.asyncOp);
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                     const c10d::AllgatherOptions& opts) {
+  return run({c10d::OpType::_ALLGATHER_BASE, "libddp:all_gather", {input}}, {{output}}, [&] {
+    C10dChecks checks(*group_, "all_gather_into_tensor");
+    checks.layout({output, input});
+    return group_->all_gather_into(movable(output), movable(input),
+                                   call_options(opts.timeout, opts.asyncOp));
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                                         const c10d::AllgatherOptions& opts) {
+  return run({c10d::OpType::ALLGATHER_COALESCED, "libddp:all_gather", inputs}, outputs, [&] {
+    C10dChecks checks(*group_, "all_gather_coalesced");
+    checks.gathered_coalesced(outputs, inputs);
+    checks.layout(inputs);
+    std::vector<WorkPtr> works;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      Tensors parts;
+      for (const Tensors& list : outputs) parts.push_back(movable(list[i]));
+      works.push_back(
+          group_->all_gather(parts, movable(inputs[i]), call_options(opts.timeout, true)));
+    }
+    return settle(all_of(works, {}), opts.asyncOp);
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  return run({c10d::OpType::COALESCED, "libddp:all_gather", inputs}, {outputs}, [&]() -> WorkPtr {
+    C10dChecks checks(*group_, "all_gather_into_tensor_coalesced");
+    if (inputs.size() != outputs.size()) {
+      checks.fail("requires input/output tensor lists to have the same length");
+    }
+    checks.layout(inputs);
+    checks.layout(outputs);
+    if (inputs.empty()) return done("all_gather_into_tensor_coalesced", {});
+    std::vector<WorkPtr> works;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      works.push_back(group_->all_gather_into(movable(outputs[i]), movable(inputs[i]),
+                                              call_options(opts.timeout, true)));
+    }
+    return settle(all_of(works, outputs), opts.asyncOp);
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::gather(TensorLists& outputs, Tensors& inputs,
+                                            const c10d::GatherOptions& opts) {
+  return run({c10d::OpType::GATHER, "libddp:gather", inputs}, outputs, [&] {
+    C10dChecks checks(*group_, "gather");
+    checks.root(opts.rootRank);
+    checks.single_input(inputs);
+    checks.layout(inputs);
+    checks.rooted(outputs, inputs[0], group_->rank() == opts.rootRank, "output");
+    const Tensors parts = outputs.empty() ? Tensors() : movable(outputs[0]);
+    return group_->gather(parts, movable(inputs[0]), static_cast<int>(opts.rootRank),
+                          call_options(opts.timeout, opts.asyncOp));
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::scatter(Tensors& outputs, TensorLists& inputs,
+                                             const c10d::ScatterOptions& opts) {
+  return run({c10d::OpType::SCATTER, "libddp:scatter", outputs}, {outputs}, [&] {
+    C10dChecks checks(*group_, "scatter");
+    checks.root(opts.rootRank);
+    checks.single_output(outputs);
+    checks.layout(outputs);
+    checks.rooted(inputs, outputs[0], group_->rank() == opts.rootRank, "input");
+    const Tensors parts = inputs.empty() ? Tensors() : movable(inputs[0]);
+    return group_->scatter(movable(outputs[0]), parts, static_cast<int>(opts.rootRank),
+                           call_options(opts.timeout, opts.asyncOp));
+  });
+}
+
+// C10dBackend: reduce_scatter and all_to_all.
+
+namespace {
+
+/// The input of a reduction that must not change: a multiplied copy for PREMUL_SUM, else itself.
+at::Tensor reduction_input(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  if (!is_premultiplied(op)) return tensor;
+  at::Tensor copy = tensor.detach().clone();
+  premultiply(op, copy);
+  return copy;
+}
+
+}  // namespace
+
+C10dBackend::WorkHandle C10dBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                                    const c10d::ReduceScatterOptions& opts) {
+  const Tensors recorded = inputs.empty() ? Tensors() : inputs[0];
+  return run({c10d::OpType::REDUCE_SCATTER, "libddp:reduce_scatter", recorded}, {outputs}, [&] {
+    C10dChecks checks(*group_, "reduce_scatter");
+    checks.single_output(outputs);
+    if (inputs.size() != 1) checks.fail("requires a single-element input list");
+    if (inputs[0].size() != static_cast<std::size_t>(group_->size())) {
+      checks.fail("invalid input tensor list size, must be world size");
+    }
+    checks.layout(outputs);
+    checks.layout(inputs[0]);
+    Tensors parts;
+    for (const at::Tensor& input : inputs[0]) {
+      parts.push_back(reduction_input(input, opts.reduceOp));
+    }
+    return group_->reduce_scatter(outputs[0], parts, {.op = reduce_op(opts.reduceOp)},
+                                  call_options(opts.timeout, opts.asyncOp));
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                          const c10d::ReduceScatterOptions& opts) {
+  return run({c10d::OpType::_REDUCE_SCATTER_BASE, "libddp:reduce_scatter", {input}}, {{output}},
+             [&] {
+               C10dChecks checks(*group_, "reduce_scatter_tensor");
+               checks.layout({output, input});
+               return group_->reduce_scatter_into(output, reduction_input(input, opts.reduceOp),
+                                                  {.op = reduce_op(opts.reduceOp)},
+                                                  call_options(opts.timeout, opts.asyncOp));
+             });
+}
+
+C10dBackend::WorkHandle C10dBackend::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
+  return run({c10d::OpType::COALESCED, "libddp:reduce_scatter", inputs}, {outputs},
+             [&]() -> WorkPtr {
+               C10dChecks checks(*group_, "reduce_scatter_tensor_coalesced");
+               if (inputs.size() != outputs.size()) {
+                 checks.fail("requires input/output tensor lists to have the same length");
+               }
+               checks.layout(inputs);
+               checks.layout(outputs);
+               if (inputs.empty()) return done("reduce_scatter_tensor_coalesced", {});
+               std::vector<WorkPtr> works;
+               for (std::size_t i = 0; i < inputs.size(); ++i) {
+                 works.push_back(group_->reduce_scatter_into(
+                     outputs[i], reduction_input(inputs[i], opts.reduceOp),
+                     {.op = reduce_op(opts.reduceOp)}, call_options(opts.timeout, true)));
+               }
+               WorkPtr work = all_of(works, outputs);
+               if (!opts.asyncOp) work->wait();
+               return work;
+             });
+}
+
+C10dBackend::WorkHandle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                   std::vector<std::int64_t>& output_splits,
+                                                   std::vector<std::int64_t>& input_splits,
+                                                   const c10d::AllToAllOptions& opts) {
+  return run({c10d::OpType::ALLTOALL_BASE, "libddp:all_to_all", {input}}, {{output}}, [&] {
+    C10dChecks checks(*group_, "all_to_all_single");
+    checks.layout({output, input});
+    checks.splits(input_splits, input);
+    checks.splits(output_splits, output);
+    return group_->all_to_all_single(movable(output), movable(input), output_splits, input_splits,
+                                     call_options(opts.timeout, opts.asyncOp));
+  });
+}
+
+C10dBackend::WorkHandle C10dBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                              const c10d::AllToAllOptions& opts) {
+  return run({c10d::OpType::ALLTOALL, "libddp:all_to_all", inputs}, {outputs}, [&] {
+    C10dChecks checks(*group_, "all_to_all");
+    checks.one_per_rank(outputs, "output");
+    checks.one_per_rank(inputs, "input");
+    checks.layout(outputs);
+    checks.layout(inputs);
+    return group_->all_to_all(movable(outputs), movable(inputs),
+                              call_options(opts.timeout, opts.asyncOp));
+  });
+}
+
+// C10dBackend: send, recv and the batches of batch_isend_irecv.
+
+namespace {
+
+constexpr int kAnySource = -1;
+
+const char* title_of(Exchange::Direction direction, int peer) {
+  if (direction == Exchange::Direction::Send) return "libddp:send";
+  return peer == kAnySource ? "libddp:recvAnySource" : "libddp:recv";
+}
+
+c10d::OpType type_of(Exchange::Direction direction, int peer) {
+  if (direction == Exchange::Direction::Send) return c10d::OpType::SEND;
+  return peer == kAnySource ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
+}
+
+}  // namespace
+
+C10dBackend::WorkHandle C10dBackend::exchange_one(Tensors& tensors, Exchange::Direction direction,
+                                                  int peer, int tag) {
+  const bool is_send = direction == Exchange::Direction::Send;
+  return run(
+      {type_of(direction, peer), title_of(direction, peer), tensors}, {tensors}, [&]() -> WorkPtr {
+        C10dChecks checks(*group_, is_send ? "send" : "recv");
+        if (tensors.size() != 1) checks.fail("takes a single tensor");
+        checks.layout(tensors);
+        const at::Tensor view = movable(tensors[0]);
+        {
+          std::lock_guard lock(batch_mutex_);
+          if (batch_) {
+            batch_->parts.push_back({direction, view, peer, tag});
+            return done("part of a batch", {});  // endCoalescing's work is the one to wait for
+          }
+        }
+        const CallOptions call = call_options(c10d::kUnsetTimeout, true);
+        if (is_send) return group_->send(view, peer, tag, call);
+        const auto source = peer == kAnySource ? std::nullopt : std::optional<int>(peer);
+        return group_->recv(view, source, tag, call);
+      });
+}
+
+C10dBackend::WorkHandle C10dBackend::send(Tensors& tensors, int target, int tag) {
+  return exchange_one(tensors, Exchange::Direction::Send, target, tag);
+}
+
+C10dBackend::WorkHandle C10dBackend::recv(Tensors& tensors, int source, int tag) {
+  return exchange_one(tensors, Exchange::Direction::Recv, source, tag);
+}
+
+C10dBackend::WorkHandle C10dBackend::recvAnysource(Tensors& tensors, int tag) {
+  return exchange_one(tensors, Exchange::Direction::Recv, kAnySource, tag);
+}
+
+void C10dBackend::startCoalescing() {
+  std::lock_guard lock(batch_mutex_);
+  if (batch_) {
+    for_torch([&] { C10dChecks(*group_, "startCoalescing").fail("a batch is open already"); });
+  }
+  batch_.emplace();
+}
+
+C10dBackend::WorkHandle C10dBackend::endCoalescing() {
+  std::optional<Batch> batch;
+  {
+    std::lock_guard lock(batch_mutex_);
+    batch.swap(batch_);
+  }
+  return run({c10d::OpType::COALESCED, "libddp:coalesced", {}}, {}, [&]() -> WorkPtr {
+    if (!batch) C10dChecks(*group_, "endCoalescing").fail("no batch is open");
+    std::vector<WorkPtr> works = std::move(batch->works);
+    if (!batch->parts.empty()) {
+      works.push_back(
+          group_->exchange(std::move(batch->parts), call_options(c10d::kUnsetTimeout, true)));
+    }
+    if (works.empty()) return done("coalesced", {});
+    return works.size() == 1 ? works[0] : all_of(works, {});
+  });
 }
 
 }  // namespace libddp

@@ -2,9 +2,13 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <cstring>
 #include <optional>
 #include <utility>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
@@ -12,6 +16,7 @@
 #include "libddp/interop/c10d_failure.h"
 #include "libddp/interop/c10d_reduction.h"
 #include "libddp/interop/foreign_state.h"
+#include "libddp/interop/gloo_engine.h"
 
 namespace libddp {
 
@@ -198,6 +203,148 @@ WorkPtr ForeignBackend::barrier(BackendCall call) {
   options.timeout = call.timeout;
   return start(
       std::move(call), true, [&] { return Flight{{state_->inner->barrier(options)}}; }, nullptr);
+}
+
+// ForeignBackend::exchange: blocks as the other library's all-to-all, messages as its send and
+// recv.
+
+namespace {
+
+bool is_send(const Exchange& part) { return part.direction == Exchange::Direction::Send; }
+
+/// The blocks of one direction, one after another in the order of their ranks.
+struct PackedBlocks {
+  PackedBlocks(const std::vector<Exchange>& parts, Exchange::Direction direction, int world_size)
+      : splits(static_cast<std::size_t>(world_size), 0) {
+    std::int64_t total = 0;
+    for (int rank = 0; rank < world_size; ++rank) {
+      for (const Exchange& part : parts) {
+        if (part.direction != direction || part.peer != rank) continue;
+        blocks.push_back(part.tensor);
+        splits[static_cast<std::size_t>(rank)] += static_cast<std::int64_t>(part.tensor.nbytes());
+        total += static_cast<std::int64_t>(part.tensor.nbytes());
+      }
+    }
+    flat = at::empty({total}, at::kByte);
+  }
+
+  void fill() const {
+    auto* to = static_cast<std::byte*>(flat.data_ptr());
+    for (const at::Tensor& block : blocks) {
+      if (block.nbytes() > 0) std::memcpy(to, block.const_data_ptr(), block.nbytes());
+      to += block.nbytes();
+    }
+  }
+
+  void spread() const {
+    const auto* from = static_cast<const std::byte*>(flat.const_data_ptr());
+    for (const at::Tensor& block : blocks) {
+      if (block.nbytes() > 0) std::memcpy(block.data_ptr(), from, block.nbytes());
+      from += block.nbytes();
+    }
+  }
+
+  at::Tensor flat;
+  std::vector<std::int64_t> splits;
+  std::vector<at::Tensor> blocks;
+};
+
+}  // namespace
+
+WorkPtr ForeignBackend::exchange(BackendCall call, std::vector<Exchange> parts) {
+  const OpKind kind = call.description.kind;
+  const bool is_message = kind == OpKind::Send || kind == OpKind::Recv;
+  if (is_message) return exchange_messages(std::move(call), parts);
+  return exchange_blocks(std::move(call), parts);
+}
+
+WorkPtr ForeignBackend::exchange_blocks(BackendCall call, const std::vector<Exchange>& parts) {
+  const int world_size = state_->identity.world_size;
+  PackedBlocks sends(parts, Exchange::Direction::Send, world_size);
+  const auto receives =
+      std::make_shared<PackedBlocks>(parts, Exchange::Direction::Recv, world_size);
+  sends.fill();
+  c10d::AllToAllOptions options;
+  options.timeout = call.timeout;
+  return start(
+      std::move(call), true,
+      [&] {
+        return Flight{{state_->inner->alltoall_base(receives->flat, sends.flat, receives->splits,
+                                                    sends.splits, options)}};
+      },
+      [receives] { receives->spread(); });
+}
+
+// Receives first, so that what comes finds its place.
+WorkPtr ForeignBackend::exchange_messages(BackendCall call, const std::vector<Exchange>& parts) {
+  return start(
+      std::move(call), false,
+      [&] {
+        Flight flight;
+        flight.is_message = true;
+        for (const bool sends : {false, true}) {
+          for (const Exchange& part : parts) {
+            if (is_send(part) != sends) continue;
+            std::vector<at::Tensor> wires{bytes_of(part.tensor)};
+            if (!sends && flight.source_rank == -2) {
+              flight.source_rank = part.peer;
+              flight.receive = flight.works.size();
+            }
+            c10d::Backend& inner = *state_->inner;
+            flight.works.push_back(sends            ? inner.send(wires, part.peer, part.tag)
+                                   : part.peer >= 0 ? inner.recv(wires, part.peer, part.tag)
+                                                    : inner.recvAnysource(wires, part.tag));
+          }
+        }
+        return flight;
+      },
+      nullptr);
+}
+
+// ForeignBackend::split: a part of the other library's group, made by that library.
+
+namespace {
+
+/// Gloo writes into what it is given for a part, and reads the whole's ranks without a check.
+c10::intrusive_ptr<c10d::Backend::Options> options_for_part(c10d::Backend& whole) {
+  auto own = backend_options(whole);
+  if (!own) return nullptr;
+  for (int rank = 0; own->global_ranks_in_group.size() < static_cast<std::size_t>(whole.getSize());
+       ++rank) {
+    own->global_ranks_in_group.push_back(static_cast<std::uint64_t>(rank));
+  }
+  return copy_of_gloo_options(own);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend::Options> backend_options(c10d::Backend& backend) {
+  try {
+    return backend.getBackendOptions();
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+}
+
+std::unique_ptr<Backend> ForeignBackend::split(const std::vector<int>& ranks,
+                                               const GroupIdentity& part) {
+  if (!state_->store || !state_->inner->supportsSplitting()) return nullptr;
+  std::string place = fmt::format("libddp/split/{}/{}", part.name, fmt::join(ranks, ","));
+  {
+    // The same ranks may part under the same name again; what they left in the store is old then.
+    const std::lock_guard lock(state_->mutex);
+    place += fmt::format("/{}/", state_->num_parts[place]++);
+  }
+  auto store = c10::make_intrusive<c10d::PrefixStore>(place, state_->store);
+  c10::intrusive_ptr<c10d::Backend> inner;
+  try {
+    inner = state_->inner->split(store, ranks, options_for_part(*state_->inner));
+  } catch (...) {
+    std::rethrow_exception(error_of_c10d(std::current_exception(),
+                                         state_->where("split " + part.name), state_->inner_name));
+  }
+  if (!inner) return nullptr;
+  return std::make_unique<ForeignBackend>(std::move(inner), part, std::move(store));
 }
 
 }  // namespace libddp
