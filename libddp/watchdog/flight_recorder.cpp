@@ -34,15 +34,14 @@ FlightRecorder::Ticket FlightRecorder::put(const OpDescription& operation, std::
   std::uint64_t words[kWords] = {};
   std::memcpy(words, &operation, sizeof(operation));
   entry.number.store(0, std::memory_order_relaxed);
-  // A reader that sees one of the new words sees the zero, too.
-  std::atomic_thread_fence(std::memory_order_release);
-  entry.sequence.store(sequence, std::memory_order_relaxed);
-  entry.state.store(static_cast<std::uint64_t>(state), std::memory_order_relaxed);
-  entry.called_ns.store(now_ns, std::memory_order_relaxed);
-  entry.started_ns.store(state == State::Running ? now_ns : 0, std::memory_order_relaxed);
-  entry.finished_ns.store(0, std::memory_order_relaxed);
+  // Released one by one, so that a reader that sees one of the new words sees the zero, too.
+  entry.sequence.store(sequence, std::memory_order_release);
+  entry.state.store(static_cast<std::uint64_t>(state), std::memory_order_release);
+  entry.called_ns.store(now_ns, std::memory_order_release);
+  entry.started_ns.store(state == State::Running ? now_ns : 0, std::memory_order_release);
+  entry.finished_ns.store(0, std::memory_order_release);
   for (std::size_t i = 0; i < kWords; ++i) {
-    entry.words[i].store(words[i], std::memory_order_relaxed);
+    entry.words[i].store(words[i], std::memory_order_release);
   }
   entry.number.store(ticket, std::memory_order_release);
   return ticket;
@@ -72,17 +71,16 @@ void FlightRecorder::finish(Ticket ticket, bool succeeded) noexcept {
 bool FlightRecorder::read(const Entry& entry, Record& record) {
   record.number = entry.number.load(std::memory_order_acquire);
   if (record.number == 0) return false;
-  record.sequence = entry.sequence.load(std::memory_order_relaxed);
-  record.state = static_cast<State>(entry.state.load(std::memory_order_relaxed));
-  record.called_ns = entry.called_ns.load(std::memory_order_relaxed);
-  record.started_ns = entry.started_ns.load(std::memory_order_relaxed);
-  record.finished_ns = entry.finished_ns.load(std::memory_order_relaxed);
+  record.sequence = entry.sequence.load(std::memory_order_acquire);
+  record.state = static_cast<State>(entry.state.load(std::memory_order_acquire));
+  record.called_ns = entry.called_ns.load(std::memory_order_acquire);
+  record.started_ns = entry.started_ns.load(std::memory_order_acquire);
+  record.finished_ns = entry.finished_ns.load(std::memory_order_acquire);
   std::uint64_t words[kWords];
   for (std::size_t i = 0; i < kWords; ++i) {
-    words[i] = entry.words[i].load(std::memory_order_relaxed);
+    words[i] = entry.words[i].load(std::memory_order_acquire);
   }
   std::memcpy(static_cast<void*>(&record.operation), words, sizeof(OpDescription));
-  std::atomic_thread_fence(std::memory_order_acquire);
   return entry.number.load(std::memory_order_relaxed) == record.number;
 }
 
