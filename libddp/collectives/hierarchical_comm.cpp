@@ -48,7 +48,7 @@ std::optional<std::uint64_t> HierarchicalComm::last_sequence_of(int rank) const 
 }
 
 std::optional<CommFailure> HierarchicalComm::look_at_network(std::int64_t now_ns) {
-  if (auto report = stage_->look_at_network(now_ns)) return report;
+  if (auto failure = stage_->look_at_network(now_ns)) return failure;
   return mail_.look_at_network(now_ns);
 }
 

@@ -127,7 +127,7 @@ void HostBackend::perform(const BackendCall& call, std::uint64_t sequence,
   }
 }
 
-void HostBackend::bootstrap_all(std::chrono::milliseconds timeout) {
+void HostBackend::wait_for_all(std::chrono::milliseconds timeout) {
   BackendCall call;
   call.description.kind = OpKind::Barrier;
   call.timeout = timeout;

@@ -51,7 +51,7 @@ class HostBackend : public Backend {
   /// ranks hear of this group's losses. Once.
   void join_living(const void* store, std::vector<int> global_ranks);
   /// The end of the creation: waits until all ranks have come so far. Not numbered.
-  void bootstrap_all(std::chrono::milliseconds timeout);
+  void wait_for_all(std::chrono::milliseconds timeout);
 
   std::string name() const override { return comm_->name(); }
   WorkPtr all_reduce(BackendCall call, const at::Tensor& tensor, double scale) override;

@@ -132,8 +132,8 @@ std::unique_ptr<HostBackend> join_ranks(KeyValueStore& store, const GroupIdentit
   auto backend = std::make_unique<HostBackend>(identity, arena, std::move(comm), std::move(peers));
   // Nobody returns before everyone has met: the store may end with rank 0.
   const auto left = deadline.remaining(request.options.timeout);
-  backend->bootstrap_all(std::chrono::ceil<std::chrono::milliseconds>(left) +
-                         std::chrono::milliseconds(1));
+  backend->wait_for_all(std::chrono::ceil<std::chrono::milliseconds>(left) +
+                        std::chrono::milliseconds(1));
   return backend;
 }
 

@@ -271,7 +271,7 @@ void Watchdog::tick(std::int64_t now_ns) {
   if (now_ns >= next_beat_ns_) {
     next_beat_ns_ = now_ns + kBeatNs;
     beat();
-    if (auto report = comm_.look_at_network(now_ns)) fail_of_loss(*std::move(report));
+    if (auto failure = comm_.look_at_network(now_ns)) fail_of_loss(*std::move(failure));
   }
   for (Watched& watched : watched_) {
     if (watched.is_over) continue;

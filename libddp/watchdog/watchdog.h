@@ -55,9 +55,8 @@ class Watchdog {
     std::function<void()> on_failure;
   };
 
-  /// Failures go to `comm.fail`, events of its network to `comm.on_network`.
-  /// `comm` must outlive the watchdog. Throws ArgumentError for a bad
-  /// LIBDDP_HEARTBEAT_TIMEOUT.
+  /// Failures go to `comm.fail`, events of its network to `comm.on_network`. `comm` must outlive
+  /// the watchdog. Throws ArgumentError for a bad LIBDDP_HEARTBEAT_TIMEOUT.
   Watchdog(GroupIdentity identity, std::vector<GroupPeer> peers, Comm& comm, Hooks hooks);
   /// Closes the sockets too; peers that got no goodbye take it for a failure.
   ~Watchdog();
