@@ -15,7 +15,7 @@
 #include "libddp/group/backend_registry.h"
 #include "libddp/group/group_deleter.h"
 #include "libddp/group/group_state.h"
-#include "libddp/watchdog/flight_recorder.h"
+#include "libddp/watchdog/flight_log_json.h"
 
 namespace libddp {
 namespace {

@@ -12,6 +12,7 @@
 #include "libddp/base/log.h"
 #include "libddp/base/stack_dump.h"
 #include "libddp/base/whole_file.h"
+#include "libddp/watchdog/flight_log_json.h"
 #include "libddp/watchdog/running_calls.h"
 
 namespace libddp {

@@ -16,10 +16,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "libddp/base/group_identity.h"
 #include "libddp/base/monotonic_clock.h"
 #include "libddp/base/op_description.h"
 
@@ -85,12 +83,5 @@ class FlightRecorder {
 };
 
 const char* name(FlightRecorder::State state);
-
-/// `{"group": "world", "rank": 0, ..., "operations": [{"number": 1, ...}]}`; `failure` may be
-/// empty.
-std::string flight_log_json(const FlightRecorder& recorder, const GroupIdentity& group,
-                            const std::string& failure);
-/// Text as a JSON string, quotes included; bytes that are no ASCII are replaced.
-std::string json_string(const std::string& text);
 
 }  // namespace libddp

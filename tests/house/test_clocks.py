@@ -11,7 +11,7 @@ PYTHON_WALL_CLOCK = re.compile(r"\btime\.time\(|datetime\.(now|utcnow)\(")
 #: They only write it down.
 WRITERS = {
     "libddp/base/log.cpp",
-    "libddp/watchdog/flight_recorder_json.cpp",
+    "libddp/watchdog/flight_log_json.cpp",
     "python/libddp/_last_words.py",
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <thread>
 
+#include "libddp/watchdog/flight_log_json.h"
 #include "tests/support/catch.h"
 #include "tests/support/wait_until.h"
 

@@ -1,4 +1,4 @@
-// The flight log as JSON; docs/failures.md lists the fields.
+#include "libddp/watchdog/flight_log_json.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -10,7 +10,6 @@
 
 #include "libddp/base/monotonic_clock.h"
 #include "libddp/base/process.h"
-#include "libddp/watchdog/flight_recorder.h"
 
 namespace libddp {
 namespace {
