@@ -8,8 +8,10 @@
 // conversions of one instruction set (not in templates: g++ 12 rejects __builtin_convertvector on
 // dependent types).
 //
-//   struct Isa { static constexpr int kVectorBytes = 32; ... };   // kStreams: stores past the
-//   caches ReduceKernel kernel = find_kernel<Isa>(Dtype::Float32, ReduceOp::Sum);
+// `Isa::kStreams` says whether it has stores that go past the caches.
+//
+//   struct Isa { static constexpr int kVectorBytes = 32; ... };
+//   ReduceKernel kernel = find_kernel<Isa>(Dtype::Float32, ReduceOp::Sum);
 
 #include <cstdint>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Chooses the kernels by what the CPU can do, and turns a ReduceJob into a kernel's job.
+#include "libddp/kernels/reduce_kernels.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -12,7 +12,6 @@
 #include "libddp/base/cache_line.h"
 #include "libddp/base/check.h"
 #include "libddp/kernels/copy_bytes.h"
-#include "libddp/kernels/reduce_kernels.h"
 #include "libddp/kernels/reduce_table.h"
 
 namespace libddp {
