@@ -112,7 +112,7 @@ std::unique_ptr<Comm> assemble_comm(CommAssembly own, std::vector<GroupPeer>& pe
   add_leaders(options, peers);
   for (GroupPeer& peer : peers) {
     if (options.layout.is_local(peer.rank, own.rank)) continue;
-    options.mail_peers.push_back({peer.rank, peer.pid, peer.host, std::move(peer.messages)});
+    options.message_peers.push_back({peer.rank, peer.pid, peer.host, std::move(peer.messages)});
   }
   return std::make_unique<HierarchicalComm>(std::move(options));
 }

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <optional>
 
-#include "libddp/collectives/shm_comm.h"
+#include "libddp/collectives/comm.h"
 
 namespace libddp {
 

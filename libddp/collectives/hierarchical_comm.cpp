@@ -26,7 +26,8 @@ HierarchicalComm::HierarchicalComm(HierarchicalCommOptions options)
       local_(std::move(options.local)),
       stage_(std::make_unique<LinkStage>(*local_, host_, std::move(options.leaders),
                                          options.link.wire_dtype == Dtype::BFloat16)),
-      mail_(*local_, std::move(options.mail_peers)) {
+      links_(*local_, std::move(options.message_peers)),
+      mailbox_(*this, {&local_->messages(), &links_}) {
   if (!options.make_stage || !stage_->is_leader()) return;
   stage_ = options.make_stage(*local_, {host_, layout_.num_hosts(), index_}, std::move(stage_));
 }
@@ -49,7 +50,7 @@ std::optional<std::uint64_t> HierarchicalComm::last_sequence_of(int rank) const 
 
 std::optional<CommFailure> HierarchicalComm::look_at_network(std::int64_t now_ns) {
   if (auto failure = stage_->look_at_network(now_ns)) return failure;
-  return mail_.look_at_network(now_ns);
+  return links_.look_at_network(now_ns);
 }
 
 std::optional<std::uint64_t> HierarchicalComm::beats_of(int rank) const {
@@ -238,24 +239,6 @@ void HierarchicalComm::barrier(const CommCall& call) {
   local_->barrier(call);
   if (stage_->is_leader() && (index_ == 0 || layout_.is_even())) stage_->barrier();
   if (!layout_.is_even()) local_->meet_again(last_stage(call));
-}
-
-bool HierarchicalComm::progress(const std::vector<Transfer*>& transfers) {
-  // A receive from any rank is offered to both until one of them starts it.
-  const auto concerns = [this](const Transfer& part, bool here) {
-    const int rank = part.peer >= 0 ? part.peer : part.source;
-    return rank < 0 || layout_.is_local(rank, rank_) == here;
-  };
-  std::vector<Transfer*> parts;
-  for (const bool here : {true, false}) {
-    parts.clear();
-    for (Transfer* part : transfers) {
-      if (concerns(*part, here) && !part->is_done) parts.push_back(part);
-    }
-    const bool moved = here ? local_->progress(parts) : mail_.progress(parts);
-    if (moved) return true;
-  }
-  return false;
 }
 
 // HierarchicalComm::reduce_scatter: the ranks of a host sum every host's blocks among themselves,

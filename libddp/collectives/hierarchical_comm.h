@@ -24,8 +24,9 @@
 
 #include "libddp/collectives/comm.h"
 #include "libddp/collectives/inter_stage.h"
-#include "libddp/collectives/link_mail.h"
+#include "libddp/collectives/link_messages.h"
 #include "libddp/collectives/link_stage.h"
+#include "libddp/collectives/mailbox.h"
 #include "libddp/collectives/shm_comm.h"
 #include "libddp/memory/arena.h"
 #include "libddp/transport/host_layout.h"
@@ -56,7 +57,7 @@ struct HierarchicalCommOptions {
   /// leader.
   std::vector<LinkPeer> leaders;
   /// All ranks of other hosts.
-  std::vector<LinkMailPeer> mail_peers;
+  std::vector<LinkMessagesPeer> message_peers;
   LinkSettings link;
   /// Empty: TCP links.
   InterStageMaker make_stage;
@@ -82,16 +83,18 @@ class HierarchicalComm : public Comm {
   void broadcast(const CommCall& call, void* data, std::uint64_t bytes, int root) override;
   void barrier(const CommCall& call) override;
 
-  bool progress(const std::vector<Transfer*>& transfers) override;
+  bool progress(const std::vector<Transfer*>& transfers) override {
+    return mailbox_.progress(transfers);
+  }
   std::uint32_t mail_ticket() const override { return local_->mail_ticket(); }
   void wait_for_mail(std::uint32_t ticket, std::chrono::nanoseconds limit) override {
     local_->wait_for_mail(ticket, limit);
   }
   void wake_mail() noexcept override { local_->wake_mail(); }
-  void finish_messages() noexcept override { mail_.finish(); }
-  bool has_read_all(int rank) const override { return mail_.has_read_all(rank); }
-  int network_fd() const override { return mail_.network_fd(); }
-  void on_network() noexcept override { mail_.on_network(); }
+  void finish_messages() noexcept override { links_.finish(); }
+  bool has_read_all(int rank) const override { return links_.has_read_all(rank); }
+  int network_fd() const override { return links_.network_fd(); }
+  void on_network() noexcept override { links_.on_network(); }
   std::optional<CommFailure> look_at_network(std::int64_t now_ns) override;
 
   void fail(CommFailure failure) noexcept override { local_->fail(std::move(failure)); }
@@ -140,7 +143,8 @@ class HierarchicalComm : public Comm {
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<ShmComm> local_;
   std::unique_ptr<InterStage> stage_;
-  LinkMail mail_;
+  LinkMessages links_;
+  Mailbox mailbox_;
 };
 
 }  // namespace libddp

@@ -1,97 +1,108 @@
 #include "libddp/collectives/mailbox.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <utility>
+
+#include "libddp/base/check.h"
 
 namespace libddp {
 
-/// Every part has ended; looking moves bytes.
-class Mailbox::AllDone final : public WaitCondition {
- public:
-  explicit AllDone(Mailbox& mail) : mail_(mail) {}
+Mailbox::Mailbox(Comm& comm, std::vector<MessageTransport*> transports)
+    : comm_(comm), transports_(std::move(transports)) {}
 
-  bool ready() override {
-    while (mail_.poll()) {
-    }
-    return std::all_of(mail_.parts_->begin(), mail_.parts_->end(),
-                       [](const Transfer* part) { return part->is_done; });
-  }
-  std::vector<int> missing() const override {
-    std::vector<int> ranks;
-    for (const Transfer* part : *mail_.parts_) {
-      if (part->is_done) continue;
-      const int rank = part->source >= 0 ? part->source : part->peer;
-      if (rank < 0) return {};
-      const int peer = mail_.core_.index_of(rank);
-      if (std::find(ranks.begin(), ranks.end(), peer) == ranks.end()) ranks.push_back(peer);
-    }
-    return ranks;
-  }
-
- private:
-  Mailbox& mail_;
-};
-
-Mailbox::Mailbox(ShmCore& core) : core_(core), channels_(core.world_size()) {}
-
-void Mailbox::run(const CommCall& call, std::span<Transfer> parts) {
-  core_.throw_if_failed(&call);
-  run_parts_.clear();
-  for (Transfer& part : parts) run_parts_.push_back(&part);
-  parts_ = &run_parts_;
-  forget_missing_parts();
-  AllDone done(*this);
-  if (!done.ready()) core_.wait(call, core_.page(core_.rank()).mail_event(), done);
+bool Mailbox::progress(const std::vector<Transfer*>& transfers) {
+  transfers_ = &transfers;
+  for (MessageTransport* transport : transports_) transport->forget_missing(*this);
+  bool moved = false;
+  while (run_round()) moved = true;
+  if (moved) return true;
+  for (MessageTransport* transport : transports_) transport->check(transfers);
+  return false;
 }
 
-bool Mailbox::progress(const std::vector<Transfer*>& parts) {
-  parts_ = &parts;
-  forget_missing_parts();
+bool Mailbox::run_round() {
   bool moved = false;
-  while (poll()) moved = true;
+  for (MessageTransport* transport : transports_) moved |= transport->read(*this);
+  moved |= match();
+  moved |= post();
+  for (MessageTransport* transport : transports_) moved |= transport->write();
   return moved;
 }
 
-// A part that its owner has given up may be gone: nothing here may point to it any more.
-void Mailbox::forget_missing_parts() {
-  for (Channel& channel : channels_) {
-    if (channel.streaming && !knows(channel.streaming)) channel.streaming = nullptr;
-    std::erase_if(channel.receiving, [&](const Transfer* part) { return !knows(part); });
-    for (PendingAck& pending : channel.acks) {
-      if (pending.finishes && !knows(pending.finishes)) pending.finishes = nullptr;
-    }
-  }
-}
-
-bool Mailbox::knows(const Transfer* part) const {
-  return std::find(parts_->begin(), parts_->end(), part) != parts_->end();
-}
-
-bool Mailbox::poll() {
+// Unexpected messages in the order in which they came, each to the first receive that asks for it.
+bool Mailbox::match() {
   bool moved = false;
-  for (int peer = 0; peer < core_.world_size(); ++peer) moved |= take_envelopes(peer);
-  moved |= match_unexpected();
-  moved |= post_envelopes();
-  for (int peer = 0; peer < core_.world_size(); ++peer) {
-    moved |= receive_chunks(peer);
-    moved |= post_acks(peer);
-    moved |= take_acks(peer);
-    moved |= send_chunks(peer);
+  for (auto message = unexpected_.begin(); message != unexpected_.end();) {
+    Transfer* const receive = find_receive(*message);
+    if (receive == nullptr) {
+      ++message;
+      continue;
+    }
+    check_size(*receive, *message);
+    receive->is_started = true;
+    receive->source = message->source;
+    receive->message = message->number;
+    transport_to(message->source).accept(*receive, *message);
+    message = unexpected_.erase(message);
+    moved = true;
   }
   return moved;
 }
 
-std::uint32_t Mailbox::ticket() const {
-  return core_.page(core_.rank()).mail_event().notifications.load(std::memory_order_seq_cst);
-}
-
-void Mailbox::wait(std::uint32_t old_ticket, std::chrono::nanoseconds limit) {
-  for (int i = 0; i < core_.policy().spins; ++i) {
-    if (ticket() != old_ticket) return;
-    relax_cpu();
+bool Mailbox::post() {
+  bool moved = false;
+  for (MessageTransport* transport : transports_) transport->begin_posting();
+  for (Transfer* transfer : *transfers_) {
+    if (!transfer->is_send || transfer->is_started) continue;
+    if (!transport_to(transfer->peer).post(*transfer)) continue;
+    transfer->is_started = true;
+    moved = true;
   }
-  Sleeper(core_.page(core_.rank()).mail_event(), old_ticket).sleep(limit);
+  return moved;
 }
 
-void Mailbox::wake_own() noexcept { notify_always(core_.page(core_.rank()).mail_event()); }
+MessageTransport& Mailbox::transport_to(int rank) const {
+  const auto found =
+      std::find_if(transports_.begin(), transports_.end(),
+                   [rank](const MessageTransport* transport) { return transport->reaches(rank); });
+  LIBDDP_CHECK(found != transports_.end(), "no transport reaches this rank");
+  return **found;
+}
+
+bool Mailbox::knows(const Transfer* transfer) const {
+  return std::find(transfers_->begin(), transfers_->end(), transfer) != transfers_->end();
+}
+
+Comm::Transfer* Mailbox::find_send(int peer, std::uint64_t number) const {
+  const auto found =
+      std::find_if(transfers_->begin(), transfers_->end(), [&](const Transfer* transfer) {
+        return transfer->is_send && transfer->is_started && transfer->peer == peer &&
+               transfer->message == number;
+      });
+  return found == transfers_->end() ? nullptr : *found;
+}
+
+Comm::Transfer* Mailbox::find_receive(const UnexpectedMessage& message) const {
+  const auto found =
+      std::find_if(transfers_->begin(), transfers_->end(), [&](const Transfer* transfer) {
+        return !transfer->is_send && !transfer->is_started && transfer->tag == message.tag &&
+               (transfer->peer < 0 || transfer->peer == message.source);
+      });
+  return found == transfers_->end() ? nullptr : *found;
+}
+
+// Nobody is named as the peer: who is right is not known here.
+void Mailbox::check_size(const Transfer& receive, const UnexpectedMessage& message) {
+  if (receive.bytes == message.bytes) return;
+  comm_.fail({.kind = CommFailure::Kind::Peer,
+              .message = fmt::format(
+                  "message sizes differ: rank {} expects {} bytes with tag {} from rank {}, which "
+                  "sends {} bytes. Hint: tensors of a send and its recv must have equal numbers of "
+                  "bytes",
+                  comm_.rank(), receive.bytes, message.tag, message.source, message.bytes)});
+  comm_.throw_if_failed();
+}
 
 }  // namespace libddp

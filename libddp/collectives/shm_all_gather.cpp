@@ -92,7 +92,7 @@ void broadcast(ShmCore& core, std::byte* data, std::size_t bytes, int root) {
     if (!is_root) copy_bytes(data, core.payload(root, bytes), bytes);
     return;
   }
-  const std::uint64_t offset = is_root ? core.offset_of(data, bytes) : Slot::kStaged;
+  const std::uint64_t offset = is_root ? core.peers().offset_of(data, bytes) : Slot::kStaged;
   const std::size_t chunk_bytes = core.policy().chunk_bytes;
   for (std::size_t at = 0; at < bytes; at += chunk_bytes) {
     const std::size_t part = std::min(chunk_bytes, bytes - at);

@@ -29,7 +29,7 @@ class AllReduce {
   void run() {
     const WaitPolicy& policy = core_.policy();
     if (bytes_ <= policy.inline_bytes) return reduce_inline();
-    const std::uint64_t offset = core_.offset_of(data_, bytes_);
+    const std::uint64_t offset = core_.peers().offset_of(data_, bytes_);
     const bool in_arena = offset != Slot::kStaged;
     const bool fits_inline = bytes_ <= policy.ordinary_inline_bytes;
     if (in_arena) {

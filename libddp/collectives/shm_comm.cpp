@@ -8,18 +8,12 @@
 #include "libddp/collectives/mailbox.h"
 #include "libddp/collectives/shm_collectives.h"
 #include "libddp/collectives/shm_core.h"
+#include "libddp/collectives/shm_messages.h"
 #include "libddp/collectives/slice_reduction.h"
 #include "libddp/kernels/copy_bytes.h"
 #include "libddp/kernels/reduce_kernels.h"
 
 namespace libddp {
-
-struct ShmComm::State {
-  explicit State(ShmCommOptions options) : core(std::move(options)), mail(core) {}
-
-  ShmCore core;
-  Mailbox mail;
-};
 
 namespace {
 
@@ -58,7 +52,10 @@ void check_reduction(const CommCall& call, double scale) {
       name(description.dtype)));
 }
 
-ShmComm::ShmComm(ShmCommOptions options) : state_(std::make_unique<State>(std::move(options))) {}
+ShmComm::ShmComm(ShmCommOptions options)
+    : core_(std::make_unique<ShmCore>(std::move(options))),
+      messages_(std::make_unique<ShmMessages>(core_->peers(), core_->failure(), core_->policy())),
+      mailbox_(std::make_unique<Mailbox>(*this, std::vector<MessageTransport*>{messages_.get()})) {}
 
 ShmComm::~ShmComm() = default;
 
@@ -70,72 +67,66 @@ std::string ShmComm::own_cpu_mask() { return own_cpu_mask_text(); }
 
 std::string ShmComm::layout() { return ShmPage::layout(); }
 
-int ShmComm::rank() const { return state_->core.group_rank(state_->core.rank()); }
+int ShmComm::rank() const { return core_->peers().group_rank(core_->rank()); }
 
-int ShmComm::world_size() const { return state_->core.world_size(); }
+int ShmComm::world_size() const { return core_->world_size(); }
 
 void ShmComm::all_reduce(const CommCall& call, void* data, double scale) {
   const Reduction reduction = reduction_of(call, scale);
-  ShmCore& core = state_->core;
   auto* bytes = static_cast<std::byte*>(data);
-  core.begin(call);
-  if (core.world_size() == 1) return reduce_alone(reduction, bytes, bytes, call.description.count);
-  libddp::all_reduce(core, reduction, bytes, call.description.count);
+  core_->begin(call);
+  if (core_->world_size() == 1)
+    return reduce_alone(reduction, bytes, bytes, call.description.count);
+  libddp::all_reduce(*core_, reduction, bytes, call.description.count);
 }
 
 void ShmComm::reduce_scatter(const CommCall& call, const void* input, void* output,
                              std::uint64_t output_count, double scale) {
   const Reduction reduction = reduction_of(call, scale);
-  ShmCore& core = state_->core;
   const auto* from = static_cast<const std::byte*>(input);
   auto* to = static_cast<std::byte*>(output);
-  core.begin(call);
-  if (core.world_size() == 1) return reduce_alone(reduction, from, to, output_count);
-  libddp::reduce_scatter(core, reduction, from, to, output_count);
+  core_->begin(call);
+  if (core_->world_size() == 1) return reduce_alone(reduction, from, to, output_count);
+  libddp::reduce_scatter(*core_, reduction, from, to, output_count);
 }
 
 void ShmComm::all_gather(const CommCall& call, const void* input, void* output,
                          std::uint64_t input_bytes) {
-  ShmCore& core = state_->core;
   const auto* from = static_cast<const std::byte*>(input);
   auto* to = static_cast<std::byte*>(output);
-  core.begin(call);
-  if (core.world_size() == 1) return copy_bytes(to, from, input_bytes);
-  libddp::all_gather(core, from, to, input_bytes);
+  core_->begin(call);
+  if (core_->world_size() == 1) return copy_bytes(to, from, input_bytes);
+  libddp::all_gather(*core_, from, to, input_bytes);
 }
 
 bool ShmComm::all_to_all(const CommCall& call, const void* input, void* output,
                          std::uint64_t block_bytes) {
-  ShmCore& core = state_->core;
   const auto* from = static_cast<const std::byte*>(input);
   auto* to = static_cast<std::byte*>(output);
-  core.begin(call);
-  if (core.world_size() > 1) libddp::all_to_all(core, from, to, block_bytes);
+  core_->begin(call);
+  if (core_->world_size() > 1) libddp::all_to_all(*core_, from, to, block_bytes);
   return true;
 }
 
 void ShmComm::broadcast(const CommCall& call, void* data, std::uint64_t bytes, int root) {
-  ShmCore& core = state_->core;
-  core.begin(call);
-  if (core.world_size() == 1) return;
-  libddp::broadcast(core, static_cast<std::byte*>(data), bytes, root);
+  core_->begin(call);
+  if (core_->world_size() == 1) return;
+  libddp::broadcast(*core_, static_cast<std::byte*>(data), bytes, root);
 }
 
 void ShmComm::reduce_here(const CommCall& call, Dtype dtype, ReduceOp op, void* data,
                           std::uint64_t count) {
-  ShmCore& core = state_->core;
-  core.begin(call);
-  if (core.world_size() == 1) return;
-  libddp::all_reduce(core, {dtype, op, 1.0}, static_cast<std::byte*>(data), count);
+  core_->begin(call);
+  if (core_->world_size() == 1) return;
+  libddp::all_reduce(*core_, {dtype, op, 1.0}, static_cast<std::byte*>(data), count);
 }
 
 std::unique_ptr<Preparation> ShmComm::reduce_slices_here(const CommCall& call, Dtype dtype,
                                                          ReduceOp op, void* data,
                                                          std::vector<std::uint64_t> edges,
                                                          std::vector<std::uint64_t> starts) {
-  ShmCore& core = state_->core;
-  core.begin(call);
-  return std::make_unique<SliceReduction>(core, Reduction{dtype, op, 1.0},
+  core_->begin(call);
+  return std::make_unique<SliceReduction>(*core_, Reduction{dtype, op, 1.0},
                                           static_cast<std::byte*>(data), std::move(edges),
                                           std::move(starts));
 }
@@ -143,107 +134,84 @@ std::unique_ptr<Preparation> ShmComm::reduce_slices_here(const CommCall& call, D
 void ShmComm::reduce_scatter_here(const CommCall& call, Dtype dtype, ReduceOp op, const void* input,
                                   void* output, std::uint64_t output_count) {
   const Reduction reduction{dtype, op, 1.0};
-  ShmCore& core = state_->core;
   const auto* from = static_cast<const std::byte*>(input);
   auto* to = static_cast<std::byte*>(output);
-  core.begin(call);
-  if (core.world_size() == 1) return reduce_alone(reduction, from, to, output_count);
-  libddp::reduce_scatter(core, reduction, from, to, output_count);
+  core_->begin(call);
+  if (core_->world_size() == 1) return reduce_alone(reduction, from, to, output_count);
+  libddp::reduce_scatter(*core_, reduction, from, to, output_count);
 }
 
 void ShmComm::share_slices(const CommCall& call, void* data,
                            const std::vector<std::uint64_t>& edges) {
-  ShmCore& core = state_->core;
-  core.begin(call, ShmCore::Stage::Last);
-  if (core.world_size() > 1) libddp::share_slices(core, static_cast<std::byte*>(data), edges);
+  core_->begin(call, ShmCore::Stage::Last);
+  if (core_->world_size() > 1) libddp::share_slices(*core_, static_cast<std::byte*>(data), edges);
 }
 
 void ShmComm::meet_again(const CommCall& call) {
-  ShmCore& core = state_->core;
-  core.begin(call, ShmCore::Stage::Last);
-  if (core.world_size() > 1) core.barrier();
+  core_->begin(call, ShmCore::Stage::Last);
+  if (core_->world_size() > 1) core_->barrier();
 }
 
-WaitLedger& ShmComm::waits() { return state_->core.waits(); }
+WaitLedger& ShmComm::waits() { return core_->waits(); }
 
-void ShmComm::show_delay(Delay delay) { state_->core.show_delay(delay); }
+void ShmComm::show_delay(Delay delay) { core_->peers().show_delay(delay); }
 
 void ShmComm::barrier(const CommCall& call) {
-  ShmCore& core = state_->core;
-  core.begin(call);
-  if (core.world_size() > 1) core.barrier();
+  core_->begin(call);
+  if (core_->world_size() > 1) core_->barrier();
 }
 
-void ShmComm::send(const CommCall& call, const void* data, std::uint64_t bytes, int target,
-                   int tag) {
-  // The mail never writes through the pointer of a send.
-  Transfer part{.is_send = true,
-                .peer = target,
-                .tag = tag,
-                .data = const_cast<void*>(data),
-                .bytes = bytes,
-                .description = call.description};
-  state_->mail.run(call, {&part, 1});
-}
-
-int ShmComm::recv(const CommCall& call, void* data, std::uint64_t bytes, int source, int tag) {
-  Transfer part{
-      .peer = source, .tag = tag, .data = data, .bytes = bytes, .description = call.description};
-  state_->mail.run(call, {&part, 1});
-  return part.source;
-}
-
-void ShmComm::exchange(const CommCall& call, std::vector<Transfer> transfers) {
-  state_->mail.run(call, transfers);
-}
+MessageTransport& ShmComm::messages() { return *messages_; }
 
 bool ShmComm::progress(const std::vector<Transfer*>& transfers) {
-  return state_->mail.progress(transfers);
+  return mailbox_->progress(transfers);
 }
 
-std::uint32_t ShmComm::mail_ticket() const { return state_->mail.ticket(); }
+std::uint32_t ShmComm::mail_ticket() const { return messages_->ticket(); }
 
 void ShmComm::wait_for_mail(std::uint32_t ticket, std::chrono::nanoseconds limit) {
-  state_->mail.wait(ticket, limit);
+  messages_->wait(ticket, limit);
 }
 
-void ShmComm::wake_mail() noexcept { state_->mail.wake_own(); }
+void ShmComm::wake_mail() noexcept { messages_->wake_own(); }
 
-void ShmComm::fail(CommFailure failure) noexcept { state_->core.fail(std::move(failure)); }
+void ShmComm::fail(CommFailure failure) noexcept { core_->failure().fail(std::move(failure)); }
 
 std::optional<CommFailure> ShmComm::failure() const {
-  const CommFailure* failure = state_->core.failure();
+  const CommFailure* failure = core_->failure().get();
   return failure ? std::optional(*failure) : std::nullopt;
 }
 
-void ShmComm::throw_if_failed(const CommCall* call) const { state_->core.throw_if_failed(call); }
+void ShmComm::throw_if_failed(const CommCall* call) const {
+  core_->failure().throw_if_failed(call);
+}
 
 std::byte* ShmComm::memory_of(int rank, std::uint64_t offset, std::uint64_t bytes) {
-  return state_->core.reach(nullptr, state_->core.index_of(rank), offset, bytes);
+  return core_->failure().reach(nullptr, core_->peers().index_of(rank), offset, bytes);
 }
 
 std::string ShmComm::last_call_of(int rank) const {
-  return state_->core.last_call_of(state_->core.index_of(rank));
+  return core_->peers().last_call_of(core_->peers().index_of(rank));
 }
 
 std::optional<std::uint64_t> ShmComm::last_sequence_of(int rank) const {
-  return state_->core.last_sequence_of(state_->core.index_of(rank));
+  return core_->peers().last_sequence_of(core_->peers().index_of(rank));
 }
 
 void ShmComm::add_waits(std::vector<std::int64_t>& by_rank) const {
-  const WaitLedger& waits = std::as_const(state_->core).waits();
+  const WaitLedger& waits = core_->waits();
   for (int rank = 0; rank < static_cast<int>(by_rank.size()); ++rank) {
     by_rank[static_cast<std::size_t>(rank)] += waits.total_ns(rank);
   }
 }
 
 void ShmComm::beat() noexcept {
-  state_->core.page(state_->core.rank()).beats().fetch_add(1, std::memory_order_relaxed);
+  core_->peers().page(core_->rank()).beats().fetch_add(1, std::memory_order_relaxed);
 }
 
 std::optional<std::uint64_t> ShmComm::beats_of(int rank) const {
-  const int index = state_->core.index_of(rank);
-  return state_->core.page(index).beats().load(std::memory_order_relaxed);
+  const int index = core_->peers().index_of(rank);
+  return core_->peers().page(index).beats().load(std::memory_order_relaxed);
 }
 
 }  // namespace libddp

@@ -18,8 +18,8 @@
 // call throws the same cause.
 //
 // Thread rule: collectives of one communicator run one at a time, in the same order on all ranks
-// (the caller serialises); `fail`, `failure` and the p2p calls may come from any thread at any
-// time; send and recv are serialised by the caller among themselves.
+// (the caller serialises); `fail` and `failure` may come from any thread at any time; messages are
+// moved by one thread at a time.
 //
 //   ShmComm comm({.rank = 0, .world_size = 2, .group_name = "world", .arena = arena}, ...);
 //   comm.all_reduce(call, data);
@@ -33,39 +33,16 @@
 
 #include "libddp/base/dtype.h"
 #include "libddp/collectives/comm.h"
+#include "libddp/collectives/shm_options.h"
 #include "libddp/collectives/wait_ledger.h"
-#include "libddp/memory/arena.h"
-#include "libddp/memory/shared_segment.h"
 
 namespace libddp {
 
+class Mailbox;
+class MessageTransport;
 class Preparation;
-
-/// One rank as the communicator sees it. The communicator keeps the segments mapped.
-struct ShmMember {
-  /// Its number in the group, where the group spans several hosts; -1 = its place in the list.
-  int group_rank = -1;
-  pid_t pid = 0;
-  std::string host;
-  /// CPUs that this rank may run on, as text of the affinity mask; decides spinning.
-  std::string cpu_mask;
-  /// The rank's control page; for the own rank the one made by ShmComm::create_page.
-  SharedSegment page;
-  /// The rank's arena; empty for the own rank (see ShmCommOptions::arena).
-  SharedSegment arena;
-};
-
-struct ShmCommOptions {
-  /// Among the ranks of this host.
-  int rank = 0;
-  int world_size = 1;
-  /// Ranks of the whole group, for messages; 0 = world_size.
-  int group_size = 0;
-  std::string group_name;
-  std::shared_ptr<Arena> arena = nullptr;
-  /// One per rank, ordered by rank.
-  std::vector<ShmMember> members = {};
-};
+class ShmCore;
+class ShmMessages;
 
 class ShmComm : public Comm {
  public:
@@ -116,12 +93,8 @@ class ShmComm : public Comm {
   WaitLedger& waits();
   void show_delay(Delay delay);
 
-  /// Point to point, through mail slots: blocks until the receiver has taken the bytes (send) or
-  /// they have come (recv). Messages between two ranks with one tag arrive in order.
-  /// `source` -1 = any. Returns the source rank. A size that differs throws on both sides.
-  void send(const CommCall& call, const void* data, std::uint64_t bytes, int target, int tag);
-  int recv(const CommCall& call, void* data, std::uint64_t bytes, int source, int tag);
-  void exchange(const CommCall& call, std::vector<Transfer> transfers);
+  /// Messages to the ranks of this host, for the mailbox of a group that has others too.
+  MessageTransport& messages();
 
   bool progress(const std::vector<Transfer*>& transfers) override;
   std::uint32_t mail_ticket() const override;
@@ -139,8 +112,9 @@ class ShmComm : public Comm {
   std::optional<std::uint64_t> beats_of(int rank) const override;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<ShmCore> core_;
+  std::unique_ptr<ShmMessages> messages_;
+  std::unique_ptr<Mailbox> mailbox_;
 };
 
 }  // namespace libddp

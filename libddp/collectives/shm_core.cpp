@@ -1,15 +1,47 @@
 #include "libddp/collectives/shm_core.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
+#include <string>
 #include <utility>
 
 #include "libddp/base/cache_line.h"
 #include "libddp/base/error.h"
+#include "libddp/collectives/futex_event.h"
 
 namespace libddp {
+namespace {
+
+struct SameCall {
+  std::uint64_t fingerprint;
+  std::vector<int> ranks;
+};
+
+// The ranks that have come, by what they called; the most ranks first, then by lowest rank.
+std::vector<SameCall> by_call(const std::vector<Slot*>& slots, std::uint64_t barrier) {
+  std::vector<SameCall> calls;
+  for (std::size_t r = 0; r < slots.size(); ++r) {
+    if (slots[r]->stamp.load(std::memory_order_acquire) != barrier) continue;
+    const std::uint64_t fingerprint = slots[r]->fingerprint;
+    auto call = std::find_if(calls.begin(), calls.end(),
+                             [&](const SameCall& c) { return c.fingerprint == fingerprint; });
+    if (call == calls.end()) call = calls.insert(call, SameCall{fingerprint, {}});
+    call->ranks.push_back(static_cast<int>(r));
+  }
+  std::stable_sort(calls.begin(), calls.end(), [](const SameCall& a, const SameCall& b) {
+    return a.ranks.size() > b.ranks.size();
+  });
+  return calls;
+}
+
+std::string ranks_text(const ShmPeers& peers, std::vector<int> ranks) {
+  for (int& rank : ranks) rank = peers.group_rank(rank);
+  return fmt::format("rank{} {}", ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "));
+}
+
+}  // namespace
 
 /// Everyone has posted barrier n.
 class ShmCore::AllArrived final : public WaitCondition {
@@ -48,98 +80,25 @@ class ShmCore::AllArrived final : public WaitCondition {
 };
 
 ShmCore::ShmCore(ShmCommOptions options)
-    : rank_(options.rank),
-      world_size_(options.world_size),
-      group_size_(options.group_size > 0 ? options.group_size : options.world_size),
-      group_name_(std::move(options.group_name)),
-      arena_(std::move(options.arena)),
-      waits_(group_size_) {
-  validate(options);
-  members_ = std::move(options.members);
-  std::vector<std::string> masks;
-  for (ShmMember& member : members_) {
-    if (member.group_rank < 0) member.group_rank = static_cast<int>(masks.size());
-    masks.push_back(member.cpu_mask);
-    const ShmPage& page = pages_.emplace_back(member.page.data(), world_size_);
+    : peers_(std::move(options)),
+      failure_(peers_),
+      waiter_(peers_, failure_),
+      rank_(peers_.rank()),
+      world_size_(peers_.world_size()) {
+  for (const ShmPage& page : peers_.pages()) {
     for (std::size_t parity : {0u, 1u}) {
       slots_[parity].push_back(&page.slot(parity));
       payloads_[parity].push_back(page.inline_payload(parity));
     }
   }
-  policy_ = WaitPolicy::choose(masks);
-}
-
-void ShmCore::validate(const ShmCommOptions& options) const {
-  if (world_size_ < 1 || world_size_ > kMaxRanks || rank_ < 0 || rank_ >= world_size_ ||
-      options.members.size() != static_cast<std::size_t>(world_size_)) {
-    throw ArgumentError(fmt::format(
-        "libddp[group {}]: cannot form a communicator of {} ranks with {} members as rank {}. "
-        "Hint: 1 to {} "
-        "ranks per host, one member per rank.",
-        group_name_, world_size_, options.members.size(), rank_, kMaxRanks));
-  }
-  for (int r = 0; r < world_size_; ++r) {
-    const SharedSegment& page = options.members[r].page;
-    if (page.size_bytes() >= ShmPage::size_bytes(world_size_)) continue;
-    throw PeerError(
-        fmt::format(
-            "libddp[group {}, rank {}/{}]: the control page of rank {} has {} bytes, {} are "
-            "needed. Hint: all ranks must run the same version of libddp.",
-            group_name_, rank_, world_size_, r, page.size_bytes(),
-            ShmPage::size_bytes(world_size_)),
-        r, options.members[r].pid);
-  }
-}
-
-int ShmCore::index_of(int group_rank) const {
-  for (int r = 0; r < world_size_; ++r) {
-    if (members_[r].group_rank == group_rank) return r;
-  }
-  return -1;
 }
 
 void ShmCore::begin(const CommCall& call, Stage stage) {
-  if (latch_.is_set()) throw_kept(&call, true);
+  failure_.throw_if_earlier(call);
   call_ = &call;
-  stage_ = stage;
-  // The hosts have met, by this rank or another one: earlier waits do not delay anybody any more.
-  if (stage == Stage::Last) waits_.forget();
+  waiter_.begin(stage == Stage::Last);
   fingerprint_ = call.description.fingerprint(call.sequence);
-  record(call);
-}
-
-// Relaxed words: plain stores for the machine, and a reader in another process may look at any
-// time.
-void ShmCore::record(const CommCall& call) {
-  std::atomic<std::uint64_t>& num_calls = pages_[rank_].num_calls();
-  const std::uint64_t number = num_calls.load(std::memory_order_relaxed);
-  CallRecord& shown = pages_[rank_].call(number);
-  std::uint64_t words[CallRecord::kWords] = {};
-  std::memcpy(words, &call.description, sizeof(OpDescription));
-  for (std::size_t i = 0; i < CallRecord::kWords; ++i) {
-    shown.words[i].store(words[i], std::memory_order_relaxed);
-  }
-  shown.sequence.store(call.sequence, std::memory_order_relaxed);
-  num_calls.store(number + 1, std::memory_order_release);
-}
-
-std::string ShmCore::last_call_of(int rank) const {
-  const std::uint64_t number = pages_[rank].num_calls().load(std::memory_order_acquire);
-  if (number == 0) return "nothing yet";
-  const CallRecord& shown = pages_[rank].call(number - 1);
-  std::uint64_t words[CallRecord::kWords];
-  for (std::size_t i = 0; i < CallRecord::kWords; ++i) {
-    words[i] = shown.words[i].load(std::memory_order_relaxed);
-  }
-  OpDescription description;
-  std::memcpy(static_cast<void*>(&description), words, sizeof(OpDescription));
-  return description.to_string(shown.sequence.load(std::memory_order_relaxed));
-}
-
-std::uint64_t ShmCore::last_sequence_of(int rank) const {
-  const std::uint64_t number = pages_[rank].num_calls().load(std::memory_order_acquire);
-  if (number == 0) return 0;
-  return pages_[rank].call(number - 1).sequence.load(std::memory_order_relaxed);
+  peers_.record(call);
 }
 
 void ShmCore::barrier(std::uint64_t input_place, std::uint64_t output_place) {
@@ -171,15 +130,15 @@ void ShmCore::post(std::uint64_t input_place, std::uint64_t output_place) {
   mine.fingerprint = fingerprint_;
   mine.place[0] = input_place;
   mine.place[1] = output_place;
-  // See NOTE [Rings without a fence] in shm_wait.cpp.
+  // See NOTE [Rings without a fence] in shm_waiter.cpp.
   mine.stamp.store(number,
-                   policy_.oversubscribed ? std::memory_order_seq_cst : std::memory_order_release);
+                   policy().oversubscribed ? std::memory_order_seq_cst : std::memory_order_release);
 }
 
 void ShmCore::await_everyone() {
   try {
     AllArrived barrier(*this);
-    if (!barrier.ready()) wait(*call_, pages_[0].event(), barrier);
+    if (!barrier.ready()) waiter_.wait(*call_, event(), barrier);
     for (const Slot* slot : slots_[barrier_ & 1]) {
       if (slot->fingerprint != fingerprint_) report_mismatch();
     }
@@ -189,7 +148,7 @@ void ShmCore::await_everyone() {
     throw;
   }
   // Whoever finds the barrier complete wakes those who sleep: the last one to come is among them.
-  notify(pages_[0].event());
+  notify(event());
 }
 
 std::uint64_t ShmCore::place(int rank, int which) const {
@@ -210,24 +169,47 @@ bool ShmCore::none_in_arena(int which) const {
   return true;
 }
 
-std::uint64_t ShmCore::offset_of(const void* pointer, std::size_t bytes) const {
-  if (!arena_) return Slot::kStaged;
-  return arena_->offset_of(pointer, bytes).value_or(Slot::kStaged);
+// See NOTE [Ranks that are late].
+void ShmCore::show_given_up() noexcept {
+  peers_.own_page().given_up().store(barrier_, std::memory_order_release);
+  event().num_given_up.fetch_add(1, std::memory_order_seq_cst);
 }
 
-std::byte* ShmCore::reach(const CommCall* call, int rank, std::uint64_t offset,
-                          std::uint64_t bytes) {
-  const SharedSegment& segment = rank == rank_ ? arena_->segment() : members_[rank].arena;
-  if (offset > segment.size_bytes() || bytes > segment.size_bytes() - offset) {
-    fail_and_throw(call, {.kind = CommFailure::Kind::Peer,
-                          .message = fmt::format("rank {} (pid {}) named bytes {} to {} of an "
-                                                 "arena of {} bytes",
-                                                 group_rank(rank), pid_of(rank), offset,
-                                                 offset + bytes, segment.size_bytes()),
-                          .peer_rank = group_rank(rank),
-                          .peer_pid = pid_of(rank)});
+void ShmCore::throw_if_given_up() {
+  for (int r = 0; r < world_size_; ++r) {
+    const std::uint64_t barrier = peers_.page(r).given_up().load(std::memory_order_acquire);
+    if (r != rank_ && barrier != 0 && barrier <= barrier_) throw_given_up();
   }
-  return segment.data() + offset;
+}
+
+void ShmCore::throw_given_up() {
+  failure_.throw_if_failed(call_);
+  int culprit = 0;
+  while (culprit + 1 < world_size_ && peers_.page(culprit).given_up().load() == 0) ++culprit;
+  failure_.fail_and_throw(
+      call_, {.kind = CommFailure::Kind::Peer,
+              .message = fmt::format("rank {} (pid {}) gave it up", peers_.group_rank(culprit),
+                                     peers_.pid_of(culprit)),
+              .peer_rank = peers_.group_rank(culprit),
+              .peer_pid = peers_.pid_of(culprit)});
+}
+
+void ShmCore::report_mismatch() {
+  // What a rank called before it gave up is still there: that it gave up is the reason.
+  failure_.throw_if_failed(call_);
+  const std::vector<SameCall> calls = by_call(slots_[barrier_ & 1], barrier_);
+  std::vector<std::string> called;
+  for (const SameCall& call : calls) {
+    called.push_back(fmt::format("{} called {}", ranks_text(peers_, call.ranks),
+                                 peers_.last_call_of(call.ranks.front())));
+  }
+  // Nobody is named as the peer: who is right is not known here.
+  failure_.fail_and_throw(
+      call_, {.kind = CommFailure::Kind::Peer,
+              .message = fmt::format(
+                  "the ranks called different collectives: {}. Hint: every rank must make the "
+                  "same calls in the same order, with equal shapes and dtypes",
+                  fmt::join(called, ", "))});
 }
 
 }  // namespace libddp

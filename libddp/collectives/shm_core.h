@@ -1,8 +1,7 @@
 #pragma once
 
-// What every operation of a communicator stands on: the mapped pages and arenas, barriers, waiting,
-// and the failure that ends it all. The collectives (shm_collectives.h) and the mail (mailbox.h)
-// use it.
+// What the collectives of a host (shm_collectives.h) are written over: barriers at which every rank
+// shows what it brings and where it is, and the memory behind that.
 //
 // Words: *place* = where a rank's bytes are: an offset in its arena, kInline (in the payload of its
 // slot) or kStaged (in its staging buffer); *buffer* = parity of a staging chunk.
@@ -29,8 +28,7 @@
 // What such a rank had under way when it froze, kWriteBytes at most, still lands in the peer's
 // memory. The arena of a failed communicator therefore keeps what is freed (Arena::keep_freed).
 //
-// Thread rule: begin, barrier and the chunk counter belong to the thread of the collectives; fail
-// and the const members to any thread.
+// Thread rule: that of the collectives, one thread; failure() and the const members any.
 //
 //   core.begin(call);
 //   std::memcpy(core.own_payload(bytes), data, bytes);
@@ -42,42 +40,31 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <string>
 #include <vector>
 
-#include "libddp/collectives/failure_latch.h"
-#include "libddp/collectives/futex_event.h"
-#include "libddp/collectives/shm_comm.h"
+#include "libddp/collectives/shm_failure.h"
+#include "libddp/collectives/shm_options.h"
 #include "libddp/collectives/shm_page.h"
-#include "libddp/collectives/wait_ledger.h"
-#include "libddp/collectives/wait_policy.h"
+#include "libddp/collectives/shm_peers.h"
+#include "libddp/collectives/shm_waiter.h"
 
 namespace libddp {
-
-/// Something that a rank can wait for.
-class WaitCondition {
- public:
-  virtual ~WaitCondition() = default;
-  virtual bool ready() = 0;
-  /// Ranks that hold the wait up, for the message of a timeout; empty = any rank.
-  virtual std::vector<int> missing() const = 0;
-  /// A rank that `ready` has found missing, for statistics; -1 = none in particular.
-  virtual int blocker() const { return -1; }
-  /// Throws if it is already clear that waiting is in vain; called once the wait lasts.
-  virtual void check() {}
-};
 
 class ShmCore {
  public:
   explicit ShmCore(ShmCommOptions options);
+  ShmCore(const ShmCore&) = delete;
+  ShmCore& operator=(const ShmCore&) = delete;
 
+  ShmPeers& peers() { return peers_; }
+  const ShmPeers& peers() const { return peers_; }
+  ShmFailure& failure() { return failure_; }
+  const ShmFailure& failure() const { return failure_; }
+  WaitLedger& waits() { return waiter_.ledger(); }
+  const WaitLedger& waits() const { return waiter_.ledger(); }
+  const WaitPolicy& policy() const { return waiter_.policy(); }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  /// The number in the group of a rank of this host, and back (-1 for one that is not here).
-  int group_rank(int rank) const { return members_[rank].group_rank; }
-  int index_of(int group_rank) const;
-  const WaitPolicy& policy() const { return policy_; }
 
   /// Of a collective over several hosts: the one before the network, or the one after it.
   enum class Stage : std::uint8_t { First, Last };
@@ -101,15 +88,11 @@ class ShmCore {
   bool all_in_arena(int which = 0) const;
   bool none_in_arena(int which = 0) const;
 
-  /// Offset of own memory in the own arena; kStaged if it is elsewhere.
-  std::uint64_t offset_of(const void* pointer, std::size_t bytes) const;
-  /// Memory of `rank`'s arena as mapped here. Throws PeerError if the range is not in it; `call` is
-  /// for the message.
-  std::byte* reach(const CommCall* call, int rank, std::uint64_t offset, std::uint64_t bytes);
-  /// The same for the collective that runs. Throws if a peer has given it up.
+  /// Memory of `rank`'s arena as mapped here, for the collective that runs. Throws PeerError if the
+  /// range is not in it, and if a peer has given the collective up.
   std::byte* reach(int rank, std::uint64_t offset, std::uint64_t bytes) {
     if (has_anyone_given_up()) throw_given_up();
-    return reach(call_, rank, offset, bytes);
+    return failure_.reach(call_, rank, offset, bytes);
   }
   /// write(begin, bytes) for piece after piece of `bytes` in peers' memory. Throws between two if a
   /// peer has given up the collective.
@@ -124,43 +107,11 @@ class ShmCore {
   /// Number of the next staging chunk; its parity chooses the buffer.
   std::uint64_t next_chunk() { return chunk_++; }
   std::byte* staging_in(int rank, std::uint64_t chunk) const {
-    return pages_[rank].staging_in(chunk);
+    return peers_.page(rank).staging_in(chunk);
   }
   std::byte* staging_out(int rank, std::uint64_t chunk) const {
-    return pages_[rank].staging_out(chunk);
+    return peers_.page(rank).staging_out(chunk);
   }
-  ShmPage page(int rank) const { return pages_[rank]; }
-
-  /// Sleeps by the policy until `condition` is ready; REQUIRES that it was not just now.
-  /// Errors: as ShmComm. Any exception out of it has poisoned the communicator.
-  void wait(const CommCall& call, FutexEvent& event, WaitCondition& condition);
-
-  /// Keeps the first failure, shows it to the peers, wakes everyone.
-  void fail(CommFailure failure) noexcept;
-  const CommFailure* failure() const noexcept { return latch_.get(); }
-  /// As throw_if_failed, but only tells.
-  bool has_failed() {
-    if (!latch_.is_set()) adopt_failure_of_peer();
-    return latch_.is_set();
-  }
-  /// Whether `rank` has shown a failure of its own.
-  bool has_failed_at(int rank) const {
-    return pages_[rank].failure().is_set.load(std::memory_order_acquire) != 0;
-  }
-  /// Throws the kept failure, also one that a peer has shown; `call` is what it interrupts.
-  void throw_if_failed(const CommCall* call);
-  /// `fail`, then throws it as the error of `call` (null: of no call in particular).
-  [[noreturn]] void fail_and_throw(const CommCall* call, CommFailure failure);
-
-  pid_t pid_of(int rank) const { return members_[rank].pid; }
-  std::string last_call_of(int rank) const;
-  /// The long waits of this rank, by ranks of the group. Of the thread of the collectives.
-  WaitLedger& waits() { return waits_; }
-  const WaitLedger& waits() const { return waits_; }
-  /// Tells the ranks that wait for this one in the last stage whom it waited for itself.
-  void show_delay(Delay delay);
-  /// 0 before the first.
-  std::uint64_t last_sequence_of(int rank) const;
 
  private:
   class AllArrived;
@@ -174,39 +125,26 @@ class ShmCore {
   void post(std::uint64_t input_place, std::uint64_t output_place);
   void prefetch_payloads(std::size_t bytes) const;
   void await_everyone();
+  FutexEvent& event() const { return peers_.page(0).event(); }
   bool has_anyone_given_up() const {
-    return pages_[0].event().num_given_up.load(std::memory_order_acquire) != 0;
+    return event().num_given_up.load(std::memory_order_acquire) != 0;
   }
   void show_given_up() noexcept;
   void throw_if_given_up();
   [[noreturn]] void throw_given_up();
-  void validate(const ShmCommOptions& options) const;
-  void record(const CommCall& call);
-  void adopt_failure_of_peer();
-  void show_failure(const CommFailure& failure) noexcept;
-  void settle(const CommCall& call, FutexEvent& event, WaitCondition& condition);
-  void count_wait(int blocker, std::int64_t ns);
-  Delay delay_shown_by(int rank) const;
-  [[noreturn]] void give_up(const CommCall& call, const WaitCondition& condition, double seconds);
   [[noreturn]] void report_mismatch();
-  [[noreturn]] void throw_kept(const CommCall* call, bool is_earlier) const;
 
-  int rank_;
-  int world_size_;
-  int group_size_;
-  std::string group_name_;
-  std::shared_ptr<Arena> arena_;
-  std::vector<ShmMember> members_;
-  WaitPolicy policy_;
-  std::vector<ShmPage> pages_;
+  ShmPeers peers_;
+  ShmFailure failure_;
+  ShmWaiter waiter_;
+  // Copies of those in peers_, for the hot path.
+  const int rank_;
+  const int world_size_;
   std::array<std::vector<Slot*>, 2> slots_;
   std::array<std::vector<std::byte*>, 2> payloads_;
-  FailureLatch latch_;
-  WaitLedger waits_;
 
   // The collective that runs.
   const CommCall* call_ = nullptr;
-  Stage stage_ = Stage::First;
   std::uint64_t fingerprint_ = 0;
   std::uint64_t barrier_ = 0;
   std::uint64_t chunk_ = 0;

@@ -1,58 +1,27 @@
-// ShmCore's failures: kept, shown to the peers, taken over from them, put into words.
+#include "libddp/collectives/shm_failure.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "libddp/base/printable.h"
-#include "libddp/collectives/shm_core.h"
+#include "libddp/collectives/futex_event.h"
 
 namespace libddp {
-namespace {
 
-struct SameCall {
-  std::uint64_t fingerprint;
-  std::vector<int> ranks;
-};
-
-// The ranks that have come, by what they called; the most ranks first, then by lowest rank.
-std::vector<SameCall> by_call(const std::vector<Slot*>& slots, std::uint64_t barrier) {
-  std::vector<SameCall> calls;
-  for (std::size_t r = 0; r < slots.size(); ++r) {
-    if (slots[r]->stamp.load(std::memory_order_acquire) != barrier) continue;
-    const std::uint64_t fingerprint = slots[r]->fingerprint;
-    auto call = std::find_if(calls.begin(), calls.end(),
-                             [&](const SameCall& c) { return c.fingerprint == fingerprint; });
-    if (call == calls.end()) call = calls.insert(call, SameCall{fingerprint, {}});
-    call->ranks.push_back(static_cast<int>(r));
-  }
-  std::stable_sort(calls.begin(), calls.end(), [](const SameCall& a, const SameCall& b) {
-    return a.ranks.size() > b.ranks.size();
-  });
-  return calls;
-}
-
-std::string ranks_text(const ShmCore& core, std::vector<int> ranks) {
-  for (int& rank : ranks) rank = core.group_rank(rank);
-  return fmt::format("rank{} {}", ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "));
-}
-
-}  // namespace
-
-void ShmCore::fail(CommFailure failure) noexcept {
+void ShmFailure::fail(CommFailure failure) noexcept {
   // First: whoever sees the failure may free what was in flight.
-  if (arena_) arena_->keep_freed();
+  if (peers_.arena()) peers_.arena()->keep_freed();
   if (!latch_.set(std::move(failure))) return;
-  show_failure(*latch_.get());
-  notify_always(pages_[0].event());
-  for (const ShmPage& page : pages_) notify_always(page.mail_event());
+  show(*latch_.get());
+  notify_always(peers_.page(0).event());
+  for (const ShmPage& page : peers_.pages()) notify_always(page.mail_event());
 }
 
-void ShmCore::show_failure(const CommFailure& failure) noexcept {
-  FailureRecord& record = pages_[rank_].failure();
+void ShmFailure::show(const CommFailure& failure) noexcept {
+  FailureRecord& record = peers_.own_page().failure();
   const std::size_t length = std::min(failure.message.size(), FailureRecord::kMaxText - 1);
   std::memcpy(record.text, failure.message.data(), length);
   record.text[length] = '\0';
@@ -62,36 +31,21 @@ void ShmCore::show_failure(const CommFailure& failure) noexcept {
   record.is_set.store(1, std::memory_order_seq_cst);
 }
 
-// See NOTE [Ranks that are late].
-void ShmCore::show_given_up() noexcept {
-  pages_[rank_].given_up().store(barrier_, std::memory_order_release);
-  pages_[0].event().num_given_up.fetch_add(1, std::memory_order_seq_cst);
+bool ShmFailure::has_failed() {
+  if (!latch_.is_set()) adopt_failure_of_peer();
+  return latch_.is_set();
 }
 
-void ShmCore::throw_if_given_up() {
-  for (int r = 0; r < world_size_; ++r) {
-    const std::uint64_t barrier = pages_[r].given_up().load(std::memory_order_acquire);
-    if (r != rank_ && barrier != 0 && barrier <= barrier_) throw_given_up();
-  }
-}
-
-void ShmCore::throw_given_up() {
-  throw_if_failed(call_);
-  int culprit = 0;
-  while (culprit + 1 < world_size_ && pages_[culprit].given_up().load() == 0) ++culprit;
-  fail_and_throw(call_, {.kind = CommFailure::Kind::Peer,
-                         .message = fmt::format("rank {} (pid {}) gave it up", group_rank(culprit),
-                                                pid_of(culprit)),
-                         .peer_rank = group_rank(culprit),
-                         .peer_pid = pid_of(culprit)});
+bool ShmFailure::has_failed_at(int rank) const {
+  return peers_.page(rank).failure().is_set.load(std::memory_order_acquire) != 0;
 }
 
 // A failure that names a peer or the network is passed on as it is; an abort or a timeout is its
 // rank's own doing.
-void ShmCore::adopt_failure_of_peer() {
-  for (int r = 0; r < world_size_; ++r) {
-    const FailureRecord& record = pages_[r].failure();
-    if (r == rank_ || record.is_set.load(std::memory_order_seq_cst) == 0) continue;
+void ShmFailure::adopt_failure_of_peer() {
+  for (int r = 0; r < peers_.world_size(); ++r) {
+    const FailureRecord& record = peers_.page(r).failure();
+    if (r == peers_.rank() || record.is_set.load(std::memory_order_seq_cst) == 0) continue;
     const std::string text =
         printable_lines({record.text, strnlen(record.text, FailureRecord::kMaxText)});
     CommFailure failure{
@@ -101,34 +55,34 @@ void ShmCore::adopt_failure_of_peer() {
       failure.kind = kind;
     } else if (kind != CommFailure::Kind::Peer) {
       const char* verb = kind == CommFailure::Kind::Aborted ? "aborted" : "gave up";
-      failure.message =
-          fmt::format("rank {} (pid {}) {}: {}", group_rank(r), pid_of(r), verb, text);
+      failure.message = fmt::format("rank {} (pid {}) {}: {}", peers_.group_rank(r),
+                                    peers_.pid_of(r), verb, text);
     }
     const bool is_nobodys = failure.peer_rank < 0 && kind == CommFailure::Kind::Peer;
-    if (!is_nobodys && (failure.peer_rank < 0 || failure.peer_rank == group_rank(rank_))) {
-      failure.peer_rank = group_rank(r);
-      failure.peer_pid = pid_of(r);
+    if (!is_nobodys &&
+        (failure.peer_rank < 0 || failure.peer_rank == peers_.group_rank(peers_.rank()))) {
+      failure.peer_rank = peers_.group_rank(r);
+      failure.peer_pid = peers_.pid_of(r);
     }
     return fail(std::move(failure));
   }
 }
 
-void ShmCore::throw_if_failed(const CommCall* call) {
+void ShmFailure::throw_if_failed(const CommCall* call) {
   if (!latch_.is_set()) adopt_failure_of_peer();
   if (latch_.is_set()) throw_kept(call, false);
 }
 
-void ShmCore::fail_and_throw(const CommCall* call, CommFailure failure) {
+void ShmFailure::fail_and_throw(const CommCall* call, CommFailure failure) {
   fail(std::move(failure));
   throw_kept(call, false);
 }
 
-void ShmCore::throw_kept(const CommCall* call, bool is_earlier) const {
+void ShmFailure::throw_kept(const CommCall* call, bool is_earlier) const {
   const CommFailure& failure = *latch_.get();
   std::string message = failure.message;
   if (!message.starts_with("libddp[")) {
-    const std::string where =
-        fmt::format("libddp[group {}, rank {}/{}]", group_name_, group_rank(rank_), group_size_);
+    const std::string where = peers_.where();
     const std::string what = call ? call->description.to_string(call->sequence) : "";
     if (!call || message.starts_with(what)) {
       message = fmt::format("{} {}", where, message);
@@ -140,22 +94,19 @@ void ShmCore::throw_kept(const CommCall* call, bool is_earlier) const {
   throw_failure(failure, message);
 }
 
-void ShmCore::report_mismatch() {
-  // What a rank called before it gave up is still there: that it gave up is the reason.
-  throw_if_failed(call_);
-  const std::vector<SameCall> calls = by_call(slots_[barrier_ & 1], barrier_);
-  std::vector<std::string> called;
-  for (const SameCall& call : calls) {
-    called.push_back(fmt::format("{} called {}", ranks_text(*this, call.ranks),
-                                 last_call_of(call.ranks.front())));
+std::byte* ShmFailure::reach(const CommCall* call, int rank, std::uint64_t offset,
+                             std::uint64_t bytes) {
+  const SharedSegment& segment = peers_.arena_of(rank);
+  if (offset > segment.size_bytes() || bytes > segment.size_bytes() - offset) {
+    fail_and_throw(call, {.kind = CommFailure::Kind::Peer,
+                          .message = fmt::format("rank {} (pid {}) named bytes {} to {} of an "
+                                                 "arena of {} bytes",
+                                                 peers_.group_rank(rank), peers_.pid_of(rank),
+                                                 offset, offset + bytes, segment.size_bytes()),
+                          .peer_rank = peers_.group_rank(rank),
+                          .peer_pid = peers_.pid_of(rank)});
   }
-  // Nobody is named as the peer: who is right is not known here.
-  fail_and_throw(call_,
-                 {.kind = CommFailure::Kind::Peer,
-                  .message = fmt::format(
-                      "the ranks called different collectives: {}. Hint: every rank must make the "
-                      "same calls in the same order, with equal shapes and dtypes",
-                      fmt::join(called, ", "))});
+  return segment.data() + offset;
 }
 
 }  // namespace libddp

@@ -4,8 +4,8 @@ namespace libddp {
 
 bool ShmMove::move(const std::byte* input, std::size_t input_bytes, const std::byte* output,
                    std::size_t output_bytes, std::size_t num_pieces) {
-  const std::uint64_t from = core_.offset_of(input, input_bytes);
-  const std::uint64_t to = core_.offset_of(output, output_bytes);
+  const std::uint64_t from = core_.peers().offset_of(input, input_bytes);
+  const std::uint64_t to = core_.peers().offset_of(output, output_bytes);
   // A rank with nothing in the arena knows already that the bytes must be staged.
   const bool is_staged = from == Slot::kStaged && to == Slot::kStaged;
   if (is_staged) stage(0);

@@ -3,7 +3,7 @@
 // The control page of a rank: what it tells its peers, in memory that all of them map.
 //
 //   failure | given up | event, mail event | beats | delay | call records | slots | inline payload
-//   | staging in, out | per peer: mail (mailbox.h)
+//   | staging in, out | per peer: messages (shm_messages.h)
 //
 // Every word has one writer, its rank (events excepted); stamps and counters only grow. The segment
 // is sparse: parts that a group never uses cost no memory.
@@ -79,7 +79,7 @@ struct alignas(128) Slot {
 };
 static_assert(offsetof(Slot, tiny) + Slot::kTinyBytes == 64);
 
-/// A message on its way; see mailbox.h.
+/// A message on its way; see shm_messages.h.
 struct alignas(64) Envelope {
   static constexpr std::size_t kInlineBytes = 480;
   std::int32_t tag;

@@ -28,7 +28,7 @@ class ReduceScatter {
 
   void run() {
     if (input_bytes_ <= core_.policy().inline_bytes) return reduce_payloads();
-    const std::uint64_t offset = core_.offset_of(input_, input_bytes_);
+    const std::uint64_t offset = core_.peers().offset_of(input_, input_bytes_);
     const bool in_arena = offset != Slot::kStaged;
     if (!in_arena) copy_in(0);
     core_.barrier(offset);

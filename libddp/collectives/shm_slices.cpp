@@ -20,7 +20,7 @@ class ShareSlices {
   void run() {
     const std::uint64_t bytes = edges_.back();
     if (bytes == 0) return;
-    const std::uint64_t offset = core_.offset_of(data_, bytes);
+    const std::uint64_t offset = core_.peers().offset_of(data_, bytes);
     core_.barrier(offset);
     if (!core_.all_in_arena()) return share_staged();
     for (int step = 1; step < core_.world_size(); ++step) {

@@ -44,7 +44,7 @@ void SliceReduction::begin() {
   };
   cut(core_.policy().chunk_bytes / static_cast<std::uint64_t>(core_.world_size()) /
       kCacheLineBytes * kCacheLineBytes);
-  const std::uint64_t offset = core_.offset_of(data_, edges_.back());
+  const std::uint64_t offset = core_.peers().offset_of(data_, edges_.back());
   const bool in_arena = offset != Slot::kStaged;
   if (!in_arena) copy_in(0);
   core_.barrier(offset);

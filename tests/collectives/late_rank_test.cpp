@@ -15,6 +15,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/comm_fixture.h"
 #include "tests/support/expect.h"
+#include "tests/support/messages.h"
 #include "tests/support/run_ranks.h"
 
 namespace libddp::test {
@@ -132,7 +133,7 @@ TEST_CASE("a rank that froze between two barriers raises at each step that is le
   const auto begin = [&](int rank) {
     pair.cores[rank]->begin(call);
     const auto block = pair.arenas[rank]->allocate(4096);
-    pair.cores[rank]->barrier(pair.cores[rank]->offset_of(block.get(), 4096));
+    pair.cores[rank]->barrier(pair.cores[rank]->peers().offset_of(block.get(), 4096));
   };
   run_ranks(2, begin);
   ShmCore& late = *pair.cores[1];
@@ -170,9 +171,9 @@ TEST_CASE("the barrier that ends a collective raises where a peer gave up in it"
     run_ranks(2, [&](int rank) {
       if (rank == 1) return pair.cores[1]->barrier();
       pair.cores[0]->barrier();
-      pair.cores[0]->fail({CommFailure::Kind::Aborted, "enough"});
+      pair.cores[0]->failure().fail({CommFailure::Kind::Aborted, "enough"});
     });
-    REQUIRE_THROWS_AS(pair.cores[1]->throw_if_failed(nullptr), PeerError);
+    REQUIRE_THROWS_AS(pair.cores[1]->failure().throw_if_failed(nullptr), PeerError);
   }
 }
 
@@ -182,7 +183,7 @@ TEST_CASE("once a communicator has failed its arena uses nothing again that is f
   REQUIRE(pair.arenas[0]->allocate(4096).get() == before);
   auto in_flight = pair.arenas[0]->allocate(8192);
   std::byte* const late_target = in_flight.get();
-  pair.cores[0]->fail({CommFailure::Kind::Aborted, "enough"});
+  pair.cores[0]->failure().fail({CommFailure::Kind::Aborted, "enough"});
   in_flight.reset();
   const auto next = pair.arenas[0]->allocate(8192);
   const bool is_apart = next.get() + 8192 <= late_target || next.get() >= late_target + 8192;
@@ -194,7 +195,7 @@ TEST_CASE("a message out of a sender's memory that has given up is no message") 
   const auto sent = fixture.allocate(0, kBlock, Memory::Arena);
   CommCall call = CommFixture::call(OpKind::Send, 1, Dtype::UInt8, kBlock);
   call.timeout = 20ms;
-  REQUIRE_THROWS_AS(fixture.comm(0).send(call, sent.get(), kBlock, 1, 0), TimeoutError);
+  REQUIRE_THROWS_AS(send(fixture.comm(0), call, sent.get(), kBlock, 1, 0), TimeoutError);
   // A frozen receiver has passed the look at its start.
   const auto received = fixture.allocate(1, kBlock, Memory::Ordinary);
   ShmComm::Transfer part{.peer = 0, .data = received.get(), .bytes = kBlock};

@@ -11,6 +11,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/comm_fixture.h"
 #include "tests/support/expect.h"
+#include "tests/support/messages.h"
 #include "tests/support/run_ranks.h"
 
 namespace libddp::test {
@@ -50,9 +51,9 @@ TEST_CASE("messages of every size from every memory") {
         for (std::size_t bytes : {0u, 1u, 480u, 481u, 100000u, 1048576u, 5000003u}) {
           const auto block = fixture.allocate(rank, bytes, memory);
           if (rank == 0) fill(block.get(), bytes, 0, 3);
-          if (rank == 0) fixture.comm(0).send(send_call(), block.get(), bytes, 1, 3);
+          if (rank == 0) send(fixture.comm(0), send_call(), block.get(), bytes, 1, 3);
           if (rank == 1) {
-            const int source = fixture.comm(1).recv(recv_call(), block.get(), bytes, 0, 3);
+            const int source = recv(fixture.comm(1), recv_call(), block.get(), bytes, 0, 3);
             expect(source == 0, "source");
           }
           expect(holds(block.get(), bytes, 0, 3), "the message of " + std::to_string(bytes));
@@ -75,12 +76,12 @@ TEST_CASE("one tag keeps its order, and a receive picks its tag out of many") {
       for (int i = 0; i < kMessages; ++i) {
         parts.push_back({.is_send = true, .peer = 1, .tag = i % 3, .data = &values[i], .bytes = 4});
       }
-      return fixture.comm(0).exchange(send_call(), parts);
+      return exchange(fixture.comm(0), send_call(), parts);
     }
     for (int tag : {2, 0, 1}) {
       for (int i = tag; i < kMessages; i += 3) {
         int value = 0;
-        fixture.comm(1).recv(recv_call(), &value, 4, 0, tag);
+        recv(fixture.comm(1), recv_call(), &value, 4, 0, tag);
         expect(value == 100 + i, "message " + std::to_string(i));
       }
     }
@@ -93,12 +94,12 @@ TEST_CASE("a receive from anyone tells whom it heard") {
     if (rank > 0) {
       std::vector<std::byte> data(rank == 1 ? 10 : 2000000, static_cast<std::byte>(rank));
       std::this_thread::sleep_for(std::chrono::milliseconds(5 * rank));
-      return fixture.comm(rank).send(send_call(), data.data(), data.size(), 0, rank);
+      return send(fixture.comm(rank), send_call(), data.data(), data.size(), 0, rank);
     }
     std::vector<std::byte> data(2000000);
-    expect(fixture.comm(0).recv(recv_call(), data.data(), 2000000, -1, 2) == 2, "rank 2");
+    expect(recv(fixture.comm(0), recv_call(), data.data(), 2000000, -1, 2) == 2, "rank 2");
     expect(data[1999999] == std::byte{2}, "rank 2's bytes");
-    expect(fixture.comm(0).recv(recv_call(), data.data(), 10, -1, 1) == 1, "rank 1");
+    expect(recv(fixture.comm(0), recv_call(), data.data(), 10, -1, 1) == 1, "rank 1");
     expect(data[9] == std::byte{1}, "rank 1's bytes");
   });
 }
@@ -122,7 +123,7 @@ void all_to_all(CommFixture& fixture, int rank, std::size_t bytes, Memory memory
     parts.push_back(rank % 3 == 0 ? send : recv);
     parts.push_back(rank % 3 == 0 ? recv : send);
   }
-  fixture.comm(rank).exchange(send_call(), parts);
+  exchange(fixture.comm(rank), send_call(), parts);
   for (int peer = 0; peer < world_size; ++peer) {
     expect(holds(in.get() + peer * bytes, bytes, peer, rank), "all to all");
   }
@@ -222,27 +223,14 @@ TEST_CASE("sizes that differ throw on both sides") {
     run_ranks(2, [&](int rank) {
       std::vector<std::byte> data(4000);
       const auto message = message_of<PeerError>([&] {
-        if (rank == 0) fixture.comm(0).send(send_call(), data.data(), sent, 1, 5);
-        if (rank == 1) fixture.comm(1).recv(recv_call(), data.data(), 32, 0, 5);
+        if (rank == 0) send(fixture.comm(0), send_call(), data.data(), sent, 1, 5);
+        if (rank == 1) recv(fixture.comm(1), recv_call(), data.data(), 32, 0, 5);
       });
       expect(contains(message, "rank 1 expects 32 bytes with tag 5 from rank 0, which sends " +
                                    std::to_string(sent) + " bytes"),
              message);
     });
   }
-}
-
-TEST_CASE("a message that never comes times out and names the peer") {
-  CommFixture fixture(3);
-  std::byte data[8] = {};
-  CommCall call = recv_call(6);
-  call.timeout = 100ms;
-  const auto message = message_of<TimeoutError>([&] { fixture.comm(0).recv(call, data, 8, 2, 0); });
-  REQUIRE(contains(message, "recv #6 uint8 [1]: timed out after"));
-  REQUIRE(contains(message, "waiting for rank 2 (pid 1002"));
-  CommFixture other(3);
-  const auto any = message_of<TimeoutError>([&] { other.comm(0).recv(call, data, 8, -1, 0); });
-  REQUIRE(contains(any, "waiting for any rank"));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "tests/support/folder_store.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/joined_comm.h"
+#include "tests/support/messages.h"
 
 namespace libddp::test {
 namespace {
@@ -37,10 +38,9 @@ void check_sum(JoinedComm& joined, int rank, std::uint64_t sequence, std::size_t
 
 void check_mail(JoinedComm& joined, int rank) {
   std::vector<int> out(300000, rank), in(300000, -1);
-  joined.comm->exchange(
-      CommFixture::call(OpKind::Send, 1),
-      {{.is_send = true, .peer = (rank + 1) % 3, .data = out.data(), .bytes = out.size() * 4},
-       {.peer = (rank + 2) % 3, .data = in.data(), .bytes = in.size() * 4}});
+  exchange(*joined.comm, CommFixture::call(OpKind::Send, 1),
+           {{.is_send = true, .peer = (rank + 1) % 3, .data = out.data(), .bytes = out.size() * 4},
+            {.peer = (rank + 2) % 3, .data = in.data(), .bytes = in.size() * 4}});
   expect(in == std::vector<int>(300000, (rank + 2) % 3), "mail round the ring");
 }
 

@@ -22,7 +22,7 @@ parsers=(
     bootstrap/{link_handshake,link_acceptor,link_connector,link_address,peer_info,bootstrap_failure}
     bootstrap/{record,local_request}
     bootstrap/{bootstrap_session,sealed_store}
-    collectives/{link_header,link_mail,link_mail_wire,link_stage,link_pump}
+    collectives/{link_header,link_messages,link_stage,link_pump}
     watchdog/control_message
     rendezvous/rendezvous_url
 )

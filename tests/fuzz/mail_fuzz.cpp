@@ -1,12 +1,14 @@
-// Point-to-point messages from a rank of another host (link_mail.h), after its proof: whatever it
-// sends, this rank's memory and its other messages stay whole.
+// Point-to-point messages from a rank of another host (link_messages.h), after its proof: whatever
+// it sends, this rank's memory and its other messages stay whole.
 
-#include "libddp/collectives/link_mail.h"
+#include "libddp/collectives/link_messages.h"
 
 #include <string>
 #include <vector>
 
 #include "libddp/base/error.h"
+#include "libddp/collectives/mailbox.h"
+#include "libddp/collectives/shm_comm.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/lone_host.h"
 
@@ -14,7 +16,7 @@ using namespace libddp;
 
 namespace {
 
-constexpr std::size_t kLargeBytes = LinkMail::kInlineBytes + 1000;
+constexpr std::size_t kLargeBytes = LinkMessages::kInlineBytes + 1000;
 
 // What this rank has in flight: small, large and empty, in both directions, and from anybody.
 class Desk {
@@ -35,13 +37,13 @@ class Desk {
     if (!parts_.empty()) parts_.erase(parts_.begin() + static_cast<long>(number % parts_.size()));
   }
 
-  void progress(LinkMail& mail) {
-    while (mail.progress(parts_)) {
+  void progress(Mailbox& mailbox) {
+    while (mailbox.progress(parts_)) {
     }
     std::erase_if(parts_, [](const Comm::Transfer* part) {
       if (!part->is_done) return false;
       fuzz::require(part->is_send || part->source == 1);
-      const bool is_large = part->bytes > LinkMail::kInlineBytes;
+      const bool is_large = part->bytes > LinkMessages::kInlineBytes;
       fuzz::require(!is_large || part->moved_bytes == part->bytes);
       return true;
     });
@@ -70,12 +72,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   fuzz::Bytes input(data, size);
   const std::unique_ptr<ShmComm> local = test::lone_host();
   fuzz::Pair pair = fuzz::Pair::make();
-  std::vector<LinkMailPeer> peers;
+  std::vector<LinkMessagesPeer> peers;
   peers.push_back({1, 1, "there", std::move(pair.ours)});
-  LinkMail mail(*local, std::move(peers));
+  LinkMessages links(*local, std::move(peers));
+  Mailbox mailbox(*local, {&local->messages(), &links});
   Desk desk;
   try {
-    desk.progress(mail);
+    desk.progress(mailbox);
     while (!input.is_empty()) {
       const std::string piece = input.piece();
       // An empty one stands for much: large messages do not fit into an input.
@@ -84,13 +87,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       } else {
         pair.send(piece.empty() ? std::string(1000, 'x') : piece);
       }
-      mail.on_network();
-      desk.progress(mail);
+      links.on_network();
+      desk.progress(mailbox);
     }
     pair.end();
-    desk.progress(mail);
-    mail.finish();
-    fuzz::require(mail.has_read_all(1) && mail.has_read_all(0));
+    desk.progress(mailbox);
+    links.finish();
+    fuzz::require(links.has_read_all(1) && links.has_read_all(0));
   } catch (const PeerError&) {
     fuzz::require(local->failure().has_value());
   }

@@ -1,5 +1,5 @@
-// ShmCore's waiting, from the first pause to the timeout.
-//
+#include "libddp/collectives/shm_waiter.h"
+
 // NOTE [Rings without a fence]
 // A sleeper registers and then looks at the stamps; a poster stores its stamp and then looks at the
 // sleepers. With a full fence between store and look no notification is lost; the oversubscribed
@@ -15,7 +15,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
-#include "libddp/collectives/shm_core.h"
+#include "libddp/collectives/futex_event.h"
 
 namespace libddp {
 namespace {
@@ -40,16 +40,28 @@ double seconds_since(Clock::time_point start) {
 
 }  // namespace
 
-void ShmCore::wait(const CommCall& call, FutexEvent& event, WaitCondition& condition) {
+ShmWaiter::ShmWaiter(const ShmPeers& peers, ShmFailure& failure)
+    : peers_(peers),
+      failure_(failure),
+      policy_(WaitPolicy::choose(peers.cpu_masks())),
+      ledger_(peers.group_size()) {}
+
+void ShmWaiter::begin(bool is_last_stage) {
+  is_last_stage_ = is_last_stage;
+  // The hosts have met, by this rank or another one: earlier waits do not delay anybody any more.
+  if (is_last_stage) ledger_.forget();
+}
+
+void ShmWaiter::wait(const CommCall& call, FutexEvent& event, WaitCondition& condition) {
   for (int done = 0; done < policy_.spins; done += kSpinsPerLook) {
     if (spin(condition, std::min(kSpinsPerLook, policy_.spins - done))) return;
-    if (latch_.is_set()) break;
+    if (failure_.is_set()) break;
   }
   settle(call, event, condition);
 }
 
 // The long wait: sleeps in growing pieces, between which it looks at everything that can end it.
-void ShmCore::settle(const CommCall& call, FutexEvent& event, WaitCondition& condition) {
+void ShmWaiter::settle(const CommCall& call, FutexEvent& event, WaitCondition& condition) {
   const Clock::time_point start = Clock::now();
   const Deadline deadline = call.timeout ? Deadline::after(*call.timeout) : call.deadline;
   InterruptPoll interrupt;
@@ -67,14 +79,14 @@ void ShmCore::settle(const CommCall& call, FutexEvent& event, WaitCondition& con
     if (piece == kInterruptPeriod) condition.check();
     // A peer may have posted, finished and left (or died) since the look above: then this call is
     // as good as done, and only the next one fails.
-    if (has_failed() && !condition.ready()) throw_if_failed(&call);
+    if (failure_.has_failed() && !condition.ready()) failure_.throw_if_failed(&call);
     if (deadline.expired()) give_up(call, condition, seconds_since(start));
     try {
       interrupt.poll();
     } catch (...) {
-      fail({.kind = CommFailure::Kind::Aborted,
-            .message = fmt::format("{}: interrupted while waiting",
-                                   call.description.to_string(call.sequence))});
+      failure_.fail({.kind = CommFailure::Kind::Aborted,
+                     .message = fmt::format("{}: interrupted while waiting",
+                                            call.description.to_string(call.sequence))});
       throw;
     }
     sleeper.sleep(deadline.remaining(piece));
@@ -85,53 +97,41 @@ void ShmCore::settle(const CommCall& call, FutexEvent& event, WaitCondition& con
 
 // Who is waited for after the network may have waited there itself: longer than this rank has,
 // which counts that.
-void ShmCore::count_wait(int blocker, std::int64_t ns) {
+void ShmWaiter::count_wait(int blocker, std::int64_t ns) {
   Delay told;
-  if (stage_ == Stage::Last) {
-    told = delay_shown_by(blocker);
-    const Delay own = delay_shown_by(rank_);
+  if (is_last_stage_) {
+    told = peers_.delay_shown_by(blocker);
+    const Delay own = peers_.delay_shown_by(peers_.rank());
     if (own.rank == told.rank) told.ns -= own.ns;
   }
-  waits_.add(group_rank(blocker), ns, told);
+  ledger_.add(peers_.group_rank(blocker), ns, told);
 }
 
-void ShmCore::show_delay(Delay delay) {
-  DelayRecord& shown = pages_[rank_].carried_delay();
-  shown.rank.store(delay.rank, std::memory_order_relaxed);
-  shown.ns.store(delay.ns, std::memory_order_relaxed);
-}
-
-Delay ShmCore::delay_shown_by(int rank) const {
-  const DelayRecord& shown = pages_[rank].carried_delay();
-  return {static_cast<int>(shown.rank.load(std::memory_order_relaxed)),
-          shown.ns.load(std::memory_order_relaxed)};
-}
-
-void ShmCore::give_up(const CommCall& call, const WaitCondition& condition, double seconds) {
+void ShmWaiter::give_up(const CommCall& call, const WaitCondition& condition, double seconds) {
   constexpr std::size_t kMaxNamed = 8;
   const std::vector<int> missing = condition.missing();
   std::string who;
   for (std::size_t i = 0; i < std::min(missing.size(), kMaxNamed); ++i) {
     const int r = missing[i];
     if (i > 0) who += ", ";
-    who +=
-        fmt::format("rank {} (pid {}, last call: {})", group_rank(r), pid_of(r), last_call_of(r));
+    who += fmt::format("rank {} (pid {}, last call: {})", peers_.group_rank(r), peers_.pid_of(r),
+                       peers_.last_call_of(r));
   }
   if (missing.size() > kMaxNamed) who += fmt::format(" and {} more", missing.size() - kMaxNamed);
   if (missing.empty()) who = "any rank";
   std::vector<int> ranks;
-  for (const int r : missing) ranks.push_back(group_rank(r));
+  for (const int r : missing) ranks.push_back(peers_.group_rank(r));
   const std::string notes = call.notes ? (*call.notes)(ranks) : "";
   const int culprit = missing.size() == 1 ? missing[0] : -1;
-  fail_and_throw(
+  failure_.fail_and_throw(
       &call,
       {.kind = CommFailure::Kind::Timeout,
        .message = fmt::format(
            "{}: timed out after {:.1f} s waiting for {}{}. Hint: look at what that rank does; "
            "if it is only slow, raise the timeout of the group",
            call.description.to_string(call.sequence), seconds, who, notes),
-       .peer_rank = culprit >= 0 ? group_rank(culprit) : -1,
-       .peer_pid = culprit >= 0 ? pid_of(culprit) : 0});
+       .peer_rank = culprit >= 0 ? peers_.group_rank(culprit) : -1,
+       .peer_pid = culprit >= 0 ? peers_.pid_of(culprit) : 0});
 }
 
 }  // namespace libddp

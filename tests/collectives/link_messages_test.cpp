@@ -1,7 +1,7 @@
 // What a rank of another host may not say on the connection for messages. What it may is tested in
 // hierarchical_comm_test.cpp.
 
-#include "libddp/collectives/link_mail.h"
+#include "libddp/collectives/link_messages.h"
 
 #include <sys/socket.h>
 
@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "libddp/base/error.h"
+#include "libddp/collectives/mailbox.h"
+#include "libddp/collectives/shm_comm.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
 #include "tests/support/lone_host.h"
@@ -43,9 +45,10 @@ std::string complaint(bool is_send, std::size_t bytes, const std::vector<std::st
   int ends[2];
   REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
   const UniqueFd theirs(ends[1]);
-  std::vector<LinkMailPeer> peers;
+  std::vector<LinkMessagesPeer> peers;
   peers.push_back({1, 11, "there", UniqueFd(ends[0])});
-  LinkMail mail(*local, std::move(peers));
+  LinkMessages links(*local, std::move(peers));
+  Mailbox mailbox(*local, {&local->messages(), &links});
   std::vector<std::byte> memory(bytes);
   Comm::Transfer transfer;
   transfer.is_send = is_send;
@@ -53,15 +56,15 @@ std::string complaint(bool is_send, std::size_t bytes, const std::vector<std::st
   transfer.data = memory.data();
   transfer.bytes = bytes;
   return message_of<PeerError>([&] {
-    mail.progress({&transfer});
+    mailbox.progress({&transfer});
     for (const std::string& frame : frames) {
       REQUIRE(::send(theirs.get(), frame.data(), frame.size(), 0) > 0);
-      mail.progress({&transfer});
+      mailbox.progress({&transfer});
     }
   });
 }
 
-constexpr std::size_t kGranted = LinkMail::kInlineBytes + 1;
+constexpr std::size_t kGranted = LinkMessages::kInlineBytes + 1;
 
 }  // namespace
 
