@@ -21,6 +21,7 @@
 #include "libddp/bootstrap/peer_info.h"
 #include "libddp/bootstrap/run_key.h"
 #include "libddp/bootstrap/unix_acceptor.h"
+#include "libddp/transport/frame.h"
 #include "libddp/transport/host_layout.h"
 #include "libddp/transport/unix_socket.h"
 
@@ -371,6 +372,24 @@ void Bootstrap::read_answer(int lower_rank) {
 std::vector<GroupPeer> bootstrap(KeyValueStore& store, const BootstrapOptions& options,
                                  const std::vector<int>& descriptors, Deadline deadline) {
   return Bootstrap(store, options, descriptors, deadline).run();
+}
+
+void refuse_bootstrap(KeyValueStore& store, const BootstrapOptions& options,
+                      const std::string& reason) noexcept {
+  constexpr std::chrono::seconds kTimeToHear{5};
+  if (options.world_size < 2) return;
+  try {
+    BootstrapContext context(store, options, Deadline::after(kTimeToHear));
+    context.open();
+    // Who reads the reason looks for the join entry of its author.
+    if (BootstrapSession* session = context.session()) session->publish();
+    context.announce(reason);
+    if (options.rank == 0) context.wait_until_heard();
+  } catch (const std::exception& error) {
+    // The caller throws the reason; the others will time out.
+    log(LogLevel::Warn, "bootstrap_refusal_not_told",
+        {{"group", options.group_name}, {"reason", error.what()}});
+  }
 }
 
 }  // namespace libddp

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/transport/frame.h"
 
 namespace libddp {
 namespace {

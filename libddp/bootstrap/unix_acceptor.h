@@ -13,6 +13,7 @@
 
 #include "libddp/base/unique_fd.h"
 #include "libddp/bootstrap/pending_connections.h"
+#include "libddp/transport/frame.h"
 #include "libddp/transport/unix_socket.h"
 
 namespace libddp {

@@ -1,5 +1,4 @@
-// Frames of unix_socket.h: a 12-byte header, then the bytes. Descriptors travel with the first
-// byte.
+#include "libddp/transport/frame.h"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
@@ -13,7 +12,6 @@
 #include "libddp/base/check.h"
 #include "libddp/base/error.h"
 #include "libddp/base/system_error.h"
-#include "libddp/transport/unix_socket.h"
 #include "libddp/transport/wait_for_events.h"
 
 namespace libddp {

@@ -1,7 +1,6 @@
 #pragma once
 
-// Stream sockets between processes of one host, in the abstract namespace (no file to clean up),
-// and small frames that can carry descriptors.
+// Stream sockets between processes of one host, in the abstract namespace (no file to clean up).
 //
 // Sockets are non-blocking and close-on-exec; every wait has a deadline, lets interrupts through
 // and survives signals. A lost or misbehaving peer is a NetworkError, a passed deadline a
@@ -11,8 +10,6 @@
 //   UnixListener listener = UnixListener::open();
 //   UniqueFd theirs = connect_unix(listener.name(), deadline);
 //   UniqueFd mine = listener.accept(std::chrono::milliseconds(100));
-//   send_frame(theirs.get(), "request", {fd}, deadline);
-//   Frame frame = receive_frame(mine.get(), FrameLimits{}, deadline);
 
 #include <sys/types.h>
 
@@ -67,28 +64,5 @@ bool wait_readable(int socket, std::chrono::milliseconds limit);
 
 /// True if the peer closed its end or is gone and no byte waits to be read.
 bool is_closed(int socket);
-
-/// One message between two ends.
-struct Frame {
-  std::string bytes;
-  std::vector<UniqueFd> descriptors;
-};
-
-/// What a receiver takes; more is a NetworkError before any memory is set aside.
-struct FrameLimits {
-  std::size_t max_bytes = 64u << 10;
-  /// The kernel passes at most 253 at once.
-  std::size_t max_descriptors = 16;
-};
-
-/// Sends `bytes` and duplicates of `descriptors` as one frame.
-void send_frame(int socket, const std::string& bytes, const std::vector<int>& descriptors,
-                Deadline deadline);
-
-/// Whether receive_frame would not have to wait. Throws NetworkError for a closed connection, and
-/// for what is no frame within the limits.
-bool is_frame_complete(int socket, const FrameLimits& limits);
-
-Frame receive_frame(int socket, const FrameLimits& limits, Deadline deadline);
 
 }  // namespace libddp

@@ -19,6 +19,7 @@
 #include "libddp/bootstrap/bootstrap.h"
 #include "libddp/bootstrap/link_address.h"
 #include "libddp/bootstrap/peer_info.h"
+#include "libddp/transport/frame.h"
 #include "libddp/transport/tcp_socket.h"
 #include "libddp/transport/unix_socket.h"
 #include "tests/support/catch.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "libddp/memory/shared_segment.h"
+#include "libddp/transport/frame.h"
 #include "libddp/transport/unix_socket.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"

@@ -9,7 +9,6 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
-#include "libddp/bootstrap/prefixed_store.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
 #include "tests/support/folder_store.h"
@@ -66,19 +65,6 @@ TEST_CASE("FolderStore of the tests keeps the same promises") {
   libddp::test::FolderStore store;
   check_store(store);
   check_waiting(store);
-}
-
-TEST_CASE("PrefixedStore keeps keys apart") {
-  const auto below = std::make_shared<InMemoryStore>();
-  PrefixedStore one(below, "one/");
-  PrefixedStore two(below, "two/");
-  check_store(one);
-  check_store(two);
-  check_waiting(one);
-  one.set("a", "1");
-  two.set("a", "2");
-  REQUIRE(below->try_get("one/a") == std::string("1"));
-  REQUIRE(two.try_get("a") == std::string("2"));
 }
 
 TEST_CASE("A counter on a text is a StoreError") {

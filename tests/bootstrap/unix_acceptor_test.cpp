@@ -11,6 +11,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
+#include "libddp/transport/frame.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
 

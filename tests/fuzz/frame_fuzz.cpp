@@ -1,4 +1,4 @@
-// Frames between processes of one host (unix_socket.h).
+// Frames between processes of one host (frame.h).
 
 #include <unistd.h>
 
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "libddp/base/error.h"
+#include "libddp/transport/frame.h"
 #include "libddp/transport/unix_socket.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -16,6 +16,7 @@
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
 #include "libddp/base/parent_only.h"
+#include "libddp/transport/frame.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
 #include "tests/support/fork_ranks.h"
