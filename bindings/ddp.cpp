@@ -38,12 +38,12 @@ bool after_forward(ReplicatedModel& replica, py::handle output, bool sync) {
 
 // A hook of Python's: torch's own adapter calls it and reads its future.
 void register_comm_hook(ReplicatedModel& replica, py::object state, py::object hook) {
-  replica.reducer().set_comm_hook(
+  replica.reducer().register_comm_hook(
       std::make_shared<c10d::PythonCommHook>(std::move(state), std::move(hook)));
 }
 
 void register_compress_hook(ReplicatedModel& replica, at::ScalarType dtype) {
-  replica.reducer().set_comm_hook(compress_hook(replica.group(), dtype));
+  replica.reducer().register_comm_hook(compress_hook(replica.group(), dtype));
 }
 
 /// Parameter indices, bucket by bucket: for tests and for the curious.
@@ -84,14 +84,14 @@ void bind_passes(ReplicatedModelClass& replica) {
            unlocked)
       .def("backward_failed", &ReplicatedModel::backward_failed, py::arg("what"), unlocked)
       .def("after_forward", &after_forward, py::arg("output"), py::arg("sync"))
-      .def("set_manual_finish",
-           [](ReplicatedModel& self, bool manual) { self.reducer().set_manual_finish(manual); })
+      .def("set_manual_finish", [](ReplicatedModel& self,
+                                   bool manual) { self.reducer().set_manual_finalization(manual); })
       .def("finishes_after_backward",
-           [](ReplicatedModel& self) { return self.reducer().finishes_after_backward(); })
-      .def("check_finished", [](ReplicatedModel& self) { self.reducer().check_finished(); })
+           [](ReplicatedModel& self) { return self.reducer().should_finalize_after_backward(); })
+      .def("check_finished", [](ReplicatedModel& self) { self.reducer().check_finalized(); })
       .def(
-          "finish_backward", [](ReplicatedModel& self) { self.reducer().finish_backward(); },
-          unlocked)
+          "finish_backward",
+          [](ReplicatedModel& self) { self.reducer().finalize_backward_manual(); }, unlocked)
       .def(
           "run_empty_pass", [](ReplicatedModel& self) { self.reducer().run_empty_pass(); },
           unlocked);

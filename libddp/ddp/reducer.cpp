@@ -12,6 +12,9 @@
 #include "libddp/base/first_line.h"
 #include "libddp/base/group_identity.h"
 #include "libddp/base/log.h"
+#include "libddp/ddp/finite_check.h"
+#include "libddp/ddp/parameter_usage.h"
+#include "libddp/memory/empty_cache.h"
 
 namespace libddp {
 namespace {
@@ -20,6 +23,10 @@ std::vector<at::Tensor> tensors_of(const NamedTensors& parameters) {
   std::vector<at::Tensor> tensors;
   for (const NamedTensor& parameter : parameters) tensors.push_back(parameter.tensor);
   return tensors;
+}
+
+std::string where_of(const ProcessGroup& group) {
+  return GroupIdentity{group.name(), group.rank(), group.size()}.where();
 }
 
 }  // namespace
@@ -32,34 +39,26 @@ std::shared_ptr<Reducer> Reducer::create(NamedTensors parameters, Group group,
 
 Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
     : parameters_(std::move(parameters)),
-      sizes_(sizes_of(parameters_)),
       group_(std::move(group)),
-      // Another library's group may know more than this about who is there.
-      is_alone_(group_->size() == 1 && group_->backend_name().rfind("c10d:", 0) != 0),
       options_(std::move(options)),
       sparse_(parameters_, options_.sparse_parameters, group_),
-      slow_ranks_(group_->size()),
+      slots_(parameters_, where("backward"), options_.gradient_as_bucket_view),
+      order_(sizes_of(parameters_), options_.limits, sparse_.indices()),
+      reduction_(group_),
+      slow_ranks_(group_),
       pass_(parameters_.size()),
-      num_expected_(parameters_.size(), 1),
-      gradient_states_(parameters_.size(), GradientState::Settled),
       hooks_(tensors_of(parameters_),
-             [this](std::size_t index) { guarded([&] { on_gradient(index); }); }) {
-  for (const auto& [name, tensor] : parameters_) {
-    slots_.emplace_back(name, tensor, where());
-    if (!options_.gradient_as_bucket_view) slots_.back().keep_apart();
-  }
-  build_buckets(plan_of(reverse_order(parameters_.size())));
+             [this](std::size_t index) { guarded([&] { autograd_hook(index); }); }) {
+  build_buckets(order_.first_plan());
   if (options_.static_graph) set_static_graph();
 }
 
-std::string Reducer::where() const {
-  return GroupIdentity{group_->name(), group_->rank(), group_->size()}.where() + " backward";
-}
+std::string Reducer::where(const char* what) const { return where_of(*group_) + ' ' + what; }
 
-void Reducer::arm(const std::vector<at::Tensor>& outputs) {
+void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   timeline_.end_forward();
-  check_last_pass();
-  rebuild_if_planned();
+  ensure_prior_reduction_finished();
+  rebuild_buckets();
   restart_pass(Stage::Armed);
   // The hooks live as long as the graph, which may outlive the reducer.
   output_leaves_ = nullptr;
@@ -71,7 +70,7 @@ void Reducer::arm(const std::vector<at::Tensor>& outputs) {
 
 void Reducer::on_output_reached(std::uint64_t& pass_of_forward) {
   if (!pass_.is_running()) begin_pass_at_output(pass_of_forward != 0);
-  pass_of_forward = pass_number_;
+  pass_of_forward = pass_.number();
 }
 
 void Reducer::begin_pass_at_output(bool is_again) {
@@ -82,17 +81,17 @@ void Reducer::begin_pass_at_output(bool is_again) {
   }
   // A pass has ended since this forward, well or not: another forward's, or one through this one
   // that kept the graph.
-  if (pass_.stage == Stage::Broken) refuse_rest_of_last_pass(where());
-  if (pass_.stage != Stage::Armed) restart_pass(Stage::Armed);
+  if (pass_.stage() == Stage::Broken) pass_.check_not_ended_early(where("backward"));
+  if (!pass_.is_armed()) restart_pass(Stage::Armed);
   spread_averages();
   begin_pass(PassEnd::Certain);
 }
 
-void Reducer::on_gradient(std::size_t index) {
+void Reducer::autograd_hook(std::size_t index) {
   if (c10::GradMode::is_enabled()) check_create_graph(index);
-  if (pass_.stage == Stage::Armed && !is_of_other_pass(index)) begin_pass(PassEnd::MaybeNested);
+  if (pass_.is_armed() && !is_of_other_pass(index)) begin_pass(PassEnd::MaybeNested);
   take(index);
-  if (pass_.is_running()) count_gradient(index);
+  if (pass_.is_running()) mark_ready(index);
 }
 
 bool Reducer::is_of_other_pass(std::size_t index) const {
@@ -100,17 +99,11 @@ bool Reducer::is_of_other_pass(std::size_t index) const {
 }
 
 void Reducer::take(std::size_t index) {
-  GradientState& state = gradient_states_[index];
-  if (state == GradientState::AveragedInPart) refuse_old_average(index);
-  state = GradientState::Own;
-  if (sparse_.contains(index)) return sparse_.check(index);
-  GradientSlot& slot = slots_[index];
-  // With create_graph=True autograd has put a tensor there that has a graph of its own.
-  const bool stays_apart = slot.is_apart() || c10::GradMode::is_enabled();
-  if (stays_apart && !pass_.is_running()) return slot.take_dtype();
-  if (!stays_apart) return slot.adopt();
-  slot.copy_to_bucket();
-  state = GradientState::Copied;
+  if (sparse_.contains(index)) {
+    slots_.take_without_bucket(index);
+    return sparse_.check(index);
+  }
+  slots_.take(index, pass_.is_running());
 }
 
 // As in torch: `.grad` holds the averages and has this rank's graph.
@@ -119,7 +112,7 @@ void Reducer::check_create_graph(std::size_t index) const {
     throw StateError(fmt::format(
         "{}: parameter '{}': backward(create_graph=True) does not go together with an optimizer "
         "that shares out the averages. Hint: make it without shard_gradients.",
-        where(), slots_[index].name()));
+        where("backward"), slots_[index].name()));
   }
   static std::atomic<bool> has_told{false};
   tell_once(has_told, "create_graph",
@@ -131,41 +124,40 @@ void Reducer::tell_once(std::atomic<bool>& has_told, const char* event, const ch
   log(LogLevel::Warn, event, {{"group", group_->name()}, {"what", what}});
 }
 
-void Reducer::count_gradient(std::size_t index) {
-  if (pass_.stage == Stage::Reopened) queue_finish(PassEnd::MaybeNested);
-  if (is_learning_) pass_.fired_order.push_back(index);
-  const std::uint32_t num_fired = ++pass_.num_fired[index];
+void Reducer::mark_ready(std::size_t index) {
+  if (pass_.stage() == Stage::Reopened) queue_finalization(PassEnd::MaybeNested);
+  order_.record(index);
+  const std::uint32_t num_fired = pass_.count(index);
   if (sparse_.contains(index)) return;
   const std::size_t bucket = buckets_->bucket_of(index);
-  if (num_fired > num_expected_[index]) {
+  if (num_fired > order_.num_expected(index)) {
     // Until the bucket is sent, a further share of a gradient does no harm.
-    if (bucket < pass_.next_bucket) refuse_second_gradient(index);
-  } else if (num_fired == num_expected_[index]) {
-    if (pass_.buckets[bucket].num_missing.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      timeline_.ready(bucket);
-      launch_complete_buckets();
-    }
+    if (pass_.is_sent(bucket))
+      order_.refuse_second_gradient(index, where("backward"), slots_[index].name());
+  } else if (num_fired == order_.num_expected(index) && pass_.mark_ready(bucket)) {
+    timeline_.ready(bucket);
+    launch_ready_buckets();
   }
 }
 
 void Reducer::begin_pass(PassEnd end) {
-  pass_.told = Told::Nothing;
-  timeline_.begin_pass(++pass_number_);
-  queue_finish(end);
+  pass_.begin();
+  timeline_.begin_pass(pass_.number());
+  queue_finalization(end);
 }
 
 /// Autograd drops the callbacks of a pass that fails without a call: that is how its failure shows.
 class Reducer::PassGuard {
  public:
   explicit PassGuard(Reducer& reducer)
-      : reducer_(reducer.weak_from_this()), number_(reducer.pass_number_) {
+      : reducer_(reducer.weak_from_this()), number_(reducer.pass_.number()) {
     for (const GradientSlot& slot : reducer.slots_) parameters_.add(slot.user());
   }
   PassGuard(const PassGuard&) = delete;
   PassGuard& operator=(const PassGuard&) = delete;
   ~PassGuard() {
     const auto self = is_over_ ? nullptr : reducer_.lock();
-    if (!self || self->pass_number_ != number_) return;
+    if (!self || self->pass_.number() != number_) return;
     self->break_pass("in backward: an exception ended it (its own output has the text)",
                      Told::Error);
     end_after_failure(*self);
@@ -189,8 +181,8 @@ class Reducer::PassGuard {
   bool is_over_ = false;
 };
 
-void Reducer::queue_finish(PassEnd end) {
-  pass_.stage = Stage::Running;
+void Reducer::queue_finalization(PassEnd end) {
+  pass_.run();
   call_after_backward([weak = weak_from_this(), end, guard = std::make_shared<PassGuard>(*this)] {
     guard->end();
     if (const auto self = weak.lock()) self->guarded([&] { self->on_pass_end(end); });
@@ -199,29 +191,26 @@ void Reducer::queue_finish(PassEnd end) {
 
 // Also before the pass has reached the model's outputs: the others are in theirs by now.
 bool Reducer::backward_failed(const std::string& what) noexcept {
-  const bool is_known = pass_.stage != Stage::None || std::exchange(is_refused_, false);
-  if (pass_.stage == Stage::None || pass_.told == Told::Explained) return is_known;
-  pass_.told = Told::Explained;
-  group_->report_error("in backward: " + hook_failure() + what);
+  const bool is_known = pass_.stage() != Stage::None || std::exchange(is_refused_, false);
+  if (pass_.stage() == Stage::None || pass_.is_explained()) return is_known;
+  pass_.told(Told::Explained);
+  group_->report_error("in backward: " + reduction_.hook_failure() + what);
   return is_known;
 }
-
-std::string Reducer::hook_failure() const { return hook_ ? hook_->failure() : std::string(); }
 
 void Reducer::break_pass(const std::string& what, Told told) noexcept {
   if (!pass_.is_running()) return;
   group_->report_error(what);
-  pass_.told = std::max(pass_.told, told);
-  pass_.stage = Stage::Broken;
+  pass_.told(told);
+  pass_.break_off();
 }
 
-void Reducer::launch_complete_buckets() {
+void Reducer::launch_ready_buckets() {
   const std::lock_guard<std::mutex> lock(launch_mutex_);
   // The last one is left to the end of the pass, which waits for it anyway: an inline call there
   // spares the hand-over to another thread.
-  while (pass_.next_bucket + 1 < buckets_->size() &&
-         pass_.buckets[pass_.next_bucket].num_missing.load() == 0) {
-    launch(pass_.next_bucket++, true);
+  while (!pass_.is_last_next() && pass_.is_ready(pass_.num_sent())) {
+    launch(pass_.take_next(), true);
   }
 }
 
@@ -229,21 +218,16 @@ void Reducer::launch(std::size_t bucket, bool async) {
   fill(bucket);
   if (checks_gradients_) refuse_non_finite(bucket);
   timeline_.launched(bucket);
-  if (options_.skip_unused_buckets && can_skip(bucket)) return timeline_.done(bucket);
-  if (hook_) return hook_->start(*buckets_, bucket, parameters_);
-  if (is_alone_) return timeline_.done(bucket);
-  CallOptions call{.async = async, .timeout = {}, .label = buckets_->label(bucket)};
-  pass_.buckets[bucket].work =
-      scatters_averages()
-          ? average_block(bucket, std::move(call))
-          : group_->all_reduce(buckets_->flat(bucket),
-                               {.op = ReduceOp::Avg, .scale = gradient_scale_}, std::move(call));
-  if (!async) timeline_.done(bucket);
+  const bool is_skipped = options_.skip_unused_buckets && can_skip(bucket);
+  const bool is_in_flight =
+      !is_skipped && reduction_.start(*buckets_, bucket, parameters_,
+                                      {.async = async, .scatters = scatters_averages()});
+  if (!is_in_flight) timeline_.done(bucket);
 }
 
 // What no gradient has come for, and the flags.
 void Reducer::fill(std::size_t bucket) {
-  if (pass_.is_empty) {
+  if (pass_.is_empty()) {
     buckets_->flat(bucket).zero_();
     return;
   }
@@ -252,17 +236,11 @@ void Reducer::fill(std::size_t bucket) {
   for (std::size_t member = 0; member < members.size(); ++member) {
     const std::size_t index = members[member];
     const bool used = is_used(index);
-    if (pass_.num_fired[index] == 0) fill_without_gradient(index);
+    if (pass_.num_fired(index) == 0) slots_.fill_without_gradient(index);
     if (tolerates_unused()) buckets_->set_used(bucket, member, used);
     is_missing |= !used;
   }
   buckets_->set_missing(bucket, is_missing);
-}
-
-void Reducer::fill_without_gradient(std::size_t index) {
-  const bool is_copy = slots_[index].is_apart() && has_own(index);
-  slots_[index].fill_without_gradient();
-  if (is_copy) gradient_states_[index] = GradientState::Copied;
 }
 
 bool Reducer::can_skip(std::size_t bucket) const {
@@ -282,23 +260,319 @@ void Reducer::refuse_non_finite(std::size_t bucket) {
   throw StateError(fmt::format(
       "{}: {}. Hint: look at this rank's batch and loss; LIBDDP_NAN_CHECK=off averages it all the "
       "same.",
-      where(), what));
+      where("backward"), what));
 }
 
-void Reducer::refuse_second_gradient(std::size_t index) const {
-  const std::string& name = slots_[index].name();
-  if (num_expected_[index] == 0) {
-    throw StateError(fmt::format(
-        "{}: parameter '{}' got a gradient after its bucket had been sent; it had none in the "
-        "first pass, and static_graph=True promises the same graph each time. Hint: pass "
-        "find_unused_parameters=True instead.",
-        where(), name));
+void Reducer::on_pass_end(PassEnd end) {
+  if (!pass_.is_running()) return;
+  if (end == PassEnd::MaybeNested && is_nested_backward() && !is_complete()) {
+    // The outer pass goes on; its next gradient queues the end again.
+    pass_.reopen();
+    return;
   }
-  throw StateError(
-      fmt::format("{}: parameter '{}' got a second gradient in one backward pass after its "
-                  "bucket had been sent. Hint: pass static_graph=True, or use "
-                  "checkpoint(..., use_reentrant=False) for layers that share weights.",
-                  where(), name));
+  if (is_manual_) return send_rest(true);
+  finalize_backward();
+}
+
+void Reducer::run_empty_pass() {
+  ensure_prior_reduction_finished();
+  rebuild_buckets();
+  restart_pass(Stage::Running);
+  pass_.begin_empty();
+  timeline_.begin_pass(pass_.number());
+  finalize_backward();
+}
+
+bool Reducer::is_complete() const {
+  if (!pass_.are_all_ready()) return false;
+  for (const std::size_t index : sparse_.indices()) {
+    if (pass_.num_fired(index) < order_.num_expected(index)) return false;
+  }
+  return true;
+}
+
+void Reducer::finalize_backward() {
+  try {
+    send_rest(false);
+    take_averages();
+  } catch (...) {
+    if (options_.after_pass) options_.after_pass();
+    throw;
+  }
+  if (options_.after_pass) options_.after_pass();
+}
+
+// An inline call for the last bucket spares the hand-over to another thread.
+void Reducer::send_rest(bool last_is_async) {
+  if (pass_.are_all_sent() && pass_.num_sent() > 0) return;  // by hand, before
+  timeline_.end_backward();
+  const std::lock_guard<std::mutex> lock(launch_mutex_);
+  while (!pass_.are_all_sent()) {
+    const bool is_last = pass_.is_last_next();
+    launch(pass_.take_next(), last_is_async || !is_last);
+  }
+}
+
+void Reducer::take_averages() {
+  bool is_missing = collect_results();
+  is_missing |= average_sparse_gradients();
+  timeline_.end_pass();
+  slow_ranks_.end_pass(timeline_);
+  // From here on all ranks know the same.
+  pass_.end();
+  if (is_missing && !tolerates_unused()) refuse_unused();
+  if (is_missing && !pass_.is_empty()) install_gradients_of_others();
+  slots_.install_copies();
+  if (order_.is_learning()) learn();
+  slots_.settle();
+  if (reduction_.sharded().scatters()) slots_.mark_averaged_in_part();
+}
+
+// Whether some rank has no gradient for some parameter.
+bool Reducer::collect_results() {
+  reduction_.finish(*buckets_, scatters_averages(),
+                    [this](std::size_t bucket, std::int64_t ns) { timeline_.done(bucket, ns); });
+  bool is_missing = false;
+  for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
+    is_missing |= buckets_->is_missing(bucket);
+  }
+  return is_missing;
+}
+
+// Whether some rank has no gradient for some of them.
+bool Reducer::average_sparse_gradients() {
+  using Share = SparseGradients::Share;
+  std::vector<Share> shares;
+  for (const std::size_t index : sparse_.indices()) {
+    shares.push_back(pass_.is_empty() ? Share::Absent
+                                      : (is_used(index) ? Share::Used : Share::Missing));
+  }
+  return reduction_.average(sparse_, shares, buckets_->size());
+}
+
+bool Reducer::is_used(std::size_t index) const {
+  return pass_.num_fired(index) > 0 || slots_.has_own(index);
+}
+
+void Reducer::refuse_unused() {
+  std::vector<std::string> names;
+  std::vector<std::uint8_t> unused;
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    names.push_back(slots_[index].name());
+    unused.push_back(is_used(index) || pass_.is_empty() ? 0 : 1);
+  }
+  slots_.settle();
+  is_refused_ = true;
+  throw StateError(describe_unused(*group_, names, unused));
+}
+
+void Reducer::install_gradients_of_others() {
+  for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
+    const std::vector<std::size_t>& members = buckets_->members(bucket);
+    for (std::size_t member = 0; member < members.size(); ++member) {
+      // A parameter that no rank used keeps its `.grad` as it was, None included.
+      if (!is_used(members[member]) && buckets_->is_used(bucket, member)) {
+        slots_[members[member]].install();
+      }
+    }
+  }
+}
+
+void Reducer::learn() {
+  order_.learn(*group_, buckets_->plan());
+  // The gradients move along.
+  if (order_.has_plan() && reduction_.sharded().has_owners()) rebuild_buckets();
+  describe_layout();
+  // Counts of a pass without data say nothing: buckets then wait for the end of each pass.
+  if (options_.static_graph && !pass_.is_empty()) order_.expect(pass_.num_fired());
+}
+
+void Reducer::set_static_graph() {
+  if (!order_.is_learning() || pass_.is_unfinished()) {
+    throw StateError(
+        "libddp: the static graph must be declared before the first backward pass. Hint: pass "
+        "static_graph=True to DistributedDataParallel.");
+  }
+  const bool had_usage = tolerates_unused();
+  options_.static_graph = true;
+  // Nothing is complete before the end of the first pass: only then the counts are known.
+  order_.expect_unknown();
+  if (had_usage) return;
+  build_buckets(buckets_->plan());
+  restart_pass(pass_.stage());
+}
+
+void Reducer::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  if (reduction_.sharded().has_owners()) {
+    throw StateError(
+        "libddp: a communication hook cannot exchange the gradients of an optimizer whose work is "
+        "shared. Hint: "
+        "make the optimizer without shard_over.");
+  }
+  if (reduction_.has_hook()) {
+    throw StateError(
+        "libddp: register_comm_hook or register_builtin_comm_hook can only be called once. Hint: "
+        "wrap the model again to use another hook.");
+  }
+  if (!order_.is_learning() || pass_.is_unfinished()) {
+    throw StateError(
+        "libddp: a communication hook must be registered before the first backward pass. Hint: "
+        "call register_comm_hook right after wrapping the model.");
+  }
+  reduction_.set_hook(std::move(hook), sparse_.indices().size(),
+                      [this](std::size_t bucket) { timeline_.done(bucket); });
+}
+
+void Reducer::accept_gradients_of(at::ScalarType dtype) {
+  for (GradientSlot& slot : slots_) slot.also_accept(dtype);
+  sparse_.also_accept(dtype);
+}
+
+void Reducer::follow_dtypes() {
+  if (reduction_.sharded().has_owners()) {
+    throw ArgumentError(
+        "libddp: the parameters have another dtype than when an optimizer began to share its work "
+        "over their ranks. Hint: convert the model first, then wrap it and make the optimizer.");
+  }
+  ensure_prior_reduction_finished();
+  static std::atomic<bool> has_told{false};
+  tell_once(has_told, "dtype_changed",
+            "parameters have another dtype than when they were wrapped; their gradients are "
+            "averaged all the same, torch's DDP stops doing so");
+  sparse_.follow_dtypes();
+  order_.restart(sizes_of(parameters_));
+  build_buckets(order_.first_plan());
+  restart_pass(pass_.stage());
+}
+
+void Reducer::build_buckets(BucketPlan plan) {
+  buckets_ = nullptr;
+  for (GradientSlot& slot : slots_) slot.leave_bucket();
+  buckets_ =
+      std::make_shared<GradientBuckets>(*group_, parameters_, order_.sizes(), std::move(plan),
+                                        tolerates_unused(), reduction_.sharded().num_owners());
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    if (!sparse_.contains(index)) slots_[index].move_to(buckets_->view(index));
+  }
+  // What the last ones had and these don't fit into, and what the model came through when it was
+  // wrapped: no step asks for that again.
+  empty_cache();
+  describe_layout();
+}
+
+void Reducer::describe_layout() {
+  const bool is_rebuilt = !order_.is_learning() && !order_.has_plan();
+  BucketLayout layout = describe_buckets(*group_, parameters_, *buckets_, is_rebuilt);
+  for (const std::size_t index : sparse_.indices()) {
+    layout.sparse_names.push_back(parameters_[index].name);
+  }
+  timeline_.set_layout(std::make_shared<const BucketLayout>(std::move(layout)));
+}
+
+void Reducer::rebuild_buckets() {
+  if (order_.has_plan()) build_buckets(order_.take_plan());
+}
+
+void Reducer::restart_pass(Stage stage) {
+  pass_.restart(stage, *buckets_, order_.num_expected());
+  order_.forget_fired();
+  reduction_.forget();
+  slots_.forget_copies();
+}
+
+void Reducer::ensure_prior_reduction_finished() {
+  if (const std::exception_ptr failure = group_->failure()) std::rethrow_exception(failure);
+  if (!pass_.is_unfinished()) return;
+  if (is_manual_ && pass_.are_all_sent()) check_finalized();
+  if (pass_.stage() == Stage::Reopened) {
+    throw StateError(fmt::format(
+        "{} forward: the last backward pass ended inside another one before all gradients were "
+        "there, so nothing was averaged. Hint: return tensors from forward() directly or in "
+        "tuples, lists, dicts or dataclasses, or use checkpoint(..., use_reentrant=False).",
+        where_of(*group_)));
+  }
+  pass_.check_not_ended_early(where("forward"));
+}
+
+void Reducer::set_manual_finalization(bool manual) {
+  if (pass_.is_unfinished()) {
+    throw StateError(
+        "libddp: manual finalization can be switched only between backward passes. Hint: set it "
+        "before forward, or after finalize_backward().");
+  }
+  is_manual_ = manual;
+}
+
+bool Reducer::should_finalize_after_backward() const {
+  return is_manual_ && (tolerates_unused() || needs_pass_end());
+}
+
+void Reducer::finalize_backward_manual() {
+  const auto refuse = [&](const char* why) {
+    throw StateError(fmt::format("{} finalize_backward: {}", where_of(*group_), why));
+  };
+  if (!is_manual_) {
+    refuse("backward passes end by themselves. Hint: set require_manual_backward_finalization.");
+  }
+  if (!pass_.is_unfinished()) {
+    refuse("no backward pass waits for it. Hint: call it once after each synchronising backward.");
+  }
+  if (!pass_.are_all_sent() && !is_complete()) {
+    refuse("called before all gradients were there. Hint: call it after backward().");
+  }
+  if (needs_pass_end() && is_nested_backward()) {
+    refuse(
+        "with mixed precision and with sparse gradients, the pass must be over. Hint: call it "
+        "after backward().");
+  }
+  finalize_backward();
+}
+
+void Reducer::check_finalized() const {
+  if (!pass_.is_unfinished()) return;
+  throw StateError(fmt::format(
+      "{} the last backward pass has sent {} of {} buckets and was not finished. Hint: {}.",
+      where_of(*group_), pass_.num_sent(), buckets_->size(),
+      is_manual_ ? "call finalize_backward() after backward()"
+                 : "look for the exception that it raised"));
+}
+
+void Reducer::shard(bool averages) {
+  const auto refuse = [](const char* why, const char* hint) {
+    throw StateError(
+        fmt::format("libddp: the optimizer's work cannot be shared: {}. Hint: {}.", why, hint));
+  };
+  if (reduction_.sharded().has_owners()) {
+    refuse("another optimizer shares it already", "wrap the model again for another one");
+  }
+  if (reduction_.has_hook()) {
+    refuse("a communication hook exchanges the gradients", "use an optimizer without shard_over");
+  }
+  if (!sparse_.indices().empty()) {
+    refuse("some gradients are sparse", "use an optimizer without shard_over");
+  }
+  if (pass_.is_unfinished()) refuse("a backward pass runs", "make the optimizer before it");
+  if (averages && !options_.gradient_as_bucket_view) {
+    refuse("its gradients are no views of their buckets, of which it would share out the averages",
+           "leave out gradient_as_bucket_view=False or shard_gradients");
+  }
+  claim_parameters();
+  check_users();
+  reduction_.sharded().begin(averages);
+  build_buckets(order_.has_plan() ? order_.take_plan() : buckets_->plan());
+  restart_pass(pass_.stage());
+}
+
+void Reducer::prepare_for_local_backward(const std::vector<at::Tensor>& outputs) {
+  if (!scatters_averages()) return;
+  output_leaves_ = nullptr;
+  output_leaves_ = call_before_backward(outputs, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->spread_averages();
+  });
+}
+
+void Reducer::spread_averages() {
+  if (scatters_averages()) reduction_.sharded().spread(slots_, *buckets_);
 }
 
 template <typename Function>
@@ -310,10 +584,11 @@ void Reducer::guarded(Function&& function) {
     if (options_.rethrow) options_.rethrow(std::current_exception());
     throw;
   } catch (...) {
-    break_pass("in backward: " + hook_failure() + first_line_of(std::current_exception()),
-               Told::Error);
+    break_pass(
+        "in backward: " + reduction_.hook_failure() + first_line_of(std::current_exception()),
+        Told::Error);
     // A hook may throw anything of the language that it is written in.
-    if (hook_ && options_.rethrow) options_.rethrow(std::current_exception());
+    if (reduction_.has_hook() && options_.rethrow) options_.rethrow(std::current_exception());
     throw;
   }
 }

@@ -132,7 +132,7 @@ void ReplicatedModel::apply(const MixedPrecision& precision, const NamedTensors&
   }
   const auto reduce_dtype = precision.reduce_dtype ? precision.reduce_dtype : precision.param_dtype;
   if (reduce_dtype && reduce_dtype != at::kFloat) {
-    reducer_->set_comm_hook(compress_hook(group_, *reduce_dtype));
+    reducer_->register_comm_hook(compress_hook(group_, *reduce_dtype));
   }
   if (!low_) return;
   // Parameters that change their dtype lose the hooks of others.
@@ -157,7 +157,7 @@ void ReplicatedModel::before_forward() {
     group_->retract_error();
     follow_dtypes();
   }
-  reducer_->begin_forward();
+  reducer_->prepare_for_forward();
   if (low_) lowered_here_ = low_->lower();
 }
 
@@ -197,14 +197,14 @@ bool ReplicatedModel::after_forward(const std::vector<at::Tensor>& outputs, bool
   }
   if (delayed_) delayed_->arm(sync);
   if (!sync) {
-    reducer_->arm_local_pass(outputs);
+    reducer_->prepare_for_local_backward(outputs);
     raise_after_backward(outputs);
     return false;
   }
   bool trains = false;
   try {
     trains = check_unchanged();
-    if (trains) reducer_->arm(outputs);
+    if (trains) reducer_->prepare_for_backward(outputs);
   } catch (...) {
     // Errors that all ranks have do no harm here, see NOTE [Reported errors].
     group_->report_error("in forward: " + first_line_of(std::current_exception()));

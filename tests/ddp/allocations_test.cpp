@@ -55,7 +55,7 @@ long taken_by_step(const NamedTensors& parameters, Reducer* reducer) {
   const long before = num_taken;
   at::Tensor loss = at::zeros({});
   for (const auto& [name, tensor] : parameters) loss = loss + tensor.sum();
-  if (reducer != nullptr) reducer->arm({loss});
+  if (reducer != nullptr) reducer->prepare_for_backward({loss});
   loss.backward();
   return num_taken - before;
 }

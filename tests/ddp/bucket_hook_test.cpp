@@ -53,7 +53,7 @@ struct Model {
   void backward(double value) {
     for (const auto& parameter : parameters) parameter.tensor.mutable_grad() = at::Tensor();
     const at::Tensor loss = (parameters[0].tensor.sum() + parameters[1].tensor.sum()) * value;
-    reducer->arm({loss});
+    reducer->prepare_for_backward({loss});
     loss.backward();
   }
   bool holds(double value) const {
@@ -71,7 +71,7 @@ struct Model {
 TEST_CASE("a hook's result stands in the gradients", "[hook]") {
   with_groups(2, [](const Group& group) {
     Model model(group);
-    model.reducer->set_comm_hook(std::make_shared<Scale>(3.0));
+    model.reducer->register_comm_hook(std::make_shared<Scale>(3.0));
     for (int step = 1; step < 4; ++step) {
       model.backward(step);
       expect(model.holds(3.0 * step), "three times the own gradient");
@@ -83,7 +83,7 @@ TEST_CASE("compressed gradients are averaged", "[hook]") {
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     with_groups(3, [&](const Group& group) {
       Model model(group);
-      model.reducer->set_comm_hook(compress_hook(group, dtype));
+      model.reducer->register_comm_hook(compress_hook(group, dtype));
       for (int step = 0; step < 3; ++step) {
         model.backward(group->rank());
         expect(model.holds(1.0), "average of 0, 1 and 2");
@@ -117,7 +117,7 @@ TEST_CASE("a rank without data takes part in the others' passes", "[hook]") {
 TEST_CASE("a hook that fails on all ranks costs its pass and nothing else", "[hook]") {
   with_groups(2, [](const Group& group) {
     Model model(group);
-    model.reducer->set_comm_hook(std::make_shared<Scale>(1.0, true));
+    model.reducer->register_comm_hook(std::make_shared<Scale>(1.0, true));
     const std::string text = message_of<std::runtime_error>([&] { model.backward(1.0); });
     expect(contains(text, "the hook's own error"), text);
     expect(group->failure() == nullptr, "the group goes on");
@@ -132,8 +132,8 @@ TEST_CASE("a hook that fails on one rank is told to those that wait for it", "[h
     Model model(group);
     const bool fails = group->rank() == 1;
     // The other rank's hook waits for this one.
-    model.reducer->set_comm_hook(fails ? std::make_shared<Scale>(1.0, true)
-                                       : compress_hook(group, at::kHalf));
+    model.reducer->register_comm_hook(fails ? std::make_shared<Scale>(1.0, true)
+                                            : compress_hook(group, at::kHalf));
     std::string text;
     try {
       model.backward(1.0);
@@ -150,14 +150,14 @@ TEST_CASE("a hook that fails on one rank is told to those that wait for it", "[h
 TEST_CASE("hooks are registered once, and in time", "[hook]") {
   with_groups(2, [](const Group& group) {
     Model model(group);
-    model.reducer->set_comm_hook(std::make_shared<Scale>(1.0));
-    const auto twice =
-        message_of<StateError>([&] { model.reducer->set_comm_hook(std::make_shared<Scale>(1.0)); });
+    model.reducer->register_comm_hook(std::make_shared<Scale>(1.0));
+    const auto twice = message_of<StateError>(
+        [&] { model.reducer->register_comm_hook(std::make_shared<Scale>(1.0)); });
     expect(contains(twice, "can only be called once"), twice);
     Model late(group);
     late.backward(1.0);
-    const auto text =
-        message_of<StateError>([&] { late.reducer->set_comm_hook(std::make_shared<Scale>(1.0)); });
+    const auto text = message_of<StateError>(
+        [&] { late.reducer->register_comm_hook(std::make_shared<Scale>(1.0)); });
     expect(contains(text, "before the first backward pass"), text);
   });
 }

@@ -70,9 +70,9 @@ TEST_CASE("a forward before the pass that failed has a whole pass", "[broken_pas
     for (int step = 0; step < 3; ++step) {
       drop_gradients(parameters);
       const at::Tensor first = scaled_loss(parameters, 10 * mine);
-      reducer->arm({first});
+      reducer->prepare_for_backward({first});
       const at::Tensor second = scaled_loss(parameters, mine);
-      reducer->arm({second});
+      reducer->prepare_for_backward({second});
       fail_at(parameters[2].tensor, first, parameters);
       second.backward();
       expect(all_have(parameters, 1.5), "averages of the second one's pass");
@@ -85,9 +85,9 @@ TEST_CASE("no pass goes on where buckets of the last one had been sent", "[broke
     const NamedTensors parameters = three_vectors();
     const auto reducer = Reducer::create(parameters, group, options_of(true));
     const at::Tensor first = scaled_loss(parameters, 10);
-    reducer->arm({first});
+    reducer->prepare_for_backward({first});
     const at::Tensor second = scaled_loss(parameters, 1);
-    reducer->arm({second});
+    reducer->prepare_for_backward({second});
     fail_at(parameters[0].tensor, first, parameters);
     const std::string text = message_of<StateError>([&] { second.backward(); });
     expect(contains(text, "the last backward pass ended early"), text);
@@ -102,12 +102,12 @@ TEST_CASE("a local pass after one that failed stays local", "[broken_pass]") {
     const double mine = group->rank() + 1;
     for (int step = 0; step < 3; ++step) {
       const at::Tensor failing = scaled_loss(parameters, 10);
-      reducer->arm({failing});
+      reducer->prepare_for_backward({failing});
       fail_at(parameters[2].tensor, failing, parameters);
       scaled_loss(parameters, mine).backward();
       expect(all_have(parameters, mine), "this rank's own");
       const at::Tensor loss = scaled_loss(parameters, mine);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
       expect(all_have(parameters, 2 * 1.5), "the average of both passes");
     }
@@ -122,12 +122,12 @@ TEST_CASE("a pass that failed takes no part in those of other reducers", "[broke
     const double mine = group->rank() + 1;
     for (int step = 0; step < 3; ++step) {
       const at::Tensor failing = scaled_loss(parameters, 10);
-      one->arm({failing});
+      one->prepare_for_backward({failing});
       fail_at(parameters[2].tensor, failing, parameters);
       for (const auto& reducer : {other, one}) {
         drop_gradients(parameters);
         const at::Tensor loss = scaled_loss(parameters, mine);
-        reducer->arm({loss});
+        reducer->prepare_for_backward({loss});
         loss.backward();
         expect(all_have(parameters, 1.5), "average");
       }

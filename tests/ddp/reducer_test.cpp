@@ -69,7 +69,7 @@ TEST_CASE("gradients are averaged, in buckets of their own and in one", "[reduce
     for (int step = 0; step < 4; ++step) {
       clear(parameters);
       const at::Tensor loss = loss_of(parameters, {0, 1, 2, 3, 4}, group->rank() + 1);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
       for (int i = 0; i < 5; ++i) expect(has_gradient(parameters[i], (i + 1) * mean), "average");
     }
@@ -88,7 +88,7 @@ TEST_CASE("gradients stay in one place, however they are cleared", "[reducer]") 
         for (const auto& p : parameters) p.tensor.mutable_grad().zero_();
       }
       const at::Tensor loss = loss_of(parameters, {0, 1, 2}, 2 * group->rank() + 1);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
       expect(has_gradient(parameters[1], 4.0), "average");
       // The first step learns the order; the buckets are rebuilt once after it.
@@ -109,7 +109,7 @@ TEST_CASE("passes without synchronisation accumulate locally", "[reducer]") {
       expect(has_gradient(parameters[2], 3 * scale), "local only");
       loss_of(parameters, {0, 1}, scale).backward();
       const at::Tensor loss = loss_of(parameters, {0, 2}, scale);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
       // p1 got nothing in the last pass, but its gradients of the passes before are averaged.
       expect(has_gradient(parameters[0], 1 * 3 * 1.5), "three shares");
@@ -130,7 +130,7 @@ TEST_CASE("buckets follow the order that rank 0 saw, from the second forward on"
     for (int step = 0; step < 3; ++step) {
       // Gradients that are kept from the step before must survive the move.
       const at::Tensor loss = loss_of(parameters, order, 1);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
       expect(has_gradient(parameters[3], 4.0 * (step + 1)), "accumulated over steps");
     }
@@ -150,7 +150,7 @@ TEST_CASE("dtypes travel apart", "[reducer]") {
     for (const auto& p : parameters) {
       loss = loss + (p.tensor.to(at::kFloat) * (group->rank() + 1)).sum();
     }
-    reducer->arm({loss});
+    reducer->prepare_for_backward({loss});
     loss.backward();
     for (const auto& p : parameters) {
       expect(p.tensor.grad().scalar_type() == p.tensor.scalar_type(), p.name);
@@ -166,7 +166,7 @@ TEST_CASE("a parameter that one rank does not use is named on every rank", "[red
     const std::vector<int> used =
         group->rank() == 1 ? std::vector<int>{0, 3} : std::vector<int>{0, 1, 3};
     const at::Tensor loss = loss_of(parameters, used, 1);
-    reducer->arm({loss});
+    reducer->prepare_for_backward({loss});
     const std::string text = message_of<StateError>([&] { loss.backward(); });
     expect(contains(text, "2 of 4 parameters"), text);
     expect(contains(text, "'p1' (rank 1), 'p2' (all ranks)"), text);
@@ -175,7 +175,7 @@ TEST_CASE("a parameter that one rank does not use is named on every rank", "[red
 
     clear(parameters);
     const at::Tensor next = loss_of(parameters, {0, 1, 2, 3}, 1);
-    reducer->arm({next});
+    reducer->prepare_for_backward({next});
     next.backward();
     expect(has_gradient(parameters[2], 3.0), "goes on after the error");
   });
@@ -192,7 +192,7 @@ TEST_CASE("find_unused_parameters: zeros count, what nobody used stays None", "[
       const std::vector<int> used =
           group->rank() == 1 ? std::vector<int>{0} : std::vector<int>{0, 1};
       const at::Tensor loss = loss_of(parameters, used, 1);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
       expect(has_gradient(parameters[0], 1.0), "used by both");
       expect(has_gradient(parameters[1], 1.0), "used by rank 0: 2 / 2");
@@ -209,7 +209,7 @@ TEST_CASE("static graph: the first pass tells what is used", "[reducer]") {
     for (int step = 0; step < 3; ++step) {
       clear(parameters);
       const at::Tensor loss = loss_of(parameters, {0, 2}, group->rank() + 1);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
       expect(has_gradient(parameters[0], 1.5), "p0");
       expect(!parameters[1].tensor.grad().defined(), "p1");
@@ -227,9 +227,9 @@ TEST_CASE("two forwards may have a pass each, in any order", "[reducer]") {
     for (int step = 0; step < 3; ++step) {
       clear(parameters);
       const at::Tensor first = loss_of(parameters, {0, 1}, group->rank() + 1);
-      reducer->arm({first});
+      reducer->prepare_for_backward({first});
       const at::Tensor second = loss_of(parameters, {0, 1}, 10 * (group->rank() + 1));
-      reducer->arm({second});
+      reducer->prepare_for_backward({second});
       first.backward();
       expect(has_gradient(parameters[1], 2 * 1.5), "first");
       second.backward();
@@ -245,7 +245,7 @@ TEST_CASE("several passes through one forward are averaged each", "[reducer]") {
     for (int step = 0; step < 3; ++step) {
       clear(parameters);
       const at::Tensor loss = loss_of(parameters, {0, 1}, group->rank() + 1);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward({}, /*retain_graph=*/true);
       expect(has_gradient(parameters[1], 2 * 1.5), "first");
       loss.backward();
@@ -262,7 +262,7 @@ TEST_CASE("create_graph: averages that have a graph", "[reducer]") {
       clear(parameters);
       const at::Tensor loss = (parameters[0].tensor * parameters[0].tensor).sum();
       const at::Tensor mine = loss * (group->rank() + 1);
-      reducer->arm({mine});
+      reducer->prepare_for_backward({mine});
       mine.backward({}, std::nullopt, /*create_graph=*/true);
       expect(has_gradient(parameters[0], 2 * 1.5), "average");
       expect(parameters[0].tensor.grad().requires_grad(), "graph");
@@ -280,7 +280,7 @@ TEST_CASE("gradients that are no views are the script's to keep", "[reducer]") {
     for (int step = 1; step < 5; ++step) {
       clear(parameters);
       const at::Tensor loss = loss_of(parameters, {0, 1}, step * (group->rank() + 1));
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
       kept.push_back(parameters[1].tensor.grad());
     }
@@ -300,7 +300,7 @@ TEST_CASE("parameters that change their dtype are followed", "[reducer]") {
       reducer->renew_hooks();
       reducer->follow_dtypes();
       const at::Tensor loss = loss_of(parameters, {0, 1, 2}, group->rank() + 1);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
       expect(has_gradient(parameters[2], 3 * 1.5), "average");
       expect(parameters[2].tensor.grad().scalar_type() == dtype, "dtype");
@@ -313,12 +313,14 @@ TEST_CASE("a failed collective comes out of backward on every rank", "[reducer]"
     const NamedTensors parameters = vectors(3);
     const auto reducer = Reducer::create(parameters, group, one_bucket_each());
     const at::Tensor loss = loss_of(parameters, {0, 1, 2}, 1);
-    reducer->arm({loss});
+    reducer->prepare_for_backward({loss});
     group->barrier();
     if (group->rank() == 2) group->abort("the disk is full");
     const std::string text = message_of<Error>([&] { loss.backward(); });
     expect(contains(text, "the disk is full"), text);
-    expect(contains(message_of<Error>([&] { reducer->arm({}); }), "the disk is full"), "later");
+    expect(
+        contains(message_of<Error>([&] { reducer->prepare_for_backward({}); }), "the disk is full"),
+        "later");
   });
 }
 
@@ -327,7 +329,7 @@ TEST_CASE("hooks that outlive the reducer do nothing", "[reducer]") {
     const NamedTensors parameters = vectors(2);
     auto reducer = Reducer::create(parameters, group, {});
     const at::Tensor loss = loss_of(parameters, {0, 1}, 1);
-    reducer->arm({loss});
+    reducer->prepare_for_backward({loss});
     reducer = nullptr;
     loss.backward();
     expect(has_gradient(parameters[1], 2.0), "plain autograd");
@@ -338,19 +340,22 @@ TEST_CASE("a pass that is finished by hand", "[reducer]") {
   with_groups(2, [](const Group& group) {
     const NamedTensors parameters = vectors(3);
     const auto reducer = Reducer::create(parameters, group, one_bucket_each());
-    expect(contains(message_of<StateError>([&] { reducer->finish_backward(); }), "by themselves"),
+    expect(contains(message_of<StateError>([&] { reducer->finalize_backward_manual(); }),
+                    "by themselves"),
            "not manual");
-    reducer->set_manual_finish(true);
+    reducer->set_manual_finalization(true);
     for (int step = 0; step < 3; ++step) {
       clear(parameters);
       const at::Tensor loss = loss_of(parameters, {0, 1, 2}, group->rank() + 1);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
-      expect(contains(message_of<StateError>([&] { reducer->arm({}); }), "finalize_backward"),
+      expect(contains(message_of<StateError>([&] { reducer->prepare_for_backward({}); }),
+                      "finalize_backward"),
              "must be finished first");
-      reducer->finish_backward();
+      reducer->finalize_backward_manual();
       for (int i = 0; i < 3; ++i) expect(has_gradient(parameters[i], (i + 1) * 1.5), "average");
-      expect(contains(message_of<StateError>([&] { reducer->finish_backward(); }), "no backward"),
+      expect(contains(message_of<StateError>([&] { reducer->finalize_backward_manual(); }),
+                      "no backward"),
              "once");
     }
   });
@@ -366,7 +371,7 @@ TEST_CASE("buckets that nobody uses are not sent where that is asked for", "[red
     const auto pass = [&](const std::vector<int>& used) {
       clear(parameters);
       const at::Tensor loss = loss_of(parameters, used, group->rank() + 1);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
     };
     for (int step = 0; step < 3; ++step) {
@@ -390,7 +395,7 @@ TEST_CASE("an input that is handed through as the output", "[reducer]") {
       clear(parameters);
       const bool used = group->rank() == step % 2;
       const at::Tensor output = used ? input * parameters[0].tensor : input;
-      reducer->arm({output});
+      reducer->prepare_for_backward({output});
       output.sum().backward();
       expect(has_gradient(parameters[0], 0.5), "half of the gradient of the rank that used it");
     }
@@ -408,16 +413,16 @@ TEST_CASE("reducers over common parameters average each its own passes", "[reduc
     for (int pass = 0; pass < 3; ++pass) {
       clear(all);
       const at::Tensor one = loss_of(all, {0, 1}, mine), other = loss_of(all, {0, 2}, mine);
-      first->arm({one});
-      second->arm({other});
+      first->prepare_for_backward({one});
+      second->prepare_for_backward({other});
       (one + other).backward();
       expect(has_gradient(all[0], 2 * 1.5), "of both losses");
       expect(has_gradient(all[1], 2 * 1.5) && has_gradient(all[2], 3 * 1.5), "their own");
 
       clear(all);
       const at::Tensor alone = loss_of(all, {0, 1}, mine), late = loss_of(all, {0, 2}, mine);
-      first->arm({alone});
-      second->arm({late});
+      first->prepare_for_backward({alone});
+      second->prepare_for_backward({late});
       alone.backward();
       expect(has_gradient(all[0], 1.5), "the second one's pass has not begun");
       expect(!all[2].tensor.grad().defined(), "nor touched anything");
@@ -434,14 +439,14 @@ TEST_CASE("a pass that failed does not keep gradients from other reducers", "[re
     const auto part = Reducer::create({all[0]}, group, {});
     const double mine = group->rank() + 1;
     const at::Tensor loss = loss_of(all, {0, 1}, mine);
-    whole->arm({loss});
+    whole->prepare_for_backward({loss});
     const unsigned hook = all[1].tensor.register_hook(
         [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a hook's own error"); });
     expect(contains(message_of<std::runtime_error>([&] { loss.backward(); }), "own error"),
            "fails");
     all[1].tensor.remove_hook(hook);
     clear(all);
-    part->arm({});
+    part->prepare_for_backward({});
     loss_of(all, {0}, mine).backward();
     expect(has_gradient(all[0], 1.5), "averaged, though nobody saw the pass begin");
   });
@@ -453,7 +458,7 @@ TEST_CASE("a reducer without parameters ends its passes", "[reducer]") {
     const at::Tensor other = at::full({8}, 1.0).set_requires_grad(true);
     for (int step = 0; step < 3; ++step) {
       const at::Tensor loss = (other * 2).sum();
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
     }
     expect(other.grad().equal(at::full({8}, 6.0)), "left alone");

@@ -31,9 +31,9 @@ at::Tensor sum_of(const NamedTensors& parameters) {
 }
 
 void step(Reducer& reducer, const NamedTensors& parameters) {
-  reducer.begin_forward();
+  reducer.prepare_for_forward();
   const at::Tensor loss = sum_of(parameters);
-  reducer.arm({loss});
+  reducer.prepare_for_backward({loss});
   loss.backward();
 }
 
@@ -56,7 +56,7 @@ TEST_CASE("every pass that synchronises leaves its times", "[reducer][timeline]"
   with_groups(world_size, [&](const Group& group) {
     const NamedTensors parameters = three_vectors();
     const auto reducer = Reducer::create(parameters, group, a_bucket_each());
-    if (has_hook) reducer->set_comm_hook(compress_hook(group, at::kBFloat16));
+    if (has_hook) reducer->register_comm_hook(compress_hook(group, at::kBFloat16));
     for (int i = 0; i < 3; ++i) step(*reducer, parameters);
     sum_of(parameters).backward();  // synchronises nothing
     reducer->run_empty_pass();
@@ -78,7 +78,7 @@ TEST_CASE("a pass that raises leaves no times, and the next one its own", "[redu
     const NamedTensors parameters = three_vectors();
     const auto reducer = Reducer::create(parameters, group, ReducerOptions{});
     const at::Tensor loss = sum_of(parameters);
-    reducer->arm({loss});
+    reducer->prepare_for_backward({loss});
     const unsigned hook = parameters[0].tensor.register_hook(
         [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a hook's own error"); });
     const std::string text = message_of<std::runtime_error>([&] { loss.backward(); });

@@ -56,7 +56,7 @@ void run_sharded_pass(Reducer& reducer, const NamedTensors& parameters, double s
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     loss = loss + parameters[i].tensor.sum() * ((static_cast<double>(i) + 1) * scale);
   }
-  reducer.arm({loss});
+  reducer.prepare_for_backward({loss});
   loss.backward();
 }
 
@@ -174,7 +174,7 @@ TEST_CASE("a gradient on top of an average is averaged with it", "[sharded_param
     }
     // A pass whose beginning nobody sees.
     at::Tensor loss = parameters[1].tensor.sum();
-    reducer->arm({});
+    reducer->prepare_for_backward({});
     expect(contains(message_of<StateError>([&] { loss.backward(); }),
                     "parameter 'p7': its gradient was added to the average"),
            "refused");
@@ -188,7 +188,7 @@ TEST_CASE("an optimizer's work is shared once, and without a hook", "[sharded_pa
     reducer->shard(false);
     expect(contains(message_of<StateError>([&] { reducer->shard(true); }), "shares it already"),
            "twice");
-    expect(contains(message_of<StateError>([&] { reducer->set_comm_hook(nullptr); }),
+    expect(contains(message_of<StateError>([&] { reducer->register_comm_hook(nullptr); }),
                     "cannot exchange the gradients of an optimizer whose work is shared"),
            "hook");
   });

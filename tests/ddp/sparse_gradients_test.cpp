@@ -73,7 +73,7 @@ TEST_CASE("sparse gradients are averaged beside dense ones", "[sparse]") {
       const at::Tensor loss = lookups(parameters[0].tensor, rows, 1) +
                               (parameters[1].tensor * (rank + 1)).sum() +
                               lookups(parameters[2].tensor, {rank}, 4);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
       at::Tensor first = at::zeros({6, 2});
       first[2].fill_(1.5);
@@ -97,7 +97,8 @@ TEST_CASE("a model may have sparse parameters only", "[sparse]") {
       clear_all(parameters);
       const at::Tensor loss = lookups(parameters[0].tensor, {group->rank()}, 3);
       // The first gradient tells of a pass whose output was not seen.
-      reducer->arm(step == 1 ? std::vector<at::Tensor>{} : std::vector<at::Tensor>{loss});
+      reducer->prepare_for_backward(step == 1 ? std::vector<at::Tensor>{}
+                                              : std::vector<at::Tensor>{loss});
       loss.backward();
       at::Tensor expected = at::zeros({6, 2});
       for (int r = 0; r < 3; ++r) expected[r].fill_(1);
@@ -114,7 +115,7 @@ TEST_CASE("passes without synchronisation add up sparsely", "[sparse]") {
     lookups(parameters[0].tensor, {rank}, 2).backward();
     expect(parameters[0].tensor.grad().to_dense()[1 - rank].equal(at::zeros({2})), "local only");
     const at::Tensor loss = lookups(parameters[0].tensor, {rank, 4}, 2);
-    reducer->arm({loss});
+    reducer->prepare_for_backward({loss});
     loss.backward();
     at::Tensor expected = at::zeros({6, 2});
     expected[0].fill_(2);
@@ -130,13 +131,13 @@ TEST_CASE("an unused sparse parameter is named on every rank", "[sparse]") {
     const auto reducer = Reducer::create(parameters, group, both_tables());
     at::Tensor loss = lookups(parameters[0].tensor, {0}, 1) + parameters[1].tensor.sum();
     if (group->rank() == 0) loss = loss + lookups(parameters[2].tensor, {0}, 1);
-    reducer->arm({loss});
+    reducer->prepare_for_backward({loss});
     const std::string text = message_of<StateError>([&] { loss.backward(); });
     expect(contains(text, "1 of 3 parameters got no gradient: 'second' (rank 1)"), text);
     clear_all(parameters);
     const at::Tensor next = lookups(parameters[0].tensor, {0}, 1) + parameters[1].tensor.sum() +
                             lookups(parameters[2].tensor, {0}, 1);
-    reducer->arm({next});
+    reducer->prepare_for_backward({next});
     next.backward();
     expect(parameters[2].tensor.grad().defined(), "goes on after the error");
   });
@@ -154,7 +155,7 @@ TEST_CASE("find_unused and static graph: zeros count, what nobody used stays", "
       clear_all(parameters);
       at::Tensor loss = parameters[1].tensor.sum();
       if (group->rank() == 1) loss = loss + lookups(parameters[0].tensor, {3}, 2);
-      reducer->arm({loss});
+      reducer->prepare_for_backward({loss});
       loss.backward();
       at::Tensor expected = at::zeros({6, 2});
       expected[3].fill_(1);
@@ -170,7 +171,7 @@ TEST_CASE("a dense gradient for a sparse parameter makes all of them dense", "[s
     const auto reducer = Reducer::create(parameters, group, both_tables());
     at::Tensor loss = lookups(parameters[0].tensor, {1}, 2);
     if (group->rank() == 0) loss = loss + parameters[0].tensor.sum() * 4;
-    reducer->arm({loss});
+    reducer->prepare_for_backward({loss});
     loss.backward();
     at::Tensor expected = at::full({6, 2}, 2.0);
     expected[1].fill_(4);
@@ -189,7 +190,7 @@ TEST_CASE("a rank without data contributes nothing and sees the average", "[spar
         clear_all(parameters);
         const at::Tensor loss = lookups(parameters[0].tensor, {step}, 3) +
                                 parameters[1].tensor.sum() + lookups(parameters[2].tensor, {0}, 1);
-        reducer->arm({loss});
+        reducer->prepare_for_backward({loss});
         loss.backward();
       } else {
         reducer->run_empty_pass();

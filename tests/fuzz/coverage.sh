@@ -7,7 +7,7 @@
 # llvm-cov and llvm-profdata of the same version (Debian: llvm).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-build="$1" seconds="${2:-60}"
+build="$(realpath -m "$1")" seconds="${2:-60}"
 
 cmake -S . -B "$build" -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DLIBDDP_CORE_ONLY=ON \
     -DLIBDDP_BUILD_FUZZERS=ON -DLIBDDP_FUZZ_COVERAGE=ON >/dev/null

@@ -1,0 +1,107 @@
+#include "libddp/ddp/gradient_slots.h"
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "libddp/base/error.h"
+
+namespace libddp {
+
+GradientSlots::GradientSlots(const NamedTensors& parameters, std::string where, bool as_bucket_view)
+    : where_(std::move(where)), states_(parameters.size(), State::Settled) {
+  for (const auto& [name, tensor] : parameters) {
+    slots_.emplace_back(name, tensor, where_);
+    if (!as_bucket_view) slots_.back().keep_apart();
+  }
+}
+
+void GradientSlots::take(std::size_t index, bool in_pass) {
+  State& state = states_[index];
+  if (state == State::AveragedInPart) refuse_old_average(index);
+  state = State::Own;
+  GradientSlot& slot = slots_[index];
+  // With create_graph=True autograd has put a tensor there that has a graph of its own.
+  const bool stays_apart = slot.is_apart() || c10::GradMode::is_enabled();
+  if (stays_apart && !in_pass) return slot.take_dtype();
+  if (!stays_apart) return slot.adopt();
+  slot.copy_to_bucket();
+  state = State::Copied;
+}
+
+void GradientSlots::take_without_bucket(std::size_t index) { states_[index] = State::Own; }
+
+void GradientSlots::refuse_old_average(std::size_t index) const {
+  if (!slots_[index].shows_bucket()) return;  // cleared meanwhile
+  throw StateError(fmt::format(
+      "{}: parameter '{}': its gradient was added to the average of an earlier pass, of which this "
+      "rank has a part only. Hint: clear gradients before each pass that synchronises "
+      "(optimizer.zero_grad()), or return tensors from forward() directly or in tuples, lists, "
+      "dicts or dataclasses.",
+      where_, slots_[index].name()));
+}
+
+void GradientSlots::fill_without_gradient(std::size_t index) {
+  const bool is_copy = slots_[index].is_apart() && has_own(index);
+  slots_[index].fill_without_gradient();
+  if (is_copy) states_[index] = State::Copied;
+}
+
+bool GradientSlots::has_own(std::size_t index) const {
+  const bool is_own = states_[index] == State::Own || states_[index] == State::Copied;
+  return is_own && slots_[index].has_gradient();
+}
+
+void GradientSlots::forget_copies() {
+  std::replace(states_.begin(), states_.end(), State::Copied, State::Own);
+}
+
+void GradientSlots::install_copies() {
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    if (states_[index] == State::Copied) slots_[index].install();
+  }
+}
+
+void GradientSlots::settle() { states_.assign(states_.size(), State::Settled); }
+
+void GradientSlots::mark_averaged_in_part() {
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    if (slots_[index].shows_bucket()) states_[index] = State::AveragedInPart;
+  }
+}
+
+bool GradientSlots::take_averaged_in_part(std::size_t index) {
+  if (states_[index] != State::AveragedInPart) return false;
+  states_[index] = State::Settled;
+  return slots_[index].shows_bucket();
+}
+
+void GradientSlots::claim() {
+  for (GradientSlot& slot : slots_) slot.user().claim();
+}
+
+void GradientSlots::check_users(const std::string& where) const {
+  for (const GradientSlot& slot : slots_) {
+    if (!slot.user().is_disputed()) continue;
+    throw StateError(fmt::format(
+        "{}: parameter '{}' is trained by another DistributedDataParallel model too, and one of "
+        "the two has mixed_precision or an optimizer with shard_over, which does not go together. "
+        "Hint: delete the wrapper (and its optimizer) that is not used any more, or wrap both "
+        "without these.",
+        where, slot.name()));
+  }
+}
+
+void GradientSlots::check_averaged() const {
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    if (!has_own(index)) continue;
+    throw StateError(fmt::format(
+        "{}: parameter '{}': its gradient has not been averaged, and each rank updates a part of "
+        "it only. Hint: run the last backward pass before optimizer.step() outside of no_sync().",
+        where_, slots_[index].name()));
+  }
+}
+
+}  // namespace libddp
