@@ -14,18 +14,22 @@ NANOGPT = Path(__file__).resolve().parents[1] / "nanogpt"
 if str(NANOGPT) not in sys.path:
     sys.path.append(str(NANOGPT))  # behind this folder
 
-from checkpoint import sync_folder
-from config import UserError, key, parse, run_script
-from metrics import Metrics
+from checkpoint import StopSignal, claim, sync_folder
+from config import (
+    CommonSettings,
+    UserError,
+    at_least,
+    check_common,
+    key,
+    need,
+    one_of,
+    parse,
+    run_script,
+)
 from model import GPT, Attention, Block, FeedForward, GPTConfig
 from prepare import standard_library
-from progress import Progress, Stopwatch
-from resume import claim
-from schedule import learning_rate
-from settings import CommonSettings, at_least, check_common, need, one_of
-from stop import StopSignal
-from train import join
-from trainer import Ranks
+from report import Metrics, Progress, Stopwatch
+from train import Ranks, join, learning_rate
 
 __all__ = [
     "GPT",

@@ -9,11 +9,13 @@
     settings = parse(Settings, ["--config=small.json", "--n_layer=2", "--betas", "0.9,0.95"])
 
 Later arguments win, so a flag after `--config=FILE.json` overrides the file. An unknown key or a
-value of the wrong type raises UserError with one line that says what to write instead.
+value of the wrong type raises UserError with one line that says what to write instead. At the end:
+what the training scripts of all examples ask and check alike.
 """
 
 import dataclasses
 import difflib
+import importlib.util
 import json
 import os
 import sys
@@ -154,3 +156,52 @@ def run_script(main: Callable[[list[str]], int], name: str) -> int:
         else:
             time.sleep(5)
         return 1
+
+
+@dataclasses.dataclass
+class CommonSettings:
+    """What the training scripts of all examples ask alike."""
+
+    learning_rate: float = key(1e-3, "peak learning rate")
+    min_lr: float = key(1e-4, "learning rate at the end of the decay")
+    decay_lr: bool = key(True, "cosine decay after the warm-up")
+    warmup_iters: int = key(20, "iterations of linear warm-up")
+    lr_decay_iters: int = key(0, "iteration at which the decay ends; 0: MAX_ITERS")
+    weight_decay: float = key(0.1, "weight decay of matrices")
+    grad_clip: float = key(1.0, "largest gradient norm; 0: no clipping")
+    backend: str = key("auto", "backend of init_process_group: auto, gloo, nccl, ...")
+    device: str = key("auto", "cpu, cuda or auto (cuda where there is one)")
+
+
+def check_common(settings) -> None:
+    """Of numbers that every training script has. Raises: UserError."""
+    for name in ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "max_iters"):
+        at_least(settings, name, 1)
+    for name in ("gradient_accumulation_steps", "log_interval", "eval_interval", "eval_iters"):
+        at_least(settings, name, 1)
+    for name in ("seed", "warmup_iters", "lr_decay_iters", "grad_clip", "weight_decay"):
+        at_least(settings, name, 0)
+    if not 0 <= settings.dropout < 1:
+        raise UserError(f"--dropout={settings.dropout}: expected 0 <= dropout < 1")
+    if settings.n_embd % settings.n_head:
+        raise UserError(
+            f"--n_embd={settings.n_embd} does not divide into --n_head={settings.n_head} heads"
+        )
+
+
+def need(settings, name: str, package: str, extra: str) -> None:
+    """Raises: UserError if the switch `name` is on and `package` is not installed."""
+    if getattr(settings, name) and importlib.util.find_spec(package) is None:
+        raise UserError(f"--{name}=True needs {package}: pip install 'libddp[{extra}]'")
+
+
+def one_of(settings, name: str, allowed: tuple) -> None:
+    value = getattr(settings, name)
+    if value not in allowed:
+        raise UserError(f"--{name}={value}: expected one of {', '.join(allowed)}")
+
+
+def at_least(settings, name: str, least: int) -> None:
+    value = getattr(settings, name)
+    if value < least:
+        raise UserError(f"--{name}={value}: expected at least {least}")

@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import metrics
 from config import UserError, key, parse, run_script
+from report import NAME, read_metrics
 
 
 @dataclass
@@ -18,9 +18,9 @@ class PlotSettings:
 
 def plot(folder: Path) -> Path:
     """Write and return the picture's path. Raises: UserError if there is nothing to draw."""
-    records = metrics.read(folder / metrics.NAME)
+    records = read_metrics(folder / NAME)
     if not records:
-        raise UserError(f"{folder / metrics.NAME}: no metrics to draw")
+        raise UserError(f"{folder / NAME}: no metrics to draw")
     # No pyplot: it would look for a display and keep global state.
     from matplotlib.figure import Figure
 

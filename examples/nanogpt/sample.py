@@ -4,13 +4,25 @@ python sample.py --out_dir=out/quickstart --start="def main(" --max_new_tokens=3
 """
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import checkpoint
 import torch
-from config import UserError, parse, run_script
+from config import UserError, key, parse, run_script
 from model import GPT, GPTConfig
-from settings import SampleSettings
+
+
+@dataclass
+class SampleSettings:
+    out_dir: str = key("out/nanogpt", "folder with the checkpoint")
+    start: str = key("\n", "text to continue; FILE:PATH reads it from a file")
+    num_samples: int = key(1, "how many samples to print")
+    max_new_tokens: int = key(500, "characters per sample")
+    temperature: float = key(0.8, "below 1: bolder, above 1: more varied")
+    top_k: int = key(200, "choose among this many likeliest characters")
+    device: str = key("cpu", "cpu or cuda")
+    seed: int = key(1337, "random seed")
 
 
 def continue_text(model: GPT, chars: str, settings: SampleSettings) -> str:
@@ -42,7 +54,7 @@ def _read_start(path: Path) -> str:
         raise UserError(f"--start=FILE:{path}: cannot read it: {error}") from error
 
 
-def load_model(folder: Path, device: str) -> tuple[GPT, str]:
+def load_model(folder: Path, device) -> tuple[GPT, str]:
     """Return the model of the newest checkpoint and its characters. Raises: UserError."""
     state = checkpoint.load(folder, device)
     if state is None:
@@ -50,6 +62,15 @@ def load_model(folder: Path, device: str) -> tuple[GPT, str]:
     model = GPT(GPTConfig(**state["model_config"]))
     model.load_state_dict(state["model"])
     return model.to(device), state["chars"]
+
+
+def write_sample(folder: Path, count: int, device) -> str:
+    """Return `count` characters by the model in `folder`; they are in its sample.txt too."""
+    model, chars = load_model(folder, device)
+    start = "\n" if "\n" in chars else chars[0]
+    text = continue_text(model, chars, SampleSettings(start=start, max_new_tokens=count))
+    (folder / "sample.txt").write_text(text, encoding="utf-8")
+    return text
 
 
 def main(arguments: list[str]) -> int:

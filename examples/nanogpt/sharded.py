@@ -1,120 +1,53 @@
-"""A Trainer whose network is sharded over the ranks (FSDP): each owns a part of every weight.
+"""A network whose weights, gradients and moments are sharded over the ranks (FSDP).
 
-All ranks evaluate and save together, since none has all weights: rank 0 says when, and the others
-follow. Checkpoints hold whole tensors as train.py's do, so that either script goes on from them.
+    model = wrap(network, optimizer)              # a unit per block; the optimizer's moments follow
+    scaler = same_scaler(scaler)
+    state = moments(model, optimizer)             # whole, as torch.optim has them; a collective
+
+A checkpoint of sharded ranks is therefore like any other: train.py and train_fsdp.py go on from
+each other's, on any number of ranks.
 """
 
-import contextlib
-
 import torch
-from config import UserError
-from data import Corpus
-from libddp.distributed import broadcast
 from libddp.distributed.fsdp import FullyShardedDataParallel as FSDP
 from libddp.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from libddp.distributed.fsdp.wrap import ModuleWrapPolicy
 from model import GPT, Block
-from settings import TrainSettings
-from trainer import Ranks, Trainer
 
 
-class ShardedTrainer(Trainer):
-    """Thread rule: one thread."""
-
-    def __init__(self, settings: TrainSettings, corpus: Corpus, ranks: Ranks):
-        if ranks.device.type != "cpu" or settings.compile:
-            raise UserError("train_fsdp.py shards on the CPU so far: --device=cpu --compile=False")
-        super().__init__(settings, corpus, ranks)
-        self._weights: dict = {}
-
-    def wrap(self) -> None:
-        """From now on each rank has its part of weights and moments, and blocks gather theirs."""
-        state = self.optimizer.state_dict()
-        # Ranks seed themselves apart, so that they begin with rank 0's weights, as under DDP.
-        policy = ModuleWrapPolicy({Block})
-        self._model = FSDP(self.core, auto_wrap_policy=policy, sync_module_states=True)
-        self.saves_together = True
-        if self.scaler.is_enabled():
-            # All ranks skip a step if one of them has had an overflow.
-            state_of_scaler = self.scaler.state_dict()
-            self.scaler = ShardedGradScaler(self.ranks.device.type)
-            self.scaler.load_state_dict(state_of_scaler)
-        if state["state"]:
-            named = _renamed(state, self._names())
-            FSDP.optim_state_dict_to_load(self._model, self.optimizer, named, load_directly=True)
-
-    def weights(self) -> dict:
-        """On all ranks; a collective."""
-        self._weights = self._model.state_dict()
-        return self._weights
-
-    def moments(self) -> dict:
-        """By number, as torch.optim has them; a collective."""
-        if not self.saves_together:
-            return super().moments()
-        state = FSDP.optim_state_dict(self._model, self.optimizer)
-        return _renamed(state, {name: index for index, name in self._names().items()})
-
-    def whole_core(self) -> GPT:
-        """Made from the last checkpoint."""
-        if not self.saves_together:
-            return self.core
-        core = GPT(self.core.config)
-        core.load_state_dict(self._weights)
-        return core
-
-    def agree(self, wish: bool) -> bool:
-        """Rank 0's wish, on every rank; a collective."""
-        if not self.saves_together:
-            return wish
-        told = torch.tensor([int(wish)])
-        broadcast(told, src=0)
-        return bool(told)
-
-    def follower(self, last: int) -> "Follower":
-        """What the other ranks do while rank 0 evaluates and saves: the same."""
-        return Follower(self, last)
-
-    def _reducing(self, reduces: bool):
-        if not self.saves_together or reduces:
-            return contextlib.nullcontext()
-        return self._model.no_sync()
-
-    @property
-    def _evaluated(self):
-        return self._model
-
-    def _names(self) -> dict[int, str]:
-        """Number of a parameter in the optimizer -> its name."""
-        names = {id(p): name for name, p in self._model.named_parameters()}
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        return {index: names[id(p)] for index, p in enumerate(parameters)}
+def wrap(network: GPT, optimizer: torch.optim.Optimizer, **options) -> FSDP:
+    state = optimizer.state_dict()
+    model = FSDP(network, auto_wrap_policy=ModuleWrapPolicy({Block}), **options)
+    if state["state"]:  # each rank keeps its part
+        named = _renamed(state, _names(model, optimizer))
+        FSDP.optim_state_dict_to_load(model, optimizer, named, load_directly=True)
+    return model
 
 
-class Follower:
-    """In place of a Report: takes part where rank 0 needs all ranks, and says nothing."""
+def same_scaler(scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
+    """With the same scale; all ranks skip a step if one of them has had an overflow."""
+    if not scaler.is_enabled():
+        return scaler
+    sharded = ShardedGradScaler("cpu")
+    sharded.load_state_dict(scaler.state_dict())
+    return sharded
 
-    def __init__(self, trainer: ShardedTrainer, last: int):
-        self._trainer, self._last = trainer, last
 
-    def before(self, iteration: int) -> None:
-        """Evaluate and save when rank 0 does."""
-        if iteration == self._last or iteration % self._trainer.settings.eval_interval == 0:
-            self._trainer.evaluate()
-        if self._trainer.agree(False):
-            self.save()
+def moments(model: FSDP, optimizer: torch.optim.Optimizer) -> dict:
+    """The optimizer's whole state, by number of the parameter; a collective."""
+    state = FSDP.optim_state_dict(model, optimizer)
+    return _renamed(state, {name: number for number, name in _names(model, optimizer).items()})
 
-    def after(self, iteration: int, loss) -> None:
-        """Nothing to log."""
 
-    def save(self) -> None:
-        """Give rank 0 this rank's part of the checkpoint, in the order of resume.store."""
-        self._trainer.weights()
-        self._trainer.moments()
+def _names(model: FSDP, optimizer) -> dict[int, str]:
+    """Number of a parameter in the optimizer -> its name."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {number: names[id(p)] for number, p in enumerate(parameters)}
 
 
 def _renamed(state: dict, names: dict) -> dict:
-    """An optimizer's state with other keys."""
+    """An optimizer's state with other keys for its parameters: numbers, names."""
     groups = [
         {**group, "params": [names[key] for key in group["params"]]}
         for group in state["param_groups"]

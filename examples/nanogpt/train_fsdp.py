@@ -3,14 +3,13 @@
     libddp run --nproc-per-node=2 train_fsdp.py --max_iters=1000
 
 Keys, files and losses are those of train.py, and each takes up the other's checkpoints, on any
-number of ranks. What differs is the trainer: sharded.py.
+number of ranks.
 """
 
 import sys
 
 from config import run_script
-from sharded import ShardedTrainer
 from train import main
 
 if __name__ == "__main__":
-    sys.exit(run_script(lambda arguments: main(arguments, ShardedTrainer), "train_fsdp.py"))
+    sys.exit(run_script(lambda arguments: main(arguments, shard=True), "train_fsdp.py"))

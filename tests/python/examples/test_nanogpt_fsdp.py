@@ -6,13 +6,12 @@ import pytest
 import torch
 
 pytest.importorskip("libddp.distributed.fsdp", reason="libddp is not installed")
-import metrics
 import nanogpt_runs
-import sharded
 import train
 from config import UserError
 from launches import finish, launch, ranks
-from trainer import Ranks
+from report import read_metrics
+from train import Ranks, Trainer
 
 FOLDER = Path(train.__file__).parent
 TINY = [
@@ -40,7 +39,7 @@ def test_the_losses_of_ddp_also_after_resuming_on_other_ranks(tmp_path, text_fil
     )
     assert "at iteration 6: training on to 12" in output or "resuming" in output, output
     assert len((fsdp / "sample.txt").read_text()) == 21
-    ours, theirs = metrics.read(fsdp / "metrics.jsonl"), metrics.read(ddp / "metrics.jsonl")
+    ours, theirs = read_metrics(fsdp / "metrics.jsonl"), read_metrics(ddp / "metrics.jsonl")
     ours = {r["iter"]: r for r in ours}
     for record in theirs:
         found = ours[record["iter"]]
@@ -66,4 +65,4 @@ def test_the_losses_of_ddp_also_after_resuming_on_other_ranks(tmp_path, text_fil
 def test_what_is_not_there_yet_is_said():
     settings = train.TrainSettings(compile=True)
     with pytest.raises(UserError, match="shards on the CPU so far"):
-        sharded.ShardedTrainer(settings, None, Ranks(0, 1, torch.device("cpu"), False))
+        Trainer(settings, None, Ranks(0, 1, torch.device("cpu"), False), shard=True)

@@ -1,4 +1,4 @@
-"""metrics.py, progress.py, plot.py, schedule.py, stop.py: what a run shows and obeys."""
+"""report.py, plot.py, schedule and signals: what a run shows and obeys."""
 
 import itertools
 import json
@@ -6,15 +6,14 @@ import os
 import resource
 import signal
 
-import metrics
 import pytest
+from checkpoint import StopSignal
 from config import UserError
-from metrics import Metrics
 from plot import plot
-from progress import Progress, Stopwatch
-from schedule import learning_rate
-from settings import TrainSettings
-from stop import StopSignal
+from report import Metrics, Progress, Stopwatch, read_metrics
+
+pytest.importorskip("libddp.distributed", reason="libddp is not installed")
+from train import TrainSettings, learning_rate
 
 
 def write(folder, first, iterations, **more):
@@ -36,9 +35,9 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     write(tmp_path, 0, [0, 1])
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"iter": 2, "lo')
-    assert [record["iter"] for record in metrics.read(tmp_path / "metrics.jsonl")] == [0, 1]
+    assert [record["iter"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1]
     write(tmp_path, 2, [2])
-    assert [record["iter"] for record in metrics.read(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+    assert [record["iter"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2]
 
 
 def test_a_full_disk_is_named(tmp_path):
@@ -59,7 +58,7 @@ def test_a_full_disk_is_named(tmp_path):
 def test_a_new_run_starts_a_new_file(tmp_path):
     write(tmp_path, 0, [0, 1])
     write(tmp_path, 0, [0])
-    assert len(metrics.read(tmp_path / "metrics.jsonl")) == 1
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
 
 
 def test_tensorboard_gets_every_number(tmp_path):
@@ -97,7 +96,7 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
 
 def test_the_clock_leaves_out_what_is_paused(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("progress.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("report.time.perf_counter", lambda: now[0])
     watch = Stopwatch()
     now[0] += 2
     watch.lap()

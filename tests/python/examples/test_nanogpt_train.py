@@ -7,18 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import metrics
+import checkpoint
 import nanogpt_runs
 import pytest
 import torch
 from config import UserError
+from report import read_metrics
 
 pytest.importorskip("libddp.distributed", reason="libddp is not installed")
-import resume
 import sample
 import train
 from states import assert_same
-from trainer import Ranks, Trainer
+from train import Ranks, Trainer
 
 SCRIPT = Path(train.__file__)
 CLOCK = ("ms", "tokens_per_second", "mfu")
@@ -43,17 +43,17 @@ def run(out, text_file, *more) -> int:
 
 def lines(out) -> list[dict]:
     """The metrics without what depends on the clock."""
-    records = metrics.read(out / "metrics.jsonl")
+    records = read_metrics(out / "metrics.jsonl")
     return [{k: v for k, v in r.items() if k not in CLOCK} for r in records]
 
 
 def stop_in_iteration(monkeypatch, number: int) -> None:
     original = Trainer.step
 
-    def step(self):
+    def step(self, rate):
         if self.iteration == number:
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(self)
+        return original(self, rate)
 
     monkeypatch.setattr(Trainer, "step", step)
 
@@ -97,7 +97,7 @@ def test_every_line_of_the_metrics_has_the_same_fields(tmp_path, text_file, caps
     shown = capsys.readouterr().out
     assert " tokens/s\n" in shown
     assert "mfu" not in shown  # of which GPU?
-    records = metrics.read(out / "metrics.jsonl")
+    records = read_metrics(out / "metrics.jsonl")
     assert [r["iter"] for r in records] == [0, 5, 10, 12]
     fields = "iter loss lr ms tokens_per_second mfu tokens train_loss val_loss unigram_baseline"
     assert all(list(r) == fields.split() for r in records)
@@ -106,14 +106,14 @@ def test_every_line_of_the_metrics_has_the_same_fields(tmp_path, text_file, caps
     assert [r["val_loss"] is not None for r in records] == [True, False, True, True]
     # Once more over the end: nothing has been timed, and the line stands all the same.
     run(out, text_file, "--max_iters=12", "--log_interval=5")
-    again = metrics.read(out / "metrics.jsonl")[-1]
+    again = read_metrics(out / "metrics.jsonl")[-1]
     assert list(again) == fields.split()
     assert again == records[-1] | dict.fromkeys(CLOCK)
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path, text_file):
     with (
-        resume.claim(tmp_path / "out"),
+        checkpoint.claim(tmp_path / "out"),
         pytest.raises(UserError, match=r"another run is training in .*/out; wait for it"),
     ):
         run(tmp_path / "out", text_file)
