@@ -111,7 +111,7 @@ quick_python=(
     distributed/test_calls.py
     distributed/test_against_gloo.py
     ddp/test_parity.py
-    fsdp/test_fsdp_parity.py
+    fsdp/test_parity.py
     activation/test_checkpoint.py
     optim
 )
