@@ -158,19 +158,7 @@ def check_ignored_names_leave_marks():
     assert len(list(model._get_data_parallel_params(net))) == len(model._module_parameters)
 
 
-def run_all():
-    from libddp.distributed import init_process_group
-
-    init_process_group("libddp")
-    return checks.run(globals())
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_on_every_rank(results, name):
-    checks.verify(results, name)
+results, test_on_every_rank = checks.suite(globals(), 2)
 
 
 class TwoLayers(nn.Module):

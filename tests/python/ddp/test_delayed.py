@@ -150,18 +150,4 @@ def check_bad_arguments():
         )
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_delayed(results, name):
-    checks.verify(results, name)
+results, test_delayed = checks.suite(globals(), 2)

@@ -177,18 +177,4 @@ def check_times_of_a_rank_without_data():
     assert (passes[-1].forward_begin_ns is None) is (dist.get_rank() + 1 < dist.get_world_size())
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("gloo")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-two_ranks = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_on_two_ranks(two_ranks, name):
-    checks.verify(two_ranks, name)
+results, test_on_two_ranks = checks.suite(globals(), 2, backend="gloo")

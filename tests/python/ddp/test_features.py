@@ -340,21 +340,7 @@ def check_process_groups():
     assert all_equal(model)
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_feature(results, name):
-    checks.verify(results, name)
+results, test_feature = checks.suite(globals(), 2)
 
 
 def test_arguments_are_those_of_torch():

@@ -107,18 +107,4 @@ def check_copies_keep_the_mode():
     copied.finalize_backward()
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_finalize(results, name):
-    checks.verify(results, name)
+results, test_finalize = checks.suite(globals(), 2)

@@ -182,18 +182,4 @@ def check_a_second_hook_is_refused():
         model.compress_gradients(torch.bfloat16)
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_mixed_precision(results, name):
-    checks.verify(results, name)
+results, test_mixed_precision = checks.suite(globals(), 2)

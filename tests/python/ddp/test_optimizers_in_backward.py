@@ -153,16 +153,4 @@ def check_optimizers_in_backward_and_uneven_inputs():
     assert_trained_alike(model, [p.detach().clone() for p in net.parameters()])
 
 
-def run_all():
-    from libddp.distributed import init_process_group
-
-    init_process_group("libddp")
-    return checks.run(globals())
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_on_every_rank(results, name):
-    checks.verify(results, name)
+results, test_on_every_rank = checks.suite(globals(), 2)

@@ -8,7 +8,6 @@ import contextlib
 
 import checks
 import ddp_models as models
-import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -128,18 +127,4 @@ def check_static_graph():
     compare(models.Mlp, mlp_loss, static_graph=True)
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_equals_torch(results, name):
-    checks.verify(results, name)
+results, test_equals_torch = checks.suite(globals(), 2)

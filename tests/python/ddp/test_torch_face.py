@@ -181,19 +181,7 @@ def check_copies_after_all_this():
         pickle.dumps(local)
 
 
-def run_all():
-    from libddp.distributed import init_process_group
-
-    init_process_group("libddp")
-    return checks.run(globals())
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_on_every_rank(results, name):
-    checks.verify(results, name)
+results, test_on_every_rank = checks.suite(globals(), 2)
 
 
 def shrink():

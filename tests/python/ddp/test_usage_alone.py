@@ -79,18 +79,4 @@ def check_hooks():
     assert_same(dict(trained(hooked, Mlp, lambda model: model(data(4)))), dict(plain))
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=1)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_equals_the_module(results, name):
-    checks.verify(results, name)
+results, test_equals_the_module = checks.suite(globals(), 1)

@@ -233,18 +233,4 @@ def check_data_workers():
     dist.barrier()  # the workers that have ended took nothing of the group with them
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_on_both_ranks(results, name):
-    checks.verify(results, name)
+results, test_on_both_ranks = checks.suite(globals(), 2)

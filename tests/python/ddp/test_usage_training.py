@@ -286,18 +286,4 @@ def check_a_schedule_and_the_optimizers_state():
     compare(warm_up)
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_equals_torch(results, name):
-    checks.verify(results, name)
+results, test_equals_torch = checks.suite(globals(), 2)

@@ -58,13 +58,14 @@ def fixture(function, world_size: int, deadline: float = 180.0):
     return results
 
 
-def suite(namespace: dict, *world_sizes: int):
+def suite(namespace: dict, *world_sizes: int, backend: str = "libddp"):
     """(fixture, test) of a file whose checks run inside a group, for each number of ranks."""
     import group_checks
 
     @pytest.fixture(scope="module", params=world_sizes, ids="{}-ranks".format)
     def results(request):
-        return ranks.run(group_checks.run, request.param, namespace["__file__"], deadline=180.0)
+        path = namespace["__file__"]
+        return ranks.run(group_checks.run, request.param, path, backend, deadline=180.0)
 
     @pytest.mark.parametrize("name", names(namespace))
     def test(results, name):

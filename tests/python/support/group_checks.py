@@ -7,10 +7,10 @@ import ranks_child
 import torch.distributed as dist
 
 
-def run(path: str) -> dict[str, str | None]:
+def run(path: str, backend: str) -> dict[str, str | None]:
     from libddp.distributed import destroy_process_group, init_process_group
 
-    init_process_group("libddp")
+    init_process_group(backend)
     results = checks.run(vars(ranks_child.load(path)))
     dist.barrier()
     for folder in checks.folders if dist.get_rank() == 0 else ():
