@@ -96,7 +96,7 @@ py::list layout_of(const ParamGroup& unit, int rank) {
 
 bool has_gradient_memory(const ParamGroup& unit) {
   return std::any_of(unit.flats().begin(), unit.flats().end(),
-                     [](const auto& flat) { return flat->has_gradient_memory(); });
+                     [](const auto& flat) { return flat->gradient().has_memory(); });
 }
 
 /// Names of the parameters that the last pass has given averages, until their late hooks have run.
@@ -104,7 +104,7 @@ std::vector<std::string> averaged_of(const ParamGroup& unit) {
   std::vector<std::string> names;
   for (const auto& flat : unit.flats()) {
     for (std::size_t i = 0; i < flat->size(); ++i) {
-      if (flat->is_installed(i)) names.push_back(flat->parameters()[i].name);
+      if (flat->gradient().is_installed(i)) names.push_back(flat->parameters()[i].name);
     }
   }
   return names;
@@ -115,7 +115,7 @@ std::vector<std::string> waiting_of(const ParamGroup& unit) {
   std::vector<std::string> names;
   for (const auto& flat : unit.flats()) {
     for (std::size_t i = 0; i < flat->size(); ++i) {
-      if (flat->shows_waiting(i)) names.push_back(flat->parameters()[i].name);
+      if (flat->accumulated().shows_waiting(i)) names.push_back(flat->parameters()[i].name);
     }
   }
   return names;

@@ -1,5 +1,6 @@
 #include "libddp/fsdp/param_group.h"
 
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/fsdp/buffer_pool.h"
 #include "libddp/module/model_check.h"
 
 namespace libddp {
@@ -80,10 +82,25 @@ ParamGroup::ParamGroup(std::string name, const NamedTensors& parameters, ShardOp
   const auto pool = BufferPool::of(options_.shard);
   for (auto& [kind, members] : kinds) {
     const std::size_t flat = flats_.size();
-    flats_.push_back(std::make_unique<FlatParameter>(
-        fmt::format("unit '{}'", name_), std::move(members), options_, pool,
-        [this, flat](std::size_t index) { accumulate_guarded(flat, index); }));
+    flats_.push_back(std::make_unique<FlatParameter>(fmt::format("unit '{}'", name_),
+                                                     std::move(members), options_, pool));
+    hooks_.push_back(make_hooks(*flats_.back(), flat));
+    flats_.back()->show_shards();
   }
+}
+
+ParamGroup::Hooks ParamGroup::make_hooks(const FlatParameter& parameter, std::size_t flat) {
+  if (!parameter.spec().can_require_grad()) return {};
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : parameter.parameters()) tensors.push_back(tensor);
+  Hooks hooks;
+  hooks.late = std::make_unique<LateHooks>(tensors);
+  hooks.accumulate = std::make_unique<AccumulateHooks>(
+      tensors, [this, flat, late = hooks.late.get()](std::size_t index) {
+        late->put_back(index);
+        handle_gradient(flat, index);
+      });
+  return hooks;
 }
 
 void ParamGroup::set_place(std::size_t place) {
@@ -114,45 +131,46 @@ void ParamGroup::begin_unshard() {
   for (const auto& flat : flats_) flat->memory().begin_unshard();
 }
 
-void ParamGroup::unshard() {
+bool ParamGroup::unshard() {
   begin_unshard();
-  for (const auto& flat : flats_) flat->unshard();
-  tell_who_shows(/*whole=*/true);
-}
-
-void ParamGroup::tell_who_shows(bool whole) {
-  if (std::exchange(is_whole_, whole) != whole && on_show_) on_show_(*this, whole);
-}
-
-void ParamGroup::hold() {
-  unshard();
-  is_held_ = true;
+  for (std::size_t i = 0; i < flats_.size(); ++i) {
+    const FlatSpec& spec = flats_[i]->spec();
+    if (!flats_[i]->unshard()) continue;
+    // A change of the dtype makes autograd forget the nodes.
+    if (hooks_[i].accumulate && spec.compute_dtype != spec.dtype) hooks_[i].accumulate->reinstate();
+  }
+  const bool begins = values_ == Values::Shards;
+  if (begins) values_ = Values::Whole;
+  return begins;
 }
 
 void ParamGroup::divide_gradients_by(std::optional<double> divisor) {
-  for (const auto& flat : flats_) flat->divide_gradients_by(divisor);
+  for (const auto& flat : flats_) flat->gradient().divide_by(divisor);
 }
 
 void ParamGroup::zero_unused(bool zeroes) {
-  for (const auto& flat : flats_) flat->zero_unused(zeroes);
+  for (const auto& flat : flats_) flat->gradient().zero_unused(zeroes);
 }
 
 void ParamGroup::show_waiting(bool shows) {
-  for (const auto& flat : flats_) flat->show_waiting(shows);
+  for (const auto& flat : flats_) flat->accumulated().show_waiting(shows);
 }
 
-void ParamGroup::reduce_by(FlatParameter::ReduceHook hook) {
-  has_reduce_hook_ = static_cast<bool>(hook);
-  for (const auto& flat : flats_) flat->reduce_by(hook);
+void ParamGroup::reduce_by(const FlatGradient::ReduceHook& hook) {
+  for (const auto& flat : flats_) flat->gradient().reduce_by(hook);
 }
 
-void ParamGroup::reshard(bool frees) {
-  is_held_ = false;
+bool ParamGroup::has_reduce_hook() const {
+  return std::any_of(flats_.begin(), flats_.end(),
+                     [](const auto& flat) { return flat->gradient().has_reduce_hook(); });
+}
+
+bool ParamGroup::reshard(bool frees) {
   for (const auto& flat : flats_) {
     flat->show_shards();
     if (frees) flat->memory().reshard();
   }
-  tell_who_shows(/*whole=*/false);
+  return std::exchange(values_, Values::Shards) != Values::Shards;
 }
 
 bool ParamGroup::is_unsharded() const {
@@ -161,31 +179,28 @@ bool ParamGroup::is_unsharded() const {
 }
 
 void ParamGroup::begin_pass(bool averages) {
-  if (phase_ != Phase::Idle) return;
-  phase_ = Phase::Gradients;
-  for (const auto& flat : flats_) flat->begin_pass(averages);
+  if (state_ != TrainingState::Idle) return;
+  state_ = TrainingState::Gradients;
+  for (const auto& flat : flats_) flat->gradient().begin_pass(averages);
 }
 
-void ParamGroup::accumulate_gradient(std::size_t flat, std::size_t index) {
-  if (phase_ == Phase::Idle) {
+void ParamGroup::accumulate(std::size_t flat, std::size_t index) {
+  if (state_ == TrainingState::Idle) {
     throw StateError(fmt::format(
         "libddp unit '{}': parameter '{}' got a gradient in a backward pass that reached none of "
         "the tensors that the module returned. Hint: return tensors, or tuples, lists, dicts or "
         "dataclasses of them, and use the parameters in their module's forward only.",
         name_, flats_[flat]->parameters()[index].name));
   }
-  if (phase_ == Phase::Reducing && on_again_) on_again_(*this);
-  if (flats_[flat]->accumulate_gradient(index)) {
-    const bool awaits = std::any_of(flats_.begin(), flats_.end(),
-                                    [](const auto& other) { return other->awaits_any(); });
-    if (!awaits) phase_ = Phase::Complete;
-  }
-  if (on_gradient_) on_gradient_(*this);
+  if (!flats_[flat]->gradient().accumulate(index)) return;
+  const bool awaits = std::any_of(flats_.begin(), flats_.end(),
+                                  [](const auto& other) { return other->gradient().awaits_any(); });
+  if (!awaits) state_ = TrainingState::Complete;
 }
 
-void ParamGroup::accumulate_guarded(std::size_t flat, std::size_t index) {
+void ParamGroup::handle_gradient(std::size_t flat, std::size_t index) {
   try {
-    accumulate_gradient(flat, index);
+    handler_ ? handler_(*this, flat, index) : accumulate(flat, index);
   } catch (...) {
     if (on_error_) on_error_(std::current_exception());
     throw;
@@ -194,69 +209,90 @@ void ParamGroup::accumulate_guarded(std::size_t flat, std::size_t index) {
 
 bool ParamGroup::trains_all() const {
   return std::all_of(flats_.begin(), flats_.end(),
-                     [](const auto& flat) { return flat->trains_all(); });
+                     [](const auto& flat) { return flat->gradient().trains_all(); });
 }
 
 bool ParamGroup::wants_average() const {
   return std::any_of(flats_.begin(), flats_.end(),
-                     [](const auto& flat) { return flat->wants_average(); });
+                     [](const auto& flat) { return flat->gradient().wants_average(); });
 }
 
 bool ParamGroup::has_waiting() const {
   return std::any_of(flats_.begin(), flats_.end(),
-                     [](const auto& flat) { return flat->has_waiting(); });
+                     [](const auto& flat) { return flat->accumulated().has_waiting(); });
 }
 
 void ParamGroup::reduce() {
-  phase_ = Phase::Reducing;
-  for (const auto& flat : flats_) flat->reduce();
+  state_ = TrainingState::Reducing;
+  for (const auto& flat : flats_) flat->gradient().reduce();
 }
 
 void ParamGroup::begin_reduction() {
-  phase_ = Phase::Reducing;
+  state_ = TrainingState::Reducing;
   for (const auto& flat : flats_) {
-    if (flat->wants_average()) flat->begin_reduction();
+    if (flat->gradient().wants_average()) flat->gradient().begin_reduction();
   }
 }
 
 bool ParamGroup::is_averaged() const {
-  return phase_ == Phase::Reducing &&
+  return state_ == TrainingState::Reducing &&
          std::all_of(flats_.begin(), flats_.end(), [](const auto& flat) {
-           return flat->is_averaged() || !flat->wants_average();
+           return flat->gradient().is_averaged() || !flat->gradient().wants_average();
          });
 }
 
 void ParamGroup::collect() {
-  for (const auto& flat : flats_) flat->collect();
+  for (const auto& flat : flats_) flat->gradient().collect();
 }
 
 void ParamGroup::begin_again() {
-  for (const auto& flat : flats_) flat->begin_again();
-  phase_ = Phase::Gradients;
+  for (const auto& flat : flats_) flat->gradient().begin_again();
+  put_hooks_back();
+  state_ = TrainingState::Gradients;
 }
 
 void ParamGroup::install() {
-  for (const auto& flat : flats_) flat->install();
-  phase_ = Phase::Installed;
+  for (const auto& flat : flats_) flat->gradient().install();
+  put_hooks_back();
+  state_ = TrainingState::Installed;
 }
 
 void ParamGroup::end_pass() {
-  if (phase_ != Phase::Idle && phase_ != Phase::Installed) install();
-  phase_ = Phase::Idle;
+  const bool is_left = state_ != TrainingState::Idle && state_ != TrainingState::Installed;
+  if (is_left) install();
+  state_ = TrainingState::Idle;
 }
 
 void ParamGroup::abandon() {
-  for (const auto& flat : flats_) flat->abandon();
-  phase_ = Phase::Idle;
+  put_hooks_back();
+  for (const auto& flat : flats_) flat->gradient().abandon();
+  state_ = TrainingState::Idle;
+}
+
+void ParamGroup::put_hooks_back() {
+  for (const Hooks& hooks : hooks_) {
+    if (hooks.late) hooks.late->put_all_back();
+  }
 }
 
 bool ParamGroup::has_late_hooks() const {
-  return std::any_of(flats_.begin(), flats_.end(),
-                     [](const auto& flat) { return flat->has_late_hooks(); });
+  for (std::size_t i = 0; i < flats_.size(); ++i) {
+    for (std::size_t k = 0; hooks_[i].late && k < flats_[i]->size(); ++k) {
+      if (hooks_[i].late->has(k)) return true;
+    }
+  }
+  return false;
 }
 
 void ParamGroup::run_late_hooks() {
-  for (const auto& flat : flats_) flat->run_late_hooks();
+  const c10::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < flats_.size(); ++i) {
+    for (std::size_t k = 0; hooks_[i].late && k < flats_[i]->size(); ++k) {
+      if (flats_[i]->gradient().take_installed(k) && hooks_[i].late->has(k)) {
+        hooks_[i].late->run(k);
+      }
+    }
+  }
 }
 
 }  // namespace libddp

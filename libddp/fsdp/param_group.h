@@ -5,10 +5,11 @@
 //
 // A unit is sharded, unsharded for its module's forward, sharded again, unsharded for its backward,
 // and sharded once the backward has left it. Its last gradient starts the averaging. ShardedModel
-// calls it and knows the order of all units. Parameters that are trained and those that are frozen
-// at construction stand in arrays of their own, so that usual cases have no gradients of frozen
-// ones; which ones are trained may change between passes.
-// Thread rule: one forward or backward at a time. Construction, unshard and reduce are collectives.
+// calls it and knows the order of all units. It owns the hooks on the parameters: what autograd
+// brings goes from the hook to the model, which hands it down to the unit. Parameters that are
+// trained and those that are frozen at construction stand in arrays of their own, so that usual
+// cases have no gradients of frozen ones; which ones are trained may change between passes. Thread
+// rule: one forward or backward at a time. Construction, unshard and reduce are collectives.
 //
 //   auto unit = std::make_shared<ParamGroup>("h.0", parameters, options);
 //   auto model = ShardedModel::create({root, unit}, group);
@@ -24,7 +25,8 @@
 #include <string>
 #include <vector>
 
-#include "libddp/fsdp/buffer_pool.h"
+#include "libddp/autograd/accumulate_hooks.h"
+#include "libddp/autograd/late_hooks.h"
 #include "libddp/fsdp/flat_parameter.h"
 #include "libddp/fsdp/owned_tensors.h"
 #include "libddp/fsdp/shard_options.h"
@@ -47,24 +49,14 @@ class ParamGroup {
   /// Its place among the units of the model, see FlatParameter.
   void set_place(std::size_t place);
 
-  /// Called with the unit when autograd has written one of its gradients.
-  void on_gradient(std::function<void(ParamGroup&)> callback) {
-    on_gradient_ = std::move(callback);
-  }
+  /// Gets each gradient that autograd has written, and passes it on to `accumulate`, which is what
+  /// happens to it without a handler.
+  using GradientHandler =
+      std::function<void(ParamGroup& unit, std::size_t flat, std::size_t index)>;
+  void on_gradient(GradientHandler handler) { handler_ = std::move(handler); }
 
-  /// Called when autograd writes a gradient after the others have been sent on their way; ends what
-  /// is on its way and calls begin_again.
-  void on_gradient_again(std::function<void(ParamGroup&)> callback) {
-    on_again_ = std::move(callback);
-  }
-
-  /// Called when its parameters have begun to show whole tensors, and when they end to.
-  void on_show(std::function<void(ParamGroup&, bool whole)> callback) {
-    on_show_ = std::move(callback);
-  }
-
-  /// Called with an exception of a gradient's hook, which autograd would give another class; may
-  /// throw what it makes of it.
+  /// Called with what the handler throws, which autograd would give another class; may throw what
+  /// it makes of it.
   void on_error(std::function<void(std::exception_ptr)> callback) {
     on_error_ = std::move(callback);
   }
@@ -74,13 +66,14 @@ class ParamGroup {
   void publish();
   bool needs_barrier() const;
   void begin_unshard();
-  void unshard();
+  /// True if the parameters have begun to show whole tensors, or have ended to.
+  bool unshard();
   /// `frees`: gathered bytes are given back too.
-  void reshard(bool frees);
+  bool reshard(bool frees);
   bool is_unsharded() const;
-  /// unshard by the wish of a script, which lasts until reshard.
-  void hold();
-  bool is_held() const { return is_held_; }
+  /// After unshard, by the wish of a script, which lasts until reshard.
+  void hold() { values_ = Values::Held; }
+  bool is_held() const { return values_ == Values::Held; }
 
   /// Gradients become their sum over all ranks divided by this; nullopt = by the number of ranks.
   void divide_gradients_by(std::optional<double> divisor);
@@ -94,14 +87,17 @@ class ParamGroup {
 
   /// `hook` in place of the group's collective, which it must agree on with the other ranks' hooks;
   /// null = the group's. REQUIRES: not both groups.
-  void reduce_by(FlatParameter::ReduceHook hook);
-  bool has_reduce_hook() const { return has_reduce_hook_; }
+  void reduce_by(const FlatGradient::ReduceHook& hook);
+  bool has_reduce_hook() const;
 
   /// The part of a pass that concerns this unit.
   void begin_pass(bool averages);
-  bool is_in_pass() const { return phase_ != Phase::Idle; }
+  bool is_in_pass() const { return state_ != TrainingState::Idle; }
+  /// Moves a gradient that autograd has written into its array. Throws StateError outside of a
+  /// pass, and where it came too late or cannot be averaged.
+  void accumulate(std::size_t flat, std::size_t index);
   /// All gradients of this pass have come.
-  bool is_complete() const { return phase_ == Phase::Complete; }
+  bool is_complete() const { return state_ == TrainingState::Complete; }
   /// Whether the pass brings gradients of all parameters: then it needs none of them when these
   /// have come. A frozen one may be needed for longer.
   bool trains_all() const;
@@ -111,7 +107,9 @@ class ParamGroup {
   void reduce();
   /// Instead of reduce, for who averages several units at once.
   void begin_reduction();
-  bool is_reducing() const { return phase_ == Phase::Reducing || phase_ == Phase::Installed; }
+  bool is_reducing() const { return state_ >= TrainingState::Reducing; }
+  /// The averages are on their way, and none of them is in `.grad`.
+  bool awaits_averages() const { return state_ == TrainingState::Reducing; }
   /// Whether all averages are there, and not yet in `.grad`.
   bool is_averaged() const;
   void collect();
@@ -121,8 +119,9 @@ class ParamGroup {
   void end_pass();
   void abandon();
 
-  /// See FlatParameter.
+  /// Whether users have put hooks on one of the parameters that run when `.grad` is written.
   bool has_late_hooks() const;
+  /// Runs those of the parameters that the last `install` gave an average.
   void run_late_hooks();
 
   /// When the module's last forward began and ended, in numbers that the model counts; and how many
@@ -135,31 +134,36 @@ class ParamGroup {
   Span forward;
 
  private:
-  /// In a backward pass.
-  enum class Phase : std::uint8_t {
+  /// Where a backward pass is with this unit, in this order.
+  enum class TrainingState : std::uint8_t {
     Idle,
     Gradients,  // some are still to come
     Complete,   // all have come
     Reducing,
     Installed,  // averages are in `.grad`, the pass goes on
   };
+  /// What the parameters show.
+  enum class Values : std::uint8_t { Shards, Whole, Held };
+  /// Those of one array; null where the dtype has no gradients.
+  struct Hooks {
+    std::unique_ptr<LateHooks> late;
+    std::unique_ptr<AccumulateHooks> accumulate;
+  };
 
-  void tell_who_shows(bool whole);
-  void accumulate_gradient(std::size_t flat, std::size_t index);
-  void accumulate_guarded(std::size_t flat, std::size_t index);
+  Hooks make_hooks(const FlatParameter& parameter, std::size_t flat);
+  void handle_gradient(std::size_t flat, std::size_t index);
+  void put_hooks_back();
 
   const std::string name_;
   const ShardOptions options_;
   OwnedTensors owned_;
-  std::function<void(ParamGroup&)> on_gradient_;
-  std::function<void(ParamGroup&)> on_again_;
-  std::function<void(ParamGroup&, bool)> on_show_;
+  GradientHandler handler_;
   std::function<void(std::exception_ptr)> on_error_;
   std::vector<std::unique_ptr<FlatParameter>> flats_;
-  Phase phase_ = Phase::Idle;
-  bool is_held_ = false;
-  bool has_reduce_hook_ = false;
-  bool is_whole_ = false;
+  TrainingState state_ = TrainingState::Idle;
+  Values values_ = Values::Shards;
+  /// Of flats_. Last: destroyed first, so no hook runs into a half-destroyed object.
+  std::vector<Hooks> hooks_;
 };
 
 }  // namespace libddp

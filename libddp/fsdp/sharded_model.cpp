@@ -51,14 +51,12 @@ std::shared_ptr<ShardedModel> ShardedModel::create(std::vector<ParamGroupPtr> un
   std::size_t place = 0;
   for (const ParamGroupPtr& unit : model->units_) {
     unit->set_place(place++);
-    unit->on_gradient([weak = std::weak_ptr(model)](ParamGroup& of) {
-      if (const auto self = weak.lock()) self->on_gradient(of);
-    });
-    unit->on_gradient_again([weak = std::weak_ptr(model)](ParamGroup& of) {
-      if (const auto self = weak.lock()) self->on_gradient_again(of);
-    });
-    const auto faces = model->options_.faces;
-    if (faces) unit->on_show([faces](ParamGroup& of, bool whole) { faces->show(of, whole); });
+    if (model->options_.rethrow) unit->on_error(model->options_.rethrow);
+    unit->on_gradient(
+        [weak = std::weak_ptr(model)](ParamGroup& of, std::size_t flat, std::size_t index) {
+          const auto self = weak.lock();
+          self ? self->take_gradient(of, flat, index) : of.accumulate(flat, index);
+        });
   }
   return model;
 }
@@ -67,11 +65,7 @@ ShardedModel::ShardedModel(std::vector<ParamGroupPtr> units, ShardedModelOptions
     : units_(std::move(units)), options_(std::move(options)) {}
 
 ShardedModel::~ShardedModel() {
-  for (const ParamGroupPtr& unit : units_) {
-    unit->on_gradient(nullptr);
-    unit->on_gradient_again(nullptr);
-    unit->on_show(nullptr);
-  }
+  for (const ParamGroupPtr& unit : units_) unit->on_gradient(nullptr);
 }
 
 template <typename Function>
@@ -89,7 +83,7 @@ void ShardedModel::before_forward(ParamGroup& unit) {
   if (depth_ == 0 && !(pass_ && is_nested_backward())) begin_step();
   record(unit);
   try {
-    unit.unshard();
+    unshard_values(unit);
   } catch (...) {
     if (depth_ == 0 && !pass_) end_failed_reading(units_);
     throw;
@@ -120,7 +114,7 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
   // Not where its backward follows at once, or a call around this one still computes with it.
   if (!unit.is_in_pass() && unit.forward.running == 0) {
     const bool stays = will_be_back && (is_root || unit.options().keep_unsharded);
-    unit.reshard(/*frees=*/!stays);
+    reshard_values(unit, /*frees=*/!stays);
   }
   if (depth_ == 0 && !pass_) end_reading(units_, kEndOfForward);
 }
@@ -128,7 +122,7 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
 void ShardedModel::forward_failed(ParamGroup& unit) {
   --depth_;
   --unit.forward.running;
-  if (!unit.is_in_pass() && unit.forward.running == 0) unit.reshard(/*frees=*/true);
+  if (!unit.is_in_pass() && unit.forward.running == 0) reshard_values(unit);
   if (depth_ == 0 && !pass_) end_failed_reading(units_);
 }
 
@@ -147,7 +141,7 @@ void ShardedModel::recover() {
   for (const ParamGroupPtr& unit : units_) {
     unit->forward.running = 0;
     if (unit->is_in_pass()) unit->abandon();
-    if (!unit->is_held()) unit->reshard(/*frees=*/true);
+    if (!unit->is_held()) reshard_values(*unit);
   }
 }
 
@@ -155,12 +149,21 @@ void ShardedModel::unshard(ParamGroup& unit) {
   if (depth_ > 0 || pass_) return;  // units are unsharded where they are used
   if (unit.is_held()) return;
   begin_step();
+  unshard_values(unit);
   unit.hold();
 }
 
 void ShardedModel::reshard(ParamGroup& unit) {
   if (depth_ > 0 || pass_ || !unit.is_held()) return;
-  unit.reshard(/*frees=*/true);
+  reshard_values(unit);
+}
+
+void ShardedModel::unshard_values(ParamGroup& unit) {
+  if (unit.unshard() && options_.faces) options_.faces->show(unit, /*whole=*/true);
+}
+
+void ShardedModel::reshard_values(ParamGroup& unit, bool frees) {
+  if (unit.reshard(frees) && options_.faces) options_.faces->show(unit, /*whole=*/false);
 }
 
 void ShardedModel::publish() {
@@ -194,7 +197,7 @@ void ShardedModel::before_backward(ParamGroup& unit, bool accumulates) {
     unit.begin_pass(pass_->syncs);
     if (has_late_hooks(unit)) pass_->has_late_hooks = true;
   }
-  unit.unshard();
+  unshard_values(unit);
   leave_units_after(unit);
   if (!unit.trains_all()) pass_->lingering.push_back(&unit);
   if (!unit.trains_all() || !pass_->syncs) pass_->must_meet = true;
@@ -233,33 +236,30 @@ void ShardedModel::leave_units_after(const ParamGroup& unit) {
   if (unit.forward.end <= unit.forward.begin) return;  // it has run in backward passes only
   const auto left = std::erase_if(pass_->lingering, [&](ParamGroup* other) {
     if (other->forward.begin <= unit.forward.end) return false;
-    other->reshard(/*frees=*/true);
+    reshard_values(*other);
     return true;
   });
   if (left > 0) install_for_hooks();
 }
 
-void ShardedModel::on_gradient(ParamGroup& unit) {
-  if (!unit.is_complete() || !pass_) return;
-  guarded([&] {
-    const bool is_left = unit.trains_all();
-    if (pass_->syncs) reduce(unit);
-    if (is_left) unit.reshard(/*frees=*/true);
-  });
+void ShardedModel::take_gradient(ParamGroup& unit, std::size_t flat, std::size_t index) {
+  if (pass_ && unit.awaits_averages()) begin_again(unit);
+  unit.accumulate(flat, index);
+  if (!pass_ || !unit.is_complete()) return;
+  const bool is_left = unit.trains_all();
+  if (pass_->syncs) reduce(unit);
+  if (is_left) reshard_values(unit);
 }
 
 // See NOTE [Gradients that come again].
-void ShardedModel::on_gradient_again(ParamGroup& unit) {
-  if (!pass_) return;
-  guarded([&] {
-    std::erase(pass_->reducing, &unit);
-    unit.collect();
-    if (!unit.is_averaged()) {
-      small_.start(/*async=*/false);
-      small_.collect();
-    }
-    if (!has_late_hooks(unit)) unit.begin_again();
-  });
+void ShardedModel::begin_again(ParamGroup& unit) {
+  std::erase(pass_->reducing, &unit);
+  unit.collect();
+  if (!unit.is_averaged()) {
+    small_.start(/*async=*/false);
+    small_.collect();
+  }
+  if (!has_late_hooks(unit)) unit.begin_again();
 }
 
 void ShardedModel::reduce(ParamGroup& unit) {
@@ -311,7 +311,7 @@ void ShardedModel::end_pass() {
   small_.collect();
   if (must_meet) end_reading(units_, "the end of a sharded backward pass");
   for (const ParamGroupPtr& unit : units_) {
-    unit->reshard(/*frees=*/true);
+    reshard_values(*unit);
     unit->end_pass();
   }
   pass_ = nullptr;
@@ -321,8 +321,9 @@ void ShardedModel::end_pass() {
 
 bool ShardedModel::shows_larger_gradients() const {
   return std::any_of(units_.begin(), units_.end(), [](const ParamGroupPtr& unit) {
-    return std::any_of(unit->flats().begin(), unit->flats().end(),
-                       [](const auto& flat) { return flat->shows_larger_gradients(); });
+    return std::any_of(unit->flats().begin(), unit->flats().end(), [](const auto& flat) {
+      return flat->accumulated().shows_larger_gradients();
+    });
   });
 }
 
@@ -351,24 +352,25 @@ bool ShardedModel::reduce_rest() {
 }
 
 void ShardedModel::show_copies(const std::vector<ParamGroupPtr>& units,
-                               const FlatParameter::CopyOptions& options) {
+                               const FullCopies::Options& options) {
   if (depth_ > 0 || pass_) {
     throw StateError(
         "libddp fsdp: parameters cannot be summoned inside a forward or backward pass. Hint: call "
         "summon_full_params between steps.");
   }
   for (const ParamGroupPtr& unit : units) {
-    for (const auto& flat : unit->flats()) flat->check_copies(options);
+    for (const auto& flat : unit->flats()) flat->copies().check(options);
   }
   // A parameter that showed a tensor of inference mode could not be trained afterwards.
   const c10::InferenceMode normal(false);
   begin_step();
   for (const ParamGroupPtr& unit : units) {
+    reshard_values(*unit, /*frees=*/false);
     for (const auto& flat : unit->flats()) flat->check_shards();
   }
   for (const ParamGroupPtr& unit : units) {
     for (const auto& flat : unit->flats()) {
-      flat->show_copies(options);
+      flat->copies().show(options);
       flat->memory().reshard();
     }
   }
@@ -386,7 +388,7 @@ void ShardedModel::end_copies(const std::vector<ParamGroupPtr>& units, bool keep
   for (const ParamGroupPtr& unit : units) {
     for (const auto& flat : unit->flats()) {
       try {
-        flat->end_copies(keep);
+        flat->copies().end(keep);
       } catch (const StateError&) {
         if (!problem) problem = std::current_exception();
       }

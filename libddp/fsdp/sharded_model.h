@@ -126,15 +126,14 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
   /// Makes the values that this rank owns visible to all. Collective. A forward does it by itself.
   void publish();
-  /// Lets the parameters of a unit show whole tensors until its next forward ends, or `reshard`;
-  /// what is written into them is undefined. A collective; without effect inside of a forward or
-  /// backward pass.
+  /// Lets the parameters of a unit show whole tensors until its next forward ends, `reshard`, or
+  /// copies; what is written into them is undefined. A collective; without effect inside of a
+  /// forward or backward pass.
   void unshard(ParamGroup& unit);
   void reshard(ParamGroup& unit);
   /// Lets the parameters of some units show copies of the whole tensors; collective, outside of any
   /// forward.
-  void show_copies(const std::vector<ParamGroupPtr>& units,
-                   const FlatParameter::CopyOptions& options);
+  void show_copies(const std::vector<ParamGroupPtr>& units, const FullCopies::Options& options);
   void show_copies() { show_copies(units_, {}); }
   /// `keep`: changes of the copies go into the parameters; every rank takes what it owns.
   void end_copies(const std::vector<ParamGroupPtr>& units, bool keep);
@@ -162,13 +161,17 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
   ShardedModel(std::vector<ParamGroupPtr> units, ShardedModelOptions options);
 
+  /// Of the unit's parameters, and of the faces that stand for them.
+  void unshard_values(ParamGroup& unit);
+  void reshard_values(ParamGroup& unit, bool frees = true);
   void begin_step();
   void recover();
   void before_backward(ParamGroup& unit, bool accumulates);
   void begin_pass();
   void leave_units_after(const ParamGroup& unit);
-  void on_gradient(ParamGroup& unit);
-  void on_gradient_again(ParamGroup& unit);
+  /// Autograd has written one, in a hook of the unit's.
+  void take_gradient(ParamGroup& unit, std::size_t flat, std::size_t index);
+  void begin_again(ParamGroup& unit);
   void end_pass();
   void reduce(ParamGroup& unit);
   /// True if there was something.

@@ -50,7 +50,7 @@ class SmallReductions {
  private:
   /// Arrays of one group and dtype.
   struct Batch {
-    std::vector<FlatParameter*> flats;
+    std::vector<FlatGradient*> gradients;
     std::shared_ptr<BufferPool> pool;
     /// Elements of a rank's block, and what travels.
     std::int64_t block_numel = 0;
@@ -60,13 +60,13 @@ class SmallReductions {
     std::string label;
   };
 
-  Batch& batch_of(const FlatParameter& flat);
+  Batch& batch_of(const FlatGradient& gradient);
   static std::string label_of(const Batch& batch);
   static void launch(Batch& batch, bool async);
   static void pack(Batch& batch);
   static void unpack(Batch& batch);
 
-  std::vector<FlatParameter*> waiting_;
+  std::vector<FlatGradient*> waiting_;
   std::size_t waiting_bytes_ = 0;
   std::vector<Batch> running_;
   /// So that buffers last from pass to pass.

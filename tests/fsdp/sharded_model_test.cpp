@@ -207,7 +207,7 @@ TEST_CASE("the memory of gradients goes with the last of them", "[sharded_model]
   run_group(2, [&](ProcessGroup& group) {
     Sharded sharded({.shard = group.shared_from_this()});
     const auto has_block = [&](std::size_t unit) {
-      return sharded.model().units()[unit]->flats()[0]->has_gradient_memory();
+      return sharded.model().units()[unit]->flats()[0]->gradient().has_memory();
     };
     const auto run = [&](int step) { return loss_of(sharded.forward(batch(group.rank(), step))); };
     run(0).backward();
