@@ -22,13 +22,13 @@ Tensors outputs_like(const Tensors& outputs, const at::Tensor& input) {
 
 py::object broadcast(ProcessGroup& self, const at::Tensor& tensor, int root, bool async,
                      Timeout timeout) {
-  return issue(self, {c10d::OpType::BROADCAST, "libddp:broadcast"}, {tensor}, async,
+  return issue(self, c10d::OpType::BROADCAST, {tensor}, async,
                [&] { return self.broadcast(movable(tensor), root, options_of(async, timeout)); });
 }
 
 py::object all_gather(ProcessGroup& self, const Tensors& outputs, const at::Tensor& input,
                       bool async, Timeout timeout) {
-  return issue(self, {c10d::OpType::ALLGATHER, "libddp:all_gather"}, outputs, async, [&] {
+  return issue(self, c10d::OpType::ALLGATHER, outputs, async, [&] {
     return self.all_gather(outputs_like(outputs, input), movable(input),
                            options_of(async, timeout));
   });
@@ -36,14 +36,14 @@ py::object all_gather(ProcessGroup& self, const Tensors& outputs, const at::Tens
 
 py::object all_gather_into(ProcessGroup& self, const at::Tensor& output, const at::Tensor& input,
                            bool async, Timeout timeout) {
-  return issue(self, {c10d::OpType::_ALLGATHER_BASE, "libddp:all_gather"}, {output}, async, [&] {
+  return issue(self, c10d::OpType::_ALLGATHER_BASE, {output}, async, [&] {
     return self.all_gather_into(movable(output), movable(input), options_of(async, timeout));
   });
 }
 
 py::object gather(ProcessGroup& self, const Tensors& outputs, const at::Tensor& input, int root,
                   bool async, Timeout timeout) {
-  return issue(self, {c10d::OpType::GATHER, "libddp:gather"}, outputs, async, [&] {
+  return issue(self, c10d::OpType::GATHER, outputs, async, [&] {
     return self.gather(outputs_like(outputs, input), movable(input), root,
                        options_of(async, timeout));
   });
@@ -51,7 +51,7 @@ py::object gather(ProcessGroup& self, const Tensors& outputs, const at::Tensor& 
 
 py::object scatter(ProcessGroup& self, const at::Tensor& output, const Tensors& inputs, int root,
                    bool async, Timeout timeout) {
-  return issue(self, {c10d::OpType::SCATTER, "libddp:scatter"}, {output}, async, [&] {
+  return issue(self, c10d::OpType::SCATTER, {output}, async, [&] {
     return self.scatter(movable(output), outputs_like(inputs, output), root,
                         options_of(async, timeout));
   });
@@ -59,7 +59,7 @@ py::object scatter(ProcessGroup& self, const at::Tensor& output, const Tensors& 
 
 py::object all_to_all(ProcessGroup& self, const Tensors& outputs, const Tensors& inputs, bool async,
                       Timeout timeout) {
-  return issue(self, {c10d::OpType::ALLTOALL, "libddp:all_to_all"}, outputs, async, [&] {
+  return issue(self, c10d::OpType::ALLTOALL, outputs, async, [&] {
     return self.all_to_all(movable(outputs), movable(inputs), options_of(async, timeout));
   });
 }
@@ -68,7 +68,7 @@ py::object all_to_all_single(ProcessGroup& self, const at::Tensor& output, const
                              const std::vector<std::int64_t>& output_splits,
                              const std::vector<std::int64_t>& input_splits, bool async,
                              Timeout timeout) {
-  return issue(self, {c10d::OpType::ALLTOALL_BASE, "libddp:all_to_all"}, {output}, async, [&] {
+  return issue(self, c10d::OpType::ALLTOALL_BASE, {output}, async, [&] {
     return self.all_to_all_single(movable(output), movable(input), output_splits, input_splits,
                                   options_of(async, timeout));
   });

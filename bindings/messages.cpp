@@ -13,17 +13,16 @@ namespace {
 
 py::object send(ProcessGroup& self, const at::Tensor& tensor, int target, int tag, bool async,
                 Timeout timeout) {
-  return issue(self, {c10d::OpType::SEND, "libddp:send"}, {tensor}, async,
+  return issue(self, c10d::OpType::SEND, {tensor}, async,
                [&] { return self.send(movable(tensor), target, tag, options_of(async, timeout)); });
 }
 
 /// Synchronous: the rank that it came from.
 py::object recv(ProcessGroup& self, const at::Tensor& tensor, std::optional<int> source, int tag,
                 bool async, Timeout timeout) {
-  const Title title = source ? Title{c10d::OpType::RECV, "libddp:recv"}
-                             : Title{c10d::OpType::RECVANYSOURCE, "libddp:recvAnySource"};
+  const auto type = source ? c10d::OpType::RECV : c10d::OpType::RECVANYSOURCE;
   WorkPtr received;
-  py::object work = issue(self, title, {tensor}, async, [&] {
+  py::object work = issue(self, type, {tensor}, async, [&] {
     received = self.recv(movable(tensor), source, tag, options_of(async, timeout));
     return received;
   });
@@ -32,7 +31,7 @@ py::object recv(ProcessGroup& self, const at::Tensor& tensor, std::optional<int>
 }
 
 py::object barrier(ProcessGroup& self, bool async, Timeout timeout) {
-  return issue(self, {c10d::OpType::BARRIER, "libddp:barrier"}, {}, async,
+  return issue(self, c10d::OpType::BARRIER, {}, async,
                [&] { return self.barrier(options_of(async, timeout)); });
 }
 

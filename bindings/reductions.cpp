@@ -26,7 +26,7 @@ py::object all_reduce(ProcessGroup& self, const at::Tensor& tensor, py::handle o
                       Timeout timeout, const std::string& label) {
   const c10d::ReduceOp reduce = cast_reduce_op(op);
   const CallOptions options = options_of(async, timeout, label);
-  return issue(self, {c10d::OpType::ALLREDUCE, "libddp:all_reduce"}, {tensor}, async, [&] {
+  return issue(self, c10d::OpType::ALLREDUCE, {tensor}, async, [&] {
     if (is_premultiplied(reduce)) premultiply(reduce, tensor);
     return self.all_reduce(tensor, {.op = reduce_op(reduce)}, options);
   });
@@ -35,7 +35,7 @@ py::object all_reduce(ProcessGroup& self, const at::Tensor& tensor, py::handle o
 py::object all_reduce_coalesced(ProcessGroup& self, const Tensors& tensors, py::handle op,
                                 bool async, Timeout timeout) {
   const c10d::ReduceOp reduce = cast_reduce_op(op);
-  return issue(self, {c10d::OpType::ALLREDUCE_COALESCED, "libddp:all_reduce"}, tensors, async, [&] {
+  return issue(self, c10d::OpType::ALLREDUCE_COALESCED, tensors, async, [&] {
     for (const at::Tensor& tensor : tensors) {
       if (is_premultiplied(reduce)) premultiply(reduce, tensor);
     }
@@ -47,7 +47,7 @@ py::object all_reduce_coalesced(ProcessGroup& self, const Tensors& tensors, py::
 py::object reduce(ProcessGroup& self, const at::Tensor& tensor, int root, py::handle op, bool async,
                   Timeout timeout) {
   const c10d::ReduceOp reduce = cast_reduce_op(op);
-  return issue(self, {c10d::OpType::REDUCE, "libddp:reduce"}, {tensor}, async, [&] {
+  return issue(self, c10d::OpType::REDUCE, {tensor}, async, [&] {
     const bool is_root = self.rank() == root;
     if (is_root && is_premultiplied(reduce)) premultiply(reduce, tensor);
     const at::Tensor input = is_root ? tensor : unchanged_input(tensor, reduce);
@@ -58,7 +58,7 @@ py::object reduce(ProcessGroup& self, const at::Tensor& tensor, int root, py::ha
 py::object reduce_scatter(ProcessGroup& self, const at::Tensor& output, const Tensors& inputs,
                           py::handle op, bool async, Timeout timeout) {
   const c10d::ReduceOp reduce = cast_reduce_op(op);
-  return issue(self, {c10d::OpType::REDUCE_SCATTER, "libddp:reduce_scatter"}, {output}, async, [&] {
+  return issue(self, c10d::OpType::REDUCE_SCATTER, {output}, async, [&] {
     Tensors parts;
     for (const at::Tensor& input : inputs) parts.push_back(unchanged_input(input, reduce));
     return self.reduce_scatter(output, parts, {.op = reduce_op(reduce)},
@@ -70,11 +70,10 @@ py::object reduce_scatter_into(ProcessGroup& self, const at::Tensor& output,
                                const at::Tensor& input, py::handle op, bool async,
                                Timeout timeout) {
   const c10d::ReduceOp reduce = cast_reduce_op(op);
-  return issue(
-      self, {c10d::OpType::_REDUCE_SCATTER_BASE, "libddp:reduce_scatter"}, {output}, async, [&] {
-        return self.reduce_scatter_into(output, unchanged_input(input, reduce),
-                                        {.op = reduce_op(reduce)}, options_of(async, timeout));
-      });
+  return issue(self, c10d::OpType::_REDUCE_SCATTER_BASE, {output}, async, [&] {
+    return self.reduce_scatter_into(output, unchanged_input(input, reduce),
+                                    {.op = reduce_op(reduce)}, options_of(async, timeout));
+  });
 }
 
 void sparse(ProcessGroup& self, const at::Tensor& tensor) { sparse_all_reduce(self, {tensor}, {}); }

@@ -10,6 +10,33 @@
 namespace libddp {
 namespace {
 
+bool reduces(OpKind kind) {
+  return kind == OpKind::AllReduce || kind == OpKind::ReduceScatter || kind == OpKind::Reduce;
+}
+
+// One round of a multiplicative hash: every input bit reaches the upper half, the shift brings it
+// back down.
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+  hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
+  return hash ^ (hash >> 29);
+}
+
+std::string shape_text(const OpDescription& description) {
+  if (description.num_dims == 0 && description.count != 1) {
+    return fmt::format("[{}]", description.count);
+  }
+  std::string text = "[";
+  const int kept = std::min<int>(description.num_dims, OpDescription::kMaxDims);
+  for (int i = 0; i < kept; ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(description.shape[i]);
+  }
+  if (description.num_dims > kept) text += ", ...";
+  return text + "]";
+}
+
+}  // namespace
+
 std::string_view name(OpKind kind) {
   switch (kind) {
     case OpKind::AllReduce:
@@ -37,33 +64,6 @@ std::string_view name(OpKind kind) {
   }
   return "unknown";
 }
-
-bool reduces(OpKind kind) {
-  return kind == OpKind::AllReduce || kind == OpKind::ReduceScatter || kind == OpKind::Reduce;
-}
-
-// One round of a multiplicative hash: every input bit reaches the upper half, the shift brings it
-// back down.
-std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
-  hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
-  return hash ^ (hash >> 29);
-}
-
-std::string shape_text(const OpDescription& description) {
-  if (description.num_dims == 0 && description.count != 1) {
-    return fmt::format("[{}]", description.count);
-  }
-  std::string text = "[";
-  const int kept = std::min<int>(description.num_dims, OpDescription::kMaxDims);
-  for (int i = 0; i < kept; ++i) {
-    if (i > 0) text += ", ";
-    text += std::to_string(description.shape[i]);
-  }
-  if (description.num_dims > kept) text += ", ...";
-  return text + "]";
-}
-
-}  // namespace
 
 std::uint64_t OpDescription::fingerprint(std::uint64_t sequence) const {
   const std::uint64_t packed = static_cast<std::uint64_t>(kind) |

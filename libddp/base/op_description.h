@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "libddp/base/deadline.h"
 #include "libddp/base/dtype.h"
@@ -25,6 +26,9 @@ enum class OpKind : std::uint8_t {
   Send,
   Recv,
 };
+
+/// `all_reduce`.
+std::string_view name(OpKind kind);
 
 /// Everything that must be equal on all ranks of one collective. Plain data: it is copied into
 /// the shared page, and its fingerprint into the flag that is written anyway.

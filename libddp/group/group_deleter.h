@@ -18,4 +18,7 @@ using GroupDeleter = void (*)(ProcessGroup*);
 /// the one before.
 GroupDeleter set_group_deleter(GroupDeleter deleter);
 
+/// What the groups' pointers call.
+void delete_as_installed(ProcessGroup* group) noexcept;
+
 }  // namespace libddp

@@ -53,16 +53,4 @@ at::Tensor ProcessGroup::State::flat_like(const at::Tensor& wire, std::int64_t n
   return backend->allocate({numel}, wire.scalar_type());
 }
 
-void copy_back_after(BackendCall& call, const std::vector<Operand>& operands) {
-  std::vector<Operand> copies;
-  for (const Operand& operand : operands) {
-    if (operand.is_copy) copies.push_back(operand);
-  }
-  if (copies.empty()) return;
-  call.on_success = [before = std::move(call.on_success), copies = std::move(copies)] {
-    if (before) before();
-    for (const Operand& operand : copies) copy_back(operand);
-  };
-}
-
 }  // namespace libddp

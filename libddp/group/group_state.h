@@ -1,17 +1,20 @@
 #pragma once
 
-// What a ProcessGroup holds, and the steps that its operations share. For process_group*.cpp only.
+// What a ProcessGroup holds, and the steps that its operations share. For process_group.cpp only.
 // Thread rule: as ProcessGroup.
 //
 //   State& state = *state_;
 //   const CallSite site = state.enter("all_reduce");
 //   BackendCall call = state.call(site, OpKind::AllReduce, operand, options);
+//   return state.issue(std::move(call), tensor, &Backend::all_reduce, operand.wire, 1.0);
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -20,6 +23,7 @@
 #include "libddp/base/process.h"
 #include "libddp/group/operand.h"
 #include "libddp/group/process_group.h"
+#include "libddp/group/profiler_event.h"
 #include "libddp/group/validation.h"
 
 namespace libddp {
@@ -58,11 +62,18 @@ struct ProcessGroup::State {
   BackendCall call(const CallSite& site, OpKind kind, Dtype dtype, std::int64_t count,
                    const CallOptions& options) const;
 
+  /// Every operation passes here on its way to the backend: `launch`, a method of Backend or a
+  /// function that gets one, with the call and `args`. `inputs`: whose shapes a profiler shows.
+  template <typename Launch, typename... Args>
+  WorkPtr issue(BackendCall&& call, at::ArrayRef<at::Tensor> inputs, Launch&& launch,
+                Args&&... args) const {
+    ProfilerEvent event(call.description, inputs);
+    return event.end_with(
+        std::invoke(launch, *backend, std::move(call), std::forward<Args>(args)...));
+  }
+
   /// Flat tensor in the arena for `numel` elements as they travel.
   at::Tensor flat_like(const at::Tensor& wire, std::int64_t numel) const;
 };
-
-/// Lets the call end with copies into the tensors that were not contiguous.
-void copy_back_after(BackendCall& call, const std::vector<Operand>& operands);
 
 }  // namespace libddp

@@ -9,8 +9,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cctype>
+#include <utility>
 
+#include "libddp/group/validation.h"
 #include "libddp/kernels/copy_bytes.h"
 
 namespace libddp {
@@ -99,6 +102,18 @@ std::optional<Dtype> wire_dtype(at::ScalarType type) {
   }
 }
 
+void copy_back_after(BackendCall& call, const std::vector<Operand>& operands) {
+  std::vector<Operand> copies;
+  for (const Operand& operand : operands) {
+    if (operand.is_copy) copies.push_back(operand);
+  }
+  if (copies.empty()) return;
+  call.on_success = [before = std::move(call.on_success), copies = std::move(copies)] {
+    if (before) before();
+    for (const Operand& operand : copies) copy_back(operand);
+  };
+}
+
 std::string describe(const char* argument, const at::Tensor& tensor) {
   return fmt::format("{} {} [{}]", argument, type_text(tensor), fmt::join(tensor.sizes(), ", "));
 }
@@ -125,6 +140,36 @@ Operand make_operand(const CallSite& site, const char* argument, const at::Tenso
   }
   if (tensor.is_complex()) operand.wire = at::view_as_real(operand.wire);
   return operand;
+}
+
+std::vector<Operand> make_operands(const CallSite& site, const char* argument,
+                                   const std::vector<at::Tensor>& tensors, Access access) {
+  std::vector<Operand> operands;
+  operands.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    operands.push_back(make_operand(site, argument, tensor, access));
+    check_same_dtype(site, argument, tensor, argument, tensors.front());
+  }
+  return operands;
+}
+
+std::vector<at::Tensor> wires(const std::vector<Operand>& operands) {
+  std::vector<at::Tensor> result;
+  result.reserve(operands.size());
+  for (const Operand& operand : operands) result.push_back(operand.wire);
+  return result;
+}
+
+std::int64_t total_numel(const std::vector<Operand>& operands) {
+  std::int64_t numel = 0;
+  for (const Operand& operand : operands) numel += operand.wire.numel();
+  return numel;
+}
+
+bool have_one_size(const std::vector<at::Tensor>& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.numel() == tensors.front().numel();
+  });
 }
 
 void copy_back(const Operand& operand) {

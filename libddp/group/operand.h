@@ -19,6 +19,7 @@
 
 #include "libddp/base/dtype.h"
 #include "libddp/base/group_identity.h"
+#include "libddp/group/backend.h"
 
 namespace libddp {
 
@@ -38,8 +39,19 @@ std::optional<Dtype> wire_dtype(at::ScalarType type);
 Operand make_operand(const CallSite& site, const char* argument, const at::Tensor& tensor,
                      Access access);
 
+/// Those of a list, of one dtype; their tensors as they travel, and how many elements these have.
+std::vector<Operand> make_operands(const CallSite& site, const char* argument,
+                                   const std::vector<at::Tensor>& tensors, Access access);
+std::vector<at::Tensor> wires(const std::vector<Operand>& operands);
+std::int64_t total_numel(const std::vector<Operand>& operands);
+
+/// Whether all of them have equally many elements.
+bool have_one_size(const std::vector<at::Tensor>& tensors);
+
 /// Brings the result into a tensor that was not contiguous.
 void copy_back(const Operand& operand);
+/// Lets a call end with that.
+void copy_back_after(BackendCall& call, const std::vector<Operand>& operands);
 
 /// `output float32 [2, 3]`, for messages.
 std::string describe(const char* argument, const at::Tensor& tensor);

@@ -5,66 +5,22 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
-#include <numeric>
-#include <set>
 #include <utility>
 
 #include "libddp/base/log.h"
 #include "libddp/group/backend_registry.h"
+#include "libddp/group/block_exchange.h"
 #include "libddp/group/group_deleter.h"
+#include "libddp/group/group_options.h"
 #include "libddp/group/group_state.h"
+#include "libddp/group/own_exchange.h"
 #include "libddp/watchdog/flight_log_json.h"
 
 namespace libddp {
 namespace {
 
-std::atomic<GroupDeleter> installed_deleter{nullptr};
-
-void delete_group(ProcessGroup* group) noexcept {
-  const GroupDeleter deleter = installed_deleter.load();
-  if (deleter == nullptr) {
-    delete group;
-  } else {
-    deleter(group);
-  }
-}
-
-void check_options(const CallSite& site, const ProcessGroup::Options& options) {
-  if (options.world_size < 1) {
-    site.refuse(fmt::format("world_size={} is not positive", options.world_size),
-                "pass the number of ranks, 1 or more");
-  }
-  check_rank(site, "rank", options.rank);
-  if (options.name.empty()) site.refuse("name is empty", "give the group a name");
-  if (options.timeout.count() <= 0) {
-    site.refuse(fmt::format("timeout of {} ms", options.timeout.count()),
-                "pass a time greater than zero");
-  }
-  const std::set<int> distinct(options.global_ranks.begin(), options.global_ranks.end());
-  const auto world_size = static_cast<std::size_t>(options.world_size);
-  if (!options.global_ranks.empty() &&
-      (options.global_ranks.size() != world_size || distinct.size() != world_size)) {
-    site.refuse(fmt::format("global_ranks [{}] are not {} different ranks",
-                            fmt::join(options.global_ranks, ", "), world_size),
-                "pass one global rank per member, or none");
-  }
-}
-
-void check_sizes(const CallSite& site, at::IntArrayRef sizes) {
-  const bool is_valid =
-      std::all_of(sizes.begin(), sizes.end(), [](auto size) { return size >= 0; });
-  if (is_valid) return;
-  site.refuse(fmt::format("size [{}] has a negative number", fmt::join(sizes, ", ")),
-              "sizes are 0 and up");
-}
-
-std::vector<int> all_ranks(int world_size) {
-  std::vector<int> ranks(static_cast<std::size_t>(world_size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
+using Direction = Exchange::Direction;
 
 }  // namespace
 
@@ -97,7 +53,7 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
        {"rank", options.rank},
        {"world_size", options.world_size},
        {"backend", state->backend->name()}});
-  return Group(new ProcessGroup(std::move(state)), &delete_group);
+  return Group(new ProcessGroup(std::move(state)), &delete_as_installed);
 }
 
 Group ProcessGroup::over(std::unique_ptr<Backend> backend, Options options) {
@@ -108,10 +64,8 @@ Group ProcessGroup::over(std::unique_ptr<Backend> backend, Options options) {
   state->global_ranks = std::move(options.global_ranks);
   if (state->global_ranks.empty()) state->global_ranks = all_ranks(options.world_size);
   state->backend = std::move(backend);
-  return Group(new ProcessGroup(std::move(state)), &delete_group);
+  return Group(new ProcessGroup(std::move(state)), &delete_as_installed);
 }
-
-GroupDeleter set_group_deleter(GroupDeleter deleter) { return installed_deleter.exchange(deleter); }
 
 ProcessGroup::~ProcessGroup() {
   if (state_->made.is_current()) return;
@@ -141,6 +95,400 @@ void ProcessGroup::set_timeout(std::chrono::milliseconds timeout) {
 
 std::uint64_t ProcessGroup::sequence_number() const { return state_->backend->sequence_number(); }
 
+WorkPtr ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOptions reduce,
+                                 CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("all_reduce");
+  const Operand operand = make_operand(site, "tensor", tensor, Access::ReadWrite);
+  check_reduction(site, tensor, reduce.op, reduce.scale);
+  BackendCall call = state.call(site, OpKind::AllReduce, operand, options);
+  call.description.reduce_op = reduce.op;
+  call.results.push_back(tensor);
+  if (operand.is_copy) copy_back_after(call, {operand});
+  return state.issue(std::move(call), tensor, &Backend::all_reduce, operand.wire, reduce.scale);
+}
+
+WorkPtr ProcessGroup::all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
+                                           ReduceOptions reduce, CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("all_reduce_coalesced");
+  if (tensors.empty()) site.refuse("tensors is empty", "pass one tensor or more");
+  if (tensors.size() == 1) return all_reduce(tensors.front(), reduce, options);
+  const std::vector<Operand> operands = make_operands(site, "tensors", tensors, Access::ReadWrite);
+  check_reduction(site, tensors.front(), reduce.op, reduce.scale);
+  const std::vector<at::Tensor> parts = wires(operands);
+  const std::int64_t numel = total_numel(operands);
+  BackendCall call = state.call(site, OpKind::AllReduce, operands.front().dtype, numel, options);
+  call.description.reduce_op = reduce.op;
+  call.results = tensors;
+  at::Tensor flat = adjacent_view(parts);
+  if (!flat.defined()) {
+    flat = state.flat_like(parts.front(), numel);
+    pack(parts, flat);
+    call.on_success = [flat, parts] { unpack(flat, parts); };
+  }
+  copy_back_after(call, operands);
+  return state.issue(std::move(call), tensors, &Backend::all_reduce, flat, reduce.scale);
+}
+
+WorkPtr ProcessGroup::broadcast(const at::Tensor& tensor, int root, CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("broadcast");
+  check_rank(site, "root", root);
+  const bool is_root = root == state.identity.rank;
+  const Operand operand =
+      make_operand(site, "tensor", tensor, is_root ? Access::Read : Access::Write);
+  BackendCall call = state.call(site, OpKind::Broadcast, operand, options);
+  call.description.root = root;
+  call.results.push_back(tensor);
+  if (operand.is_copy && !is_root) copy_back_after(call, {operand});
+  return state.issue(std::move(call), tensor, &Backend::broadcast, operand.wire, root);
+}
+
+WorkPtr ProcessGroup::all_gather_into(const at::Tensor& output, const at::Tensor& input,
+                                      CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("all_gather_into");
+  const Operand source = make_operand(site, "input", input, Access::Read);
+  const Operand target = make_operand(site, "output", output, Access::Write);
+  check_blocks(site, "output", output, "input", input);
+  check_overlap(site, "output", target.wire, "input", source.wire);
+  BackendCall call = state.call(site, OpKind::AllGather, source, options);
+  call.description.count = static_cast<std::uint64_t>(target.wire.numel());
+  call.results.push_back(output);
+  if (target.is_copy) copy_back_after(call, {target});
+  return state.issue(std::move(call), input, &Backend::all_gather, target.wire, source.wire);
+}
+
+WorkPtr ProcessGroup::reduce_scatter_into(const at::Tensor& output, const at::Tensor& input,
+                                          ReduceOptions reduce, CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("reduce_scatter_into");
+  const Operand source = make_operand(site, "input", input, Access::Read);
+  const Operand target = make_operand(site, "output", output, Access::Write);
+  check_blocks(site, "input", input, "output", output);
+  check_overlap(site, "input", source.wire, "output", target.wire);
+  check_reduction(site, output, reduce.op, reduce.scale);
+  BackendCall call = state.call(site, OpKind::ReduceScatter, target, options);
+  call.description.count = static_cast<std::uint64_t>(source.wire.numel());
+  call.description.reduce_op = reduce.op;
+  call.results.push_back(output);
+  if (target.is_copy) copy_back_after(call, {target});
+  return state.issue(std::move(call), input, &Backend::reduce_scatter, target.wire, source.wire,
+                     reduce.scale);
+}
+
+WorkPtr ProcessGroup::reduce_scatter(const at::Tensor& output,
+                                     const std::vector<at::Tensor>& inputs, ReduceOptions reduce,
+                                     CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("reduce_scatter");
+  check_list(site, "inputs", inputs);
+  const std::vector<Operand> sources = make_operands(site, "inputs", inputs, Access::Read);
+  const Operand target = make_operand(site, "output", output, Access::Write);
+  const auto own = static_cast<std::size_t>(state.identity.rank);
+  check_same_dtype(site, "output", output, "inputs", inputs.front());
+  check_same_numel(site, "output", output, "inputs[rank]", inputs[own]);
+  check_reduction(site, output, reduce.op, reduce.scale);
+
+  const std::vector<at::Tensor> parts = wires(sources);
+  const std::int64_t numel = total_numel(sources);
+  const at::Tensor flat = state.flat_like(target.wire, numel);
+  pack(parts, flat);
+  BackendCall call = state.call(site, OpKind::ReduceScatter, target.dtype, numel, options);
+  call.description.reduce_op = reduce.op;
+  call.results.push_back(output);
+  const bool is_even = std::all_of(parts.begin(), parts.end(), [&](const at::Tensor& part) {
+    return part.numel() == parts.front().numel();
+  });
+  if (is_even) {
+    if (target.is_copy) copy_back_after(call, {target});
+    return state.issue(std::move(call), inputs, &Backend::reduce_scatter, target.wire, flat,
+                       reduce.scale);
+  }
+  // Uneven blocks: reduce everything and keep the own block.
+  std::int64_t begin = 0;
+  for (std::size_t rank = 0; rank < own; ++rank) begin += parts[rank].numel();
+  call.on_success = [flat, begin, wire = target.wire] {
+    unpack(flat.narrow(0, begin, wire.numel()), {wire});
+  };
+  copy_back_after(call, {target});
+  return state.issue(std::move(call), inputs, &Backend::all_reduce, flat, reduce.scale);
+}
+
+WorkPtr ProcessGroup::reduce(const at::Tensor& tensor, int root, ReduceOptions reduce,
+                             CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("reduce");
+  check_rank(site, "root", root);
+  const bool is_root = root == state.identity.rank;
+  const Operand operand =
+      make_operand(site, "tensor", tensor, is_root ? Access::ReadWrite : Access::Read);
+  check_reduction(site, tensor, reduce.op, reduce.scale);
+  BackendCall call = state.call(site, OpKind::Reduce, operand, options);
+  call.description.reduce_op = reduce.op;
+  call.description.root = root;
+  call.results.push_back(tensor);
+  if (is_root) {
+    if (operand.is_copy) copy_back_after(call, {operand});
+    return state.issue(std::move(call), tensor, &Backend::all_reduce, operand.wire, reduce.scale);
+  }
+  // The other ranks keep their tensors as they are.
+  const at::Tensor scratch = state.flat_like(operand.wire, operand.wire.numel());
+  pack({operand.wire}, scratch);
+  return state.issue(std::move(call), tensor, &Backend::all_reduce, scratch, reduce.scale);
+}
+
+WorkPtr ProcessGroup::all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                                 CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("all_gather");
+  check_list(site, "outputs", outputs);
+  const Operand source = make_operand(site, "input", input, Access::Read);
+  std::vector<Operand> targets;
+  std::vector<at::Tensor> wires;
+  std::int64_t numel = 0;
+  for (const at::Tensor& output : outputs) {
+    targets.push_back(make_operand(site, "outputs", output, Access::Write));
+    check_same_dtype(site, "outputs", output, "input", input);
+    wires.push_back(targets.back().wire);
+    numel += wires.back().numel();
+  }
+  const auto own = static_cast<std::size_t>(state.identity.rank);
+  check_same_numel(site, "outputs[rank]", outputs[own], "input", input);
+  BackendCall call = state.call(site, OpKind::AllGather, source.dtype, numel, options);
+  call.results = outputs;
+
+  if (!have_one_size(wires)) {
+    BlockExchange blocks(state.identity);
+    for (int rank = 0; rank < state.identity.world_size; ++rank) {
+      blocks.send(rank, source.wire);
+      blocks.receive(rank, targets[static_cast<std::size_t>(rank)]);
+    }
+    return state.issue(std::move(call), input, [&](Backend& to, BackendCall&& made) {
+      return blocks.launch(to, std::move(made));
+    });
+  }
+  at::Tensor flat = adjacent_view(wires);
+  if (flat.defined()) {
+    check_overlap(site, "outputs", flat, "input", source.wire);
+  } else {
+    flat = state.flat_like(source.wire, numel);
+    call.on_success = [flat, wires] { unpack(flat, wires); };
+  }
+  copy_back_after(call, targets);
+  return state.issue(std::move(call), input, &Backend::all_gather, flat, source.wire);
+}
+
+WorkPtr ProcessGroup::gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                             int root, CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("gather");
+  check_rank(site, "root", root);
+  const Operand source = make_operand(site, "input", input, Access::Read);
+  BackendCall call = state.call(site, OpKind::Gather, source, options);
+  call.description.root = root;
+  call.results = outputs;
+  BlockExchange blocks(state.identity);
+  blocks.send(root, source.wire);
+  if (root == state.identity.rank) {
+    check_list(site, "outputs", outputs);
+    check_like(site, "outputs", outputs, "input", input);
+    for (int rank = 0; rank < state.identity.world_size; ++rank) {
+      const at::Tensor& output = outputs[static_cast<std::size_t>(rank)];
+      blocks.receive(rank, make_operand(site, "outputs", output, Access::Write));
+    }
+  } else {
+    check_empty_list(site, "outputs", outputs, root);
+  }
+  return state.issue(std::move(call), input, [&](Backend& to, BackendCall&& made) {
+    return blocks.launch(to, std::move(made));
+  });
+}
+
+WorkPtr ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                              int root, CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("scatter");
+  check_rank(site, "root", root);
+  const Operand target = make_operand(site, "output", output, Access::Write);
+  BackendCall call = state.call(site, OpKind::Scatter, target, options);
+  call.description.root = root;
+  call.results.push_back(output);
+  BlockExchange blocks(state.identity);
+  blocks.receive(root, target);
+  if (root == state.identity.rank) {
+    check_list(site, "inputs", inputs);
+    check_like(site, "inputs", inputs, "output", output);
+    for (int rank = 0; rank < state.identity.world_size; ++rank) {
+      const at::Tensor& input = inputs[static_cast<std::size_t>(rank)];
+      blocks.send(rank, make_operand(site, "inputs", input, Access::Read).wire);
+    }
+  } else {
+    check_empty_list(site, "inputs", inputs, root);
+  }
+  return state.issue(std::move(call), inputs, [&](Backend& to, BackendCall&& made) {
+    return blocks.launch(to, std::move(made));
+  });
+}
+
+WorkPtr ProcessGroup::all_to_all(const std::vector<at::Tensor>& outputs,
+                                 const std::vector<at::Tensor>& inputs, CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("all_to_all");
+  check_list(site, "outputs", outputs);
+  check_list(site, "inputs", inputs);
+  BlockExchange blocks(state.identity);
+  Dtype dtype = Dtype::UInt8;
+  for (int rank = 0; rank < state.identity.world_size; ++rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    const Operand source = make_operand(site, "inputs", inputs[index], Access::Read);
+    const Operand target = make_operand(site, "outputs", outputs[index], Access::Write);
+    check_same_dtype(site, "inputs", inputs[index], "inputs[0]", inputs.front());
+    check_same_dtype(site, "outputs", outputs[index], "inputs[0]", inputs.front());
+    if (rank == state.identity.rank) {
+      check_same_numel(site, "outputs[rank]", outputs[index], "inputs[rank]", inputs[index]);
+    }
+    dtype = source.dtype;
+    blocks.send(rank, source.wire);
+    blocks.receive(rank, target);
+  }
+  // Sizes differ from pair to pair: only the kind and the dtype are common.
+  BackendCall call = state.call(site, OpKind::AllToAll, dtype, 0, options);
+  call.description.num_dims = 0;
+  call.results = outputs;
+  return state.issue(std::move(call), inputs, [&](Backend& to, BackendCall&& made) {
+    return blocks.launch(to, std::move(made));
+  });
+}
+
+WorkPtr ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                                        const std::vector<std::int64_t>& output_splits,
+                                        const std::vector<std::int64_t>& input_splits,
+                                        CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("all_to_all_single");
+  const Operand source = make_operand(site, "input", input, Access::Read);
+  const Operand target = make_operand(site, "output", output, Access::Write);
+  check_same_dtype(site, "output", output, "input", input);
+  const auto receives = check_splits(site, "output", output, output_splits);
+  const auto sends = check_splits(site, "input", input, input_splits);
+  const auto row_numel = [](const at::Tensor& tensor) {
+    return tensor.dim() == 0 || tensor.size(0) == 0 ? 1 : tensor.numel() / tensor.size(0);
+  };
+  const std::int64_t input_row = row_numel(source.wire);
+  const std::int64_t output_row = row_numel(target.wire);
+  const auto own = static_cast<std::size_t>(state.identity.rank);
+  const at::Tensor flat_input = source.wire.view({-1});
+  const at::Tensor flat_output = target.wire.view({-1});
+  if (sends[own] * input_row != receives[own] * output_row) {
+    site.refuse("this rank's own block differs in size between " + describe("input", input) +
+                    " and " + describe("output", output),
+                "output_splits[rank] must equal input_splits[rank], and the rows be alike");
+  }
+  BlockExchange blocks(state.identity);
+  std::int64_t input_begin = 0;
+  std::int64_t output_begin = 0;
+  for (int rank = 0; rank < state.identity.world_size; ++rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    const std::int64_t input_numel = sends[index] * input_row;
+    const std::int64_t output_numel = receives[index] * output_row;
+    blocks.send(rank, flat_input.narrow(0, input_begin, input_numel));
+    Operand block;
+    block.wire = flat_output.narrow(0, output_begin, output_numel);
+    blocks.receive(rank, block);
+    input_begin += input_numel;
+    output_begin += output_numel;
+  }
+  if (target.is_copy) blocks.also_copy_back(target);
+  const bool is_even = output_splits.empty() && input_splits.empty();
+  // Sizes given by the caller may differ from pair to pair: then only the dtype is common.
+  BackendCall call =
+      state.call(site, OpKind::AllToAll, source.dtype, is_even ? flat_input.numel() : 0, options);
+  if (!is_even) call.description.num_dims = 0;
+  call.results.push_back(output);
+  return state.issue(std::move(call), input, [&](Backend& to, BackendCall&& made) {
+    return is_even ? blocks.launch_even(to, std::move(made), flat_output, flat_input)
+                   : blocks.launch(to, std::move(made));
+  });
+}
+
+WorkPtr ProcessGroup::send(const at::Tensor& tensor, int target, int tag, CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("send");
+  check_peer(site, "target", target);
+  check_tag(site, tag);
+  const Operand operand = make_operand(site, "tensor", tensor, Access::Read);
+  BackendCall call = state.call(site, OpKind::Send, operand, options);
+  call.description.root = target;
+  call.results.push_back(tensor);
+  return state.issue(std::move(call), tensor, &Backend::exchange,
+                     std::vector<Exchange>{{Direction::Send, operand.wire, target, tag}});
+}
+
+WorkPtr ProcessGroup::recv(const at::Tensor& tensor, std::optional<int> source, int tag,
+                           CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("recv");
+  if (source) {
+    check_peer(site, "source", *source);
+  } else if (state.identity.world_size == 1) {
+    site.refuse("there is no other rank to receive from", "start more ranks");
+  }
+  check_tag(site, tag);
+  const Operand operand = make_operand(site, "tensor", tensor, Access::Write);
+  BackendCall call = state.call(site, OpKind::Recv, operand, options);
+  call.description.root = source.value_or(-1);
+  call.results.push_back(tensor);
+  if (operand.is_copy) copy_back_after(call, {operand});
+  return state.issue(
+      std::move(call), tensor, &Backend::exchange,
+      std::vector<Exchange>{{Direction::Recv, operand.wire, source.value_or(-1), tag}});
+}
+
+WorkPtr ProcessGroup::exchange(std::vector<Exchange> parts, CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("exchange");
+  if (parts.empty()) site.refuse("parts is empty", "pass one send or receive or more");
+  std::vector<Operand> targets;
+  std::vector<at::Tensor> results;
+  Dtype dtype = Dtype::UInt8;
+  std::int64_t numel = 0;
+  bool is_any_send = false;
+  for (Exchange& part : parts) {
+    const bool is_send = part.direction == Direction::Send;
+    if (is_send || part.peer != -1) check_rank(site, "peer", part.peer);
+    check_tag(site, part.tag);
+    Operand operand =
+        make_operand(site, "tensor", part.tensor, is_send ? Access::Read : Access::Write);
+    results.push_back(part.tensor);
+    part.tensor = operand.wire;
+    dtype = operand.dtype;
+    numel += operand.wire.numel();
+    is_any_send = is_any_send || is_send;
+    if (!is_send) targets.push_back(std::move(operand));
+  }
+  auto copies = take_own_parts(site, parts);
+  BackendCall call =
+      state.call(site, is_any_send ? OpKind::Send : OpKind::Recv, dtype, numel, options);
+  call.results = std::move(results);
+  if (!copies.empty()) {
+    call.on_success = [copies = std::move(copies)] {
+      for (const auto& [from, to] : copies) unpack(from, {to});
+    };
+  }
+  copy_back_after(call, targets);
+  return state.issue(std::move(call), call.results, &Backend::exchange, std::move(parts));
+}
+
+WorkPtr ProcessGroup::barrier(CallOptions options) {
+  const State& state = *state_;
+  const CallSite site = state.enter("barrier");
+  BackendCall call = state.call(site, OpKind::Barrier, Dtype::UInt8, 0, options);
+  call.description.num_dims = 0;
+  return state.issue(std::move(call), {}, &Backend::barrier);
+}
+
 at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
   check_sizes(state_->enter("allocate"), sizes);
   return state_->backend->allocate(sizes, dtype);
@@ -163,12 +511,7 @@ bool ProcessGroup::is_in_arena(const at::Tensor& tensor) const {
 
 Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name) {
   const CallSite site = state_->enter("split");
-  if (ranks.empty()) site.refuse("ranks is empty", "pass the ranks of the new group");
-  for (const int rank : ranks) check_rank(site, "ranks", rank);
-  if (std::set<int>(ranks.begin(), ranks.end()).size() != ranks.size()) {
-    site.refuse(fmt::format("ranks [{}] holds a rank twice", fmt::join(ranks, ", ")),
-                "pass each rank once");
-  }
+  check_part(site, ranks);
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   if (own == ranks.end()) return nullptr;
   Options options;

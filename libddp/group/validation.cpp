@@ -72,6 +72,22 @@ void check_same_numel(const CallSite& site, const char* argument, const at::Tens
               "they must hold the same number of elements");
 }
 
+void check_like(const CallSite& site, const char* list, const std::vector<at::Tensor>& tensors,
+                const char* argument, const at::Tensor& tensor) {
+  for (const at::Tensor& entry : tensors) {
+    check_same_dtype(site, list, entry, argument, tensor);
+    check_same_numel(site, list, entry, argument, tensor);
+  }
+}
+
+void check_sizes(const CallSite& site, at::IntArrayRef sizes) {
+  const bool is_valid =
+      std::all_of(sizes.begin(), sizes.end(), [](auto size) { return size >= 0; });
+  if (is_valid) return;
+  site.refuse(fmt::format("size [{}] has a negative number", fmt::join(sizes, ", ")),
+              "sizes are 0 and up");
+}
+
 void check_blocks(const CallSite& site, const char* whole_argument, const at::Tensor& whole,
                   const char* part_argument, const at::Tensor& part) {
   check_same_dtype(site, whole_argument, whole, part_argument, part);

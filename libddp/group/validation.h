@@ -33,6 +33,11 @@ void check_same_dtype(const CallSite& site, const char* argument, const at::Tens
 /// Both tensors have one number of elements.
 void check_same_numel(const CallSite& site, const char* argument, const at::Tensor& tensor,
                       const char* other_argument, const at::Tensor& other);
+/// Each tensor of a list has the dtype and the number of elements of another one.
+void check_like(const CallSite& site, const char* list, const std::vector<at::Tensor>& tensors,
+                const char* argument, const at::Tensor& tensor);
+/// No size of a tensor to be made is negative.
+void check_sizes(const CallSite& site, at::IntArrayRef sizes);
 /// `whole` holds world_size blocks of the size of `part`.
 void check_blocks(const CallSite& site, const char* whole_argument, const at::Tensor& whole,
                   const char* part_argument, const at::Tensor& part);

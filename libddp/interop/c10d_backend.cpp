@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include "libddp/group/profiler_event.h"
 #include "libddp/group/sparse_all_reduce.h"
 #include "libddp/interop/c10d_run.h"
 #include "libddp/interop/callback_thread.h"
@@ -82,7 +83,7 @@ void C10dBackend::shutdown() {
 }
 
 C10dBackend::WorkHandle C10dBackend::barrier(const c10d::BarrierOptions& opts) {
-  return run({c10d::OpType::BARRIER, "libddp:barrier", {}}, {},
+  return run(c10d::OpType::BARRIER, {},
              [&] { return group_->barrier(call_options(opts.timeout, opts.asyncOp)); });
 }
 
@@ -118,7 +119,7 @@ C10dBackend::WorkHandle C10dBackend::allreduce(Tensors& tensors,
                                                const c10d::AllreduceOptions& opts) {
   const bool is_sparse = !tensors.empty() && tensors[0].layout() == at::kSparse;
   if (is_sparse) return allreduce_sparse(tensors, opts);
-  return run({c10d::OpType::ALLREDUCE, "libddp:all_reduce", tensors}, {tensors}, [&]() -> WorkPtr {
+  return run(c10d::OpType::ALLREDUCE, {tensors}, [&]() -> WorkPtr {
     C10dChecks checks(*group_, "all_reduce");
     checks.alike(tensors);
     checks.layout(tensors);
@@ -133,7 +134,7 @@ C10dBackend::WorkHandle C10dBackend::allreduce(Tensors& tensors,
 
 C10dBackend::WorkHandle C10dBackend::allreduce_sparse(Tensors& tensors,
                                                       const c10d::AllreduceOptions& opts) {
-  return run({c10d::OpType::_ALLREDUCE_SPARSE, "libddp:all_reduce", {}}, {tensors}, [&] {
+  return run(c10d::OpType::_ALLREDUCE_SPARSE, {tensors}, [&] {
     C10dChecks checks(*group_, "all_reduce");
     checks.alike(tensors);
     checks.layout(tensors, /*allow_sparse=*/true);
@@ -150,7 +151,7 @@ C10dBackend::WorkHandle C10dBackend::allreduce_sparse(Tensors& tensors,
 
 C10dBackend::WorkHandle C10dBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  return run({c10d::OpType::ALLREDUCE_COALESCED, "libddp:all_reduce", tensors}, {tensors}, [&] {
+  return run(c10d::OpType::ALLREDUCE_COALESCED, {tensors}, [&] {
     C10dChecks checks(*group_, "all_reduce_coalesced");
     checks.one_type(tensors);
     checks.layout(tensors);
@@ -163,7 +164,7 @@ C10dBackend::WorkHandle C10dBackend::allreduce_coalesced(
 }
 
 C10dBackend::WorkHandle C10dBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  return run({c10d::OpType::REDUCE, "libddp:reduce", tensors}, {tensors}, [&] {
+  return run(c10d::OpType::REDUCE, {tensors}, [&] {
     C10dChecks checks(*group_, "reduce");
     checks.root(opts.rootRank);
     checks.root_tensor(opts.rootTensor, tensors);
@@ -182,7 +183,7 @@ C10dBackend::WorkHandle C10dBackend::reduce(Tensors& tensors, const c10d::Reduce
 
 C10dBackend::WorkHandle C10dBackend::broadcast(Tensors& tensors,
                                                const c10d::BroadcastOptions& opts) {
-  return run({c10d::OpType::BROADCAST, "libddp:broadcast", tensors}, {tensors}, [&]() -> WorkPtr {
+  return run(c10d::OpType::BROADCAST, {tensors}, [&]() -> WorkPtr {
     C10dChecks checks(*group_, "broadcast");
     checks.root(opts.rootRank);
     checks.root_tensor(opts.rootTensor, tensors);
@@ -229,7 +230,7 @@ Tensors every(const Tensors& list, std::size_t offset, std::size_t stride) {
 
 C10dBackend::WorkHandle C10dBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                                const c10d::AllgatherOptions& opts) {
-  return run({c10d::OpType::ALLGATHER, "libddp:all_gather", inputs}, outputs, [&]() -> WorkPtr {
+  return run(c10d::OpType::ALLGATHER, outputs, [&]() -> WorkPtr {
     C10dChecks checks(*group_, "all_gather");
     checks.gathered(outputs, inputs);
     checks.layout(inputs);
@@ -237,6 +238,7 @@ C10dBackend::WorkHandle C10dBackend::allgather(TensorLists& outputs, Tensors& in
       return group_->all_gather(outputs_like(outputs[0], inputs[0]), movable(inputs[0]),
                                 call_options(opts.timeout, opts.asyncOp));
     }
+    ProfilerEvent event({.kind = OpKind::AllGather}, inputs);
     std::vector<WorkPtr> works;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const Tensors parts = outputs_like(every(outputs[0], i, inputs.size()), inputs[i]);
@@ -251,13 +253,13 @@ C10dBackend::WorkHandle C10dBackend::allgather(TensorLists& outputs, Tensors& in
         }
       }
     });
-    return settle(std::move(work), opts.asyncOp);
+    return event.end_with(settle(std::move(work), opts.asyncOp));
   });
 }
 
 C10dBackend::WorkHandle C10dBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                      const c10d::AllgatherOptions& opts) {
-  return run({c10d::OpType::_ALLGATHER_BASE, "libddp:all_gather", {input}}, {{output}}, [&] {
+  return run(c10d::OpType::_ALLGATHER_BASE, {{output}}, [&] {
     C10dChecks checks(*group_, "all_gather_into_tensor");
     checks.layout({output, input});
     return group_->all_gather_into(movable(output), movable(input),
@@ -267,10 +269,11 @@ C10dBackend::WorkHandle C10dBackend::_allgather_base(at::Tensor& output, at::Ten
 
 C10dBackend::WorkHandle C10dBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                          const c10d::AllgatherOptions& opts) {
-  return run({c10d::OpType::ALLGATHER_COALESCED, "libddp:all_gather", inputs}, outputs, [&] {
+  return run(c10d::OpType::ALLGATHER_COALESCED, outputs, [&] {
     C10dChecks checks(*group_, "all_gather_coalesced");
     checks.gathered_coalesced(outputs, inputs);
     checks.layout(inputs);
+    ProfilerEvent event({.kind = OpKind::AllGather}, inputs);
     std::vector<WorkPtr> works;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       Tensors parts;
@@ -278,13 +281,13 @@ C10dBackend::WorkHandle C10dBackend::allgather_coalesced(TensorLists& outputs, T
       works.push_back(
           group_->all_gather(parts, movable(inputs[i]), call_options(opts.timeout, true)));
     }
-    return settle(all_of(works, {}), opts.asyncOp);
+    return event.end_with(settle(all_of(works, {}), opts.asyncOp));
   });
 }
 
 C10dBackend::WorkHandle C10dBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  return run({c10d::OpType::COALESCED, "libddp:all_gather", inputs}, {outputs}, [&]() -> WorkPtr {
+  return run(c10d::OpType::COALESCED, {outputs}, [&]() -> WorkPtr {
     C10dChecks checks(*group_, "all_gather_into_tensor_coalesced");
     if (inputs.size() != outputs.size()) {
       checks.fail("requires input/output tensor lists to have the same length");
@@ -292,18 +295,19 @@ C10dBackend::WorkHandle C10dBackend::allgather_into_tensor_coalesced(
     checks.layout(inputs);
     checks.layout(outputs);
     if (inputs.empty()) return done("all_gather_into_tensor_coalesced", {});
+    ProfilerEvent event({.kind = OpKind::AllGather}, inputs);
     std::vector<WorkPtr> works;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       works.push_back(group_->all_gather_into(movable(outputs[i]), movable(inputs[i]),
                                               call_options(opts.timeout, true)));
     }
-    return settle(all_of(works, outputs), opts.asyncOp);
+    return event.end_with(settle(all_of(works, outputs), opts.asyncOp));
   });
 }
 
 C10dBackend::WorkHandle C10dBackend::gather(TensorLists& outputs, Tensors& inputs,
                                             const c10d::GatherOptions& opts) {
-  return run({c10d::OpType::GATHER, "libddp:gather", inputs}, outputs, [&] {
+  return run(c10d::OpType::GATHER, outputs, [&] {
     C10dChecks checks(*group_, "gather");
     checks.root(opts.rootRank);
     checks.single_input(inputs);
@@ -317,7 +321,7 @@ C10dBackend::WorkHandle C10dBackend::gather(TensorLists& outputs, Tensors& input
 
 C10dBackend::WorkHandle C10dBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                              const c10d::ScatterOptions& opts) {
-  return run({c10d::OpType::SCATTER, "libddp:scatter", outputs}, {outputs}, [&] {
+  return run(c10d::OpType::SCATTER, {outputs}, [&] {
     C10dChecks checks(*group_, "scatter");
     checks.root(opts.rootRank);
     checks.single_output(outputs);
@@ -345,8 +349,7 @@ at::Tensor reduction_input(const at::Tensor& tensor, const c10d::ReduceOp& op) {
 
 C10dBackend::WorkHandle C10dBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                     const c10d::ReduceScatterOptions& opts) {
-  const Tensors recorded = inputs.empty() ? Tensors() : inputs[0];
-  return run({c10d::OpType::REDUCE_SCATTER, "libddp:reduce_scatter", recorded}, {outputs}, [&] {
+  return run(c10d::OpType::REDUCE_SCATTER, {outputs}, [&] {
     C10dChecks checks(*group_, "reduce_scatter");
     checks.single_output(outputs);
     if (inputs.size() != 1) checks.fail("requires a single-element input list");
@@ -366,44 +369,41 @@ C10dBackend::WorkHandle C10dBackend::reduce_scatter(Tensors& outputs, TensorList
 
 C10dBackend::WorkHandle C10dBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                           const c10d::ReduceScatterOptions& opts) {
-  return run({c10d::OpType::_REDUCE_SCATTER_BASE, "libddp:reduce_scatter", {input}}, {{output}},
-             [&] {
-               C10dChecks checks(*group_, "reduce_scatter_tensor");
-               checks.layout({output, input});
-               return group_->reduce_scatter_into(output, reduction_input(input, opts.reduceOp),
-                                                  {.op = reduce_op(opts.reduceOp)},
-                                                  call_options(opts.timeout, opts.asyncOp));
-             });
+  return run(c10d::OpType::_REDUCE_SCATTER_BASE, {{output}}, [&] {
+    C10dChecks checks(*group_, "reduce_scatter_tensor");
+    checks.layout({output, input});
+    return group_->reduce_scatter_into(output, reduction_input(input, opts.reduceOp),
+                                       {.op = reduce_op(opts.reduceOp)},
+                                       call_options(opts.timeout, opts.asyncOp));
+  });
 }
 
 C10dBackend::WorkHandle C10dBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  return run({c10d::OpType::COALESCED, "libddp:reduce_scatter", inputs}, {outputs},
-             [&]() -> WorkPtr {
-               C10dChecks checks(*group_, "reduce_scatter_tensor_coalesced");
-               if (inputs.size() != outputs.size()) {
-                 checks.fail("requires input/output tensor lists to have the same length");
-               }
-               checks.layout(inputs);
-               checks.layout(outputs);
-               if (inputs.empty()) return done("reduce_scatter_tensor_coalesced", {});
-               std::vector<WorkPtr> works;
-               for (std::size_t i = 0; i < inputs.size(); ++i) {
-                 works.push_back(group_->reduce_scatter_into(
-                     outputs[i], reduction_input(inputs[i], opts.reduceOp),
-                     {.op = reduce_op(opts.reduceOp)}, call_options(opts.timeout, true)));
-               }
-               WorkPtr work = all_of(works, outputs);
-               if (!opts.asyncOp) work->wait();
-               return work;
-             });
+  return run(c10d::OpType::COALESCED, {outputs}, [&]() -> WorkPtr {
+    C10dChecks checks(*group_, "reduce_scatter_tensor_coalesced");
+    if (inputs.size() != outputs.size()) {
+      checks.fail("requires input/output tensor lists to have the same length");
+    }
+    checks.layout(inputs);
+    checks.layout(outputs);
+    if (inputs.empty()) return done("reduce_scatter_tensor_coalesced", {});
+    ProfilerEvent event({.kind = OpKind::ReduceScatter}, inputs);
+    std::vector<WorkPtr> works;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      works.push_back(group_->reduce_scatter_into(
+          outputs[i], reduction_input(inputs[i], opts.reduceOp), {.op = reduce_op(opts.reduceOp)},
+          call_options(opts.timeout, true)));
+    }
+    return event.end_with(settle(all_of(works, outputs), opts.asyncOp));
+  });
 }
 
 C10dBackend::WorkHandle C10dBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                                    std::vector<std::int64_t>& output_splits,
                                                    std::vector<std::int64_t>& input_splits,
                                                    const c10d::AllToAllOptions& opts) {
-  return run({c10d::OpType::ALLTOALL_BASE, "libddp:all_to_all", {input}}, {{output}}, [&] {
+  return run(c10d::OpType::ALLTOALL_BASE, {{output}}, [&] {
     C10dChecks checks(*group_, "all_to_all_single");
     checks.layout({output, input});
     checks.splits(input_splits, input);
@@ -415,7 +415,7 @@ C10dBackend::WorkHandle C10dBackend::alltoall_base(at::Tensor& output, at::Tenso
 
 C10dBackend::WorkHandle C10dBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                               const c10d::AllToAllOptions& opts) {
-  return run({c10d::OpType::ALLTOALL, "libddp:all_to_all", inputs}, {outputs}, [&] {
+  return run(c10d::OpType::ALLTOALL, {outputs}, [&] {
     C10dChecks checks(*group_, "all_to_all");
     checks.one_per_rank(outputs, "output");
     checks.one_per_rank(inputs, "input");
@@ -432,11 +432,6 @@ namespace {
 
 constexpr int kAnySource = -1;
 
-const char* title_of(Exchange::Direction direction, int peer) {
-  if (direction == Exchange::Direction::Send) return "libddp:send";
-  return peer == kAnySource ? "libddp:recvAnySource" : "libddp:recv";
-}
-
 c10d::OpType type_of(Exchange::Direction direction, int peer) {
   if (direction == Exchange::Direction::Send) return c10d::OpType::SEND;
   return peer == kAnySource ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
@@ -447,24 +442,23 @@ c10d::OpType type_of(Exchange::Direction direction, int peer) {
 C10dBackend::WorkHandle C10dBackend::exchange_one(Tensors& tensors, Exchange::Direction direction,
                                                   int peer, int tag) {
   const bool is_send = direction == Exchange::Direction::Send;
-  return run(
-      {type_of(direction, peer), title_of(direction, peer), tensors}, {tensors}, [&]() -> WorkPtr {
-        C10dChecks checks(*group_, is_send ? "send" : "recv");
-        if (tensors.size() != 1) checks.fail("takes a single tensor");
-        checks.layout(tensors);
-        const at::Tensor view = movable(tensors[0]);
-        {
-          std::lock_guard lock(batch_mutex_);
-          if (batch_) {
-            batch_->parts.push_back({direction, view, peer, tag});
-            return done("part of a batch", {});  // endCoalescing's work is the one to wait for
-          }
-        }
-        const CallOptions call = call_options(c10d::kUnsetTimeout, true);
-        if (is_send) return group_->send(view, peer, tag, call);
-        const auto source = peer == kAnySource ? std::nullopt : std::optional<int>(peer);
-        return group_->recv(view, source, tag, call);
-      });
+  return run(type_of(direction, peer), {tensors}, [&]() -> WorkPtr {
+    C10dChecks checks(*group_, is_send ? "send" : "recv");
+    if (tensors.size() != 1) checks.fail("takes a single tensor");
+    checks.layout(tensors);
+    const at::Tensor view = movable(tensors[0]);
+    {
+      std::lock_guard lock(batch_mutex_);
+      if (batch_) {
+        batch_->parts.push_back({direction, view, peer, tag});
+        return done("part of a batch", {});  // endCoalescing's work is the one to wait for
+      }
+    }
+    const CallOptions call = call_options(c10d::kUnsetTimeout, true);
+    if (is_send) return group_->send(view, peer, tag, call);
+    const auto source = peer == kAnySource ? std::nullopt : std::optional<int>(peer);
+    return group_->recv(view, source, tag, call);
+  });
 }
 
 C10dBackend::WorkHandle C10dBackend::send(Tensors& tensors, int target, int tag) {
@@ -493,7 +487,7 @@ C10dBackend::WorkHandle C10dBackend::endCoalescing() {
     std::lock_guard lock(batch_mutex_);
     batch.swap(batch_);
   }
-  return run({c10d::OpType::COALESCED, "libddp:coalesced", {}}, {}, [&]() -> WorkPtr {
+  return run(c10d::OpType::COALESCED, {}, [&]() -> WorkPtr {
     if (!batch) C10dChecks(*group_, "endCoalescing").fail("no batch is open");
     std::vector<WorkPtr> works = std::move(batch->works);
     if (!batch->parts.empty()) {

@@ -102,11 +102,9 @@ class C10dBackend final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
  private:
-  struct Operation;
-
   /// Issues an operation between the profiler's begin and end and wraps its work.
   template <class Issue>
-  WorkHandle run(Operation operation, TensorLists results, Issue&& issue);
+  WorkHandle run(c10d::OpType type, TensorLists results, Issue&& issue);
   WorkHandle exchange_one(Tensors& tensors, Exchange::Direction direction, int peer, int tag);
 
   /// What startCoalescing opened.

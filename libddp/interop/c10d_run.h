@@ -3,7 +3,7 @@
 // How every method of C10dBackend issues an operation; for its sources only.
 // Thread rule: as C10dBackend.
 //
-//   return run({c10d::OpType::BROADCAST, "libddp:broadcast", tensors}, {tensors},
+//   return run(c10d::OpType::BROADCAST, {tensors},
 //              [&] { return group_->broadcast(tensors[0], root, options); });
 
 #include <utility>
@@ -14,17 +14,10 @@
 
 namespace libddp {
 
-struct C10dBackend::Operation {
-  c10d::OpType type;
-  const char* title;
-  Tensors inputs;
-};
-
 template <class Issue>
-C10dBackend::WorkHandle C10dBackend::run(Operation operation, TensorLists results, Issue&& issue) {
+C10dBackend::WorkHandle C10dBackend::run(c10d::OpType type, TensorLists results, Issue&& issue) {
   return for_torch([&]() -> WorkHandle {
-    auto handle = c10::make_intrusive<C10dWork>(
-        C10dOperation{operation.type, operation.title, group_.get(), std::move(operation.inputs)});
+    auto handle = c10::make_intrusive<C10dWork>(type, *group_);
     WorkPtr work = issue();
     {
       std::lock_guard lock(batch_mutex_);

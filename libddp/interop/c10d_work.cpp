@@ -44,21 +44,14 @@ void settle(const std::weak_ptr<libddp::Work>& ending) {
 
 }  // namespace
 
-C10dWork::C10dWork(const C10dOperation& operation)
-    : c10d::Work(operation.group->rank(), operation.type, operation.title,
-                 operation.inputs.empty()
-                     ? std::nullopt
-                     : std::optional<std::vector<at::Tensor>>(operation.inputs)),
-      sequence_(operation.group->sequence_number()),
-      callbacks_(CallbackThread::of(operation.group)) {}
+C10dWork::C10dWork(c10d::OpType type, const ProcessGroup& group)
+    : c10d::Work(group.rank(), type),
+      sequence_(group.sequence_number()),
+      callbacks_(CallbackThread::of(&group)) {}
 
 void C10dWork::attach(WorkPtr work, Lists results) {
   work_ = std::move(work);
   results_ = std::move(results);
-  if (recordFunctionEndCallback_) {
-    work_->on_complete([end = std::move(recordFunctionEndCallback_)](libddp::Work&) { end(); });
-    recordFunctionEndCallback_ = nullptr;
-  }
 }
 
 bool C10dWork::isCompleted() { return work_->is_completed(); }

@@ -2,12 +2,12 @@
 
 // libddp's Work behind c10d's: what torch's users wait for, poll and chain.
 //
-// Futures complete in the group's callback thread, so that a callback may use the group again. With
-// a profiler on, each work is one asynchronous event (`libddp:all_reduce`) that ends with it.
+// Futures complete in the group's callback thread, so that a callback may use the group again. The
+// profiler's event is the group's own (group/profiler_event.h).
 // Thread rule: as libddp::Work; any thread.
 //
-//   auto work = c10::make_intrusive<C10dWork>(C10dOperation{c10d::OpType::ALLREDUCE,
-//   "libddp:all_reduce"}); work->attach(group->all_reduce(t, {}, {.async = true}), {{t}});
+//   auto work = c10::make_intrusive<C10dWork>(c10d::OpType::ALLREDUCE, *group);
+//   work->attach(group->all_reduce(t, {}, {.async = true}), {{t}});
 
 #include <cstdint>
 #include <mutex>
@@ -19,21 +19,10 @@
 
 namespace libddp {
 
-/// What a c10d work says about itself.
-struct C10dOperation {
-  c10d::OpType type = c10d::OpType::UNKNOWN;
-  /// Profiler title with static lifetime.
-  const char* title = nullptr;
-  /// Whose operation it is.
-  const ProcessGroup* group = nullptr;
-  /// Shapes of these are recorded with the event.
-  std::vector<at::Tensor> inputs;
-};
-
 class C10dWork final : public c10d::Work {
  public:
-  /// Begins the profiler's event; call before the operation is issued, then `attach`.
-  explicit C10dWork(const C10dOperation& operation);
+  /// An operation of `group`, before it is issued; then `attach`.
+  C10dWork(c10d::OpType type, const ProcessGroup& group);
 
   /// `results`: one list for most operations, several for a gather of several tensors.
   void attach(WorkPtr work, std::vector<std::vector<at::Tensor>> results);

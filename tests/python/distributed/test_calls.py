@@ -1,6 +1,7 @@
 """Every call of libddp.distributed on two ranks, straight and through torch's own functions."""
 
 import warnings
+from collections import Counter
 from datetime import timedelta
 
 import checks
@@ -320,6 +321,25 @@ def check_profiler_events():
         dist.broadcast(torch.ones(3), 0)
     names = {event.name for event in profile.events()}
     assert {"libddp:all_reduce", "libddp:broadcast"} <= names
+
+
+def check_profiler_events_of_models():
+    """What C++ issues by itself, in the passes of a model."""
+    from libddp.distributed.fsdp import fully_shard
+    from libddp.nn.parallel import DistributedDataParallel
+
+    def counts(model):
+        model(torch.ones(1, 8)).sum().backward()  # the first pass agrees on the buckets
+        with torch.profiler.profile() as profile:
+            model(torch.ones(1, 8)).sum().backward()
+        return Counter(e.name for e in profile.events() if e.name.startswith("libddp:"))
+
+    replicated = DistributedDataParallel(torch.nn.Linear(8, 8))
+    found = counts(replicated)
+    assert found == {"libddp:all_reduce": 1}, found
+    sharded = fully_shard(torch.nn.Linear(8, 8))
+    found = counts(sharded)
+    assert found["libddp:reduce_scatter"] == 1, found
 
 
 def check_a_group_again_after_destroy():
