@@ -1,4 +1,4 @@
-// What libddp.distributed.fsdp._dtensors does for every parameter in every step, where nothing
+// What libddp.distributed.fsdp.wrap._dtensors does for every parameter in every step, where nothing
 // unusual has happened. A row is a tuple (param, sharded, unsharded, local, places) of a
 // ShardedParam; the lists of rows belong to Python, whose collector must see them.
 

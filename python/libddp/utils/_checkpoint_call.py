@@ -74,13 +74,13 @@ def call_module_as_node(module: torch.nn.Module, args: tuple, preserve_rng_state
     return _C.checkpoint_node(module, name_of, bool(preserve_rng_state), args, parameters, False)
 
 
-#: Where libddp.distributed.fsdp keeps the shard of a module.
-_SHARD = "_libddp_shard"
+#: Where libddp.distributed.fsdp keeps the state of a wrapped module.
+_WRAPPED = "_libddp_wrapped_module"
 
 
 def _parameters_of(module: torch.nn.Module) -> list:
     """As module.parameters(), at a fraction of its time."""
-    if _SHARD in module.__dict__:
+    if _WRAPPED in module.__dict__:
         raise ArgumentError(
             f"libddp checkpoint_module: {name_of(module)} is a unit of FSDP: outside of its calls "
             "its parameters are shards, which have other shapes. Hint: checkpoint inside of the "

@@ -115,7 +115,7 @@ def check_only_what_is_trained_is_averaged():
     model(models.tokens(0))[1].backward()
     for block in model.blocks[1:]:
         assert all(p.grad is None for p in block.parameters())
-        assert not block._libddp_shard.unit.has_gradient_memory()
+        assert not block._libddp_wrapped_module.unit.has_gradient_memory()
     assert model.blocks[0].up.bias.grad is None
     assert model.blocks[0].up.weight.grad is not None
 

@@ -110,7 +110,7 @@ def check_gradients_are_freed_in_backward():
     step_in_backward(model, adamw)
     model(models.tokens(0))[1].backward()
     for block in model.blocks:
-        assert not block._libddp_shard.unit.has_gradient_memory()
+        assert not block._libddp_wrapped_module.unit.has_gradient_memory()
 
 
 def check_hooks_see_the_average_of_the_piece():

@@ -169,14 +169,14 @@ def whole_gradients(model):
 
 
 def _whole(model, what):
-    from libddp.distributed.fsdp._pieces import pieces_of
+    from libddp.distributed.fsdp.state._shard_specs import shard_specs_of
 
-    pieces, found = pieces_of(model), {}
+    specs, found = shard_specs_of(model), {}
     for name, parameter in model.named_parameters():
         tensor = what(parameter)
         if hasattr(tensor, "full_tensor"):
             found[name] = tensor.full_tensor().clone()
         elif tensor is not None:
-            piece = pieces.get(id(parameter))
-            found[name] = tensor.clone() if piece is None else piece.gather(tensor)
+            spec = specs.get(id(parameter))
+            found[name] = tensor.clone() if spec is None else spec.gather(tensor)
     return found

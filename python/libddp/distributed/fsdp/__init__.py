@@ -28,7 +28,6 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-from libddp.distributed.fsdp._consolidate import consolidate, save_safetensors
 from libddp.distributed.fsdp._fsdp_module import (
     FSDPModule,
     GradientReductionHandle,
@@ -37,8 +36,9 @@ from libddp.distributed.fsdp._fsdp_module import (
     share_comm_ctx,
 )
 from libddp.distributed.fsdp._fully_shard import fully_shard
-from libddp.distributed.fsdp._snapshot import load_snapshot, save_snapshot
 from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
+from libddp.distributed.fsdp.snapshot._consolidate import consolidate, save_safetensors
+from libddp.distributed.fsdp.snapshot._snapshot import load_snapshot, save_snapshot
 
 __all__ = [
     "BackwardPrefetch",

@@ -7,14 +7,9 @@ from typing import Any
 
 import torch
 
-from libddp.distributed.fsdp import (
-    _agreement,
-    _deferred,
-    _loading,
-    _modules,
-    _sharded_state,
-    _shards,
-)
+from libddp.distributed.fsdp.state import _collective_errors, _loading, _sharded_tensors
+from libddp.distributed.fsdp.wrap import _deferred, _modules
+from libddp.distributed.fsdp.wrap._wrapped_module import model_of, wrapped_module_of
 from libddp.errors import ArgumentError, StateError
 
 
@@ -55,7 +50,7 @@ def register_fsdp_forward_method(module: torch.nn.Module, method_name: str) -> N
 
     @wraps(method)
     def with_whole_parameters(*args: Any, **kwargs: Any) -> Any:
-        return _shards.shard_of(module).run(method, args, kwargs)
+        return wrapped_module_of(module).run(method, args, kwargs)
 
     setattr(module, method_name, with_whole_parameters)
 
@@ -71,13 +66,13 @@ class FSDPModule:
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _shards.shard_of(self).run(super().__call__, args, kwargs)
+        return wrapped_module_of(self).run(super().__call__, args, kwargs)
 
     def set_requires_gradient_sync(
         self, requires_gradient_sync: bool, *, recurse: bool = True
     ) -> None:
         """Whether backward passes average gradients, of the whole model."""
-        _shards.model_of(_shards.shard_of(self)).syncs = requires_gradient_sync
+        model_of(wrapped_module_of(self)).syncs = requires_gradient_sync
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Without effect: every pass ends by itself."""
@@ -90,7 +85,7 @@ class FSDPModule:
 
     def reshard(self) -> None:
         """Ends unshard()."""
-        _shards.shard_of(self).let_go()
+        wrapped_module_of(self).let_go()
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """The module's own parameters are whole plain tensors until its next forward ends.
@@ -101,9 +96,9 @@ class FSDPModule:
         Note:
             A collective.
         """
-        shard = _shards.shard_of(self)
-        if shard.sharding.use_dtensor:
-            shard.hold()
+        wrapped = wrapped_module_of(self)
+        if wrapped.sharding.use_dtensor:
+            wrapped.hold()
         return UnshardHandle() if async_op else None
 
     def set_manual_backward_finalization(self, enabled: bool) -> None:
@@ -111,9 +106,9 @@ class FSDPModule:
 
     def finalize_backward(self, *, async_op: bool = False) -> GradientReductionHandle | None:
         """Averages what passes without gradient synchronisation have left; a collective."""
-        shard = _shards.shard_of(self)
-        if shard.model is not None:
-            shard.model.average_waiting()
+        wrapped = wrapped_module_of(self)
+        if wrapped.model is not None:
+            wrapped.model.average_waiting()
         return GradientReductionHandle() if async_op else None
 
     def reset_iter_state(self) -> None:
@@ -135,11 +130,11 @@ class FSDPModule:
         otherwise their gradients stay what they were. On some ranks only, zeros count in any case.
         """
         for module in self.modules() if recurse else [self]:
-            shard = _shards.shard_of(module)
-            if shard is not None:
-                shard.sharding.zeroes_unused = reduce_scatter_unused_params
-                if shard.made is not None:
-                    shard.made.zero_unused(reduce_scatter_unused_params)
+            wrapped = wrapped_module_of(module)
+            if wrapped is not None:
+                wrapped.sharding.zeroes_unused = reduce_scatter_unused_params
+                if wrapped.made is not None:
+                    wrapped.made.zero_unused(reduce_scatter_unused_params)
 
     def set_symm_mem_for_comm(self, *args: Any, **kwargs: Any) -> None:
         """Without effect: flat arrays lie in the group's memory anyway."""
@@ -185,10 +180,10 @@ class FSDPModule:
             raise ArgumentError(
                 f"libddp fsdp: gradients cannot be divided by {factor}. Hint: a number above zero."
             )
-        shard = _shards.shard_of(self)
-        shard.divisor = float(factor)
-        if shard.made is not None:
-            shard.made.divide_gradients_by(shard.divisor)
+        wrapped = wrapped_module_of(self)
+        wrapped.divisor = float(factor)
+        if wrapped.made is not None:
+            wrapped.made.divide_gradients_by(wrapped.divisor)
 
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
         """set_gradient_divide_factor, under torch's older name."""
@@ -200,11 +195,11 @@ class FSDPModule:
         torch.distributed.checkpoint saves them, and loads in place from a checkpoint of any number
         of ranks; whole tensors come from get_model_state_dict(full_state_dict=True).
         """
-        if _shards.shard_of(self).sharding.use_dtensor:
+        if wrapped_module_of(self).sharding.use_dtensor:
             return super().state_dict(*args, **kwargs)
         _deferred.settle(self)
         state = super().state_dict(*args, **kwargs)
-        _sharded_state.convert_all(state, self, kwargs.get("prefix", ""))
+        _sharded_tensors.convert_all(state, self, kwargs.get("prefix", ""))
         return state
 
     def __deepcopy__(self, memo):
@@ -229,7 +224,7 @@ class FSDPModule:
             ArgumentError: a shape that is not the parameter's, on every rank.
         """
         waiting = _deferred.give_memory(self)
-        if not waiting and not _loading.has_pieces(state_dict):
+        if not waiting and not _loading.has_shards(state_dict):
             _modules.refuse_assign(assign)
 
         def load():
@@ -239,7 +234,9 @@ class FSDPModule:
             local = _loading.as_dtensors(self, local)
             return super(FSDPModule, self).load_state_dict(local, strict)
 
-        return _agreement.together(_shards.shard_of(self).groups(), "load a state dict", load)
+        return _collective_errors.together(
+            wrapped_module_of(self).groups(), "load a state dict", load
+        )
 
 
 def _refuse_custom(name: str) -> None:

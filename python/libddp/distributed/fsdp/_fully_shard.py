@@ -11,12 +11,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, Sharding
 from torch.distributed.utils import _get_root_modules
 
 from libddp.distributed._init import init_process_group
-from libddp.distributed.fsdp import _clip, _groups_of, _modules, _scaler, _shards, _torch_state
+from libddp.distributed.fsdp import _clip, _scaler, _torch_state
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
+from libddp.distributed.fsdp.wrap import _modules, _process_groups, _wrapped_module
 from libddp.errors import ArgumentError
 
 
-@_shards.announcing
+@_wrapped_module.announcing
 def fully_shard(
     module: torch.nn.Module | list[torch.nn.Module],
     *,
@@ -71,9 +72,9 @@ def fully_shard(
     )
     sharding.keep_unsharded = reshard_after_forward is False
     ignored = list(ignored_params or ())
-    parameters = _shards.own_parameters_of(modules, ignored)
+    parameters = _wrapped_module.own_parameters_of(modules, ignored)
     name = ", ".join(type(each).__name__ for each in modules)
-    _shards.attach(modules, name, parameters, sharding, ignored)
+    _wrapped_module.attach(modules, name, parameters, sharding, ignored)
     if not use_dtensor:
         _clip.watch()
         _scaler.watch()
@@ -83,7 +84,7 @@ def fully_shard(
     return module
 
 
-def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> _shards.Sharding:
+def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> _wrapped_module.Sharding:
     if shard_placement_fn is not None and not use_dtensor:
         raise ArgumentError(
             "libddp fsdp: shard_placement_fn needs DTensors: plain tensors are cut into rows. "
@@ -93,9 +94,9 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> _shards
         init_process_group()
     is_hybrid = mesh is not None and mesh.ndim == 2
     strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD
-    groups = _groups_of.groups_of(None, mesh, strategy)
+    groups = _process_groups.groups_of(None, mesh, strategy)
     shard, replicate = groups.natives()
-    return _shards.Sharding(
+    return _wrapped_module.Sharding(
         shard=shard,
         replicate=replicate,
         policy=policy,

@@ -21,11 +21,12 @@ from torch.distributed.fsdp import (
 )
 
 from libddp import _after_import
-from libddp.distributed.fsdp import _deferred, _loading, _optim_state
-from libddp.distributed.fsdp._pieces import whole_of
-from libddp.distributed.fsdp._sharded_state import convert, convert_all
-from libddp.distributed.fsdp._shards import shards_in
-from libddp.distributed.fsdp._state_dict import canonical
+from libddp.distributed.fsdp.state import _loading, _optim_state
+from libddp.distributed.fsdp.state._shard_specs import whole_of
+from libddp.distributed.fsdp.state._sharded_tensors import convert, convert_all
+from libddp.distributed.fsdp.state._state_dict import canonical
+from libddp.distributed.fsdp.wrap import _deferred
+from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_modules_in
 
 _MODULE = "torch.distributed.checkpoint.state_dict"
 
@@ -51,7 +52,7 @@ def _for_sharded(theirs: Callable, ours: Callable) -> Callable:
     @wraps(theirs)
     @torch.no_grad()
     def choose(model, *args, **kwargs):
-        if all(shard.sharding.use_dtensor for shard in shards_in(model)):
+        if all(wrapped.sharding.use_dtensor for wrapped in wrapped_modules_in(model)):
             return theirs(model, *args, **kwargs)
         model = getattr(model, "_orig_mod", model)
         _deferred.settle(model)
@@ -113,8 +114,8 @@ def _load_model(model, state, info):
         return _IncompatibleKeys([], [])
     waiting = _deferred.give_memory(model)
     if info.broadcast_from_rank0:
-        pieces = _loading.pieces_by_key(model)
-        state = _from_first(state, lambda path: pieces.get(path[0]))
+        specs = _loading.shard_specs_by_key(model)
+        state = _from_first(state, lambda path: specs.get(path[0]))
     if not info.strict:
         _deferred.check_loaded(waiting, state)
     from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
@@ -132,8 +133,8 @@ def _load_optimizers(model, optimizers, state, info) -> None:
     from torch.distributed.checkpoint import state_dict as torchs
 
     if info.broadcast_from_rank0:
-        pieces = _loading.pieces_by_key(model)
-        state = _from_first(state, lambda path: pieces.get(path[1]) if len(path) > 2 else None)
+        specs = _loading.shard_specs_by_key(model)
+        state = _from_first(state, lambda path: specs.get(path[1]) if len(path) > 2 else None)
     for optimizer in optimizers:
         torchs._init_optim_state(optimizer)
         own = state
@@ -159,7 +160,7 @@ def _canonical(info):
 
 
 def _finished(state: dict[str, Any], info) -> dict[str, Any]:
-    """As the options want it: pieces, or whole tensors on all ranks or on rank 0."""
+    """As the options want it: shards, or whole tensors on all ranks or on rank 0."""
     wants = not info.full_state_dict or not info.cpu_offload or dist.get_rank() == 0
 
     def finish(_, value):
@@ -171,8 +172,8 @@ def _finished(state: dict[str, Any], info) -> dict[str, Any]:
     return finished if wants else {}
 
 
-def _from_first(state: dict[str, Any], piece_at: Callable) -> dict[str, Any]:
-    """Rank 0's state on every rank, of each tensor that has a piece only this rank's part."""
+def _from_first(state: dict[str, Any], spec_at: Callable) -> dict[str, Any]:
+    """Rank 0's state on every rank, of each tensor that has a spec only this rank's part."""
     tensors = {}
 
     def take_out(path, value):
@@ -189,9 +190,9 @@ def _from_first(state: dict[str, Any], piece_at: Callable) -> dict[str, Any]:
             return value
         whole = tensors[path].contiguous() if tensors else torch.empty_like(value, device="cpu")
         dist.broadcast(whole, src=0)
-        piece = piece_at(path)
-        is_cut = piece is not None and piece.group is not None and whole.shape == piece.shape
-        return convert(piece.cut(whole), piece) if is_cut else whole
+        spec = spec_at(path)
+        is_cut = spec is not None and spec.group is not None and whole.shape == spec.shape
+        return convert(spec.cut(whole), spec) if is_cut else whole
 
     return _mapped(skeleton[0], receive)
 

@@ -15,15 +15,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from libddp.errors import StateError
 
 if TYPE_CHECKING:
-    from libddp.distributed.fsdp._shards import Shard
+    from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule
 
 #: Of models that have been under no_sync.
-_shards: weakref.WeakSet[Shard] = weakref.WeakSet()
+_watched: weakref.WeakSet[WrappedModule] = weakref.WeakSet()
 
 
-def watch(shard: Shard) -> None:
-    """From now on each optimizer's step asks the model of `shard`, in C++, for such gradients."""
-    _shards.add(shard)
+def watch(wrapped: WrappedModule) -> None:
+    """From now on each optimizer's step asks the model of `wrapped`, in C++, for such gradients."""
+    _watched.add(wrapped)
     _watch_steps()
 
 
@@ -33,14 +33,14 @@ def _watch_steps() -> None:
 
 
 def _check(optimizer, args, kwargs) -> None:
-    for shard in _shards:
-        if shard.model is not None and shard.model.shows_larger_gradients():
-            _refuse(shard, optimizer)
+    for wrapped in _watched:
+        if wrapped.model is not None and wrapped.model.shows_larger_gradients():
+            _refuse(wrapped, optimizer)
 
 
-def _refuse(shard: Shard, optimizer) -> None:
+def _refuse(wrapped: WrappedModule, optimizer) -> None:
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for each in shard.all_shards or [shard]:
+    for each in wrapped.all_wrapped or [wrapped]:
         waiting = each.made.waiting()
         for name, parameter in each.parameters:
             if id(parameter) not in own or name not in waiting:

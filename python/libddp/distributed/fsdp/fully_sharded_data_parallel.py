@@ -25,21 +25,18 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp import OptimStateKeyType as OptimStateKeyType  # scripts ask for it here
 
 from libddp.distributed._groups import native
-from libddp.distributed.fsdp import (
-    _again,
-    _clip,
-    _groups_of,
-    _hooks,
-    _load_hooks,
+from libddp.distributed.fsdp import _clip, _scaler, _torch_state
+from libddp.distributed.fsdp.state import _load_hooks, _state_dict
+from libddp.distributed.fsdp.state._state_methods import StateMethods
+from libddp.distributed.fsdp.wrap import (
+    _auto_wrap,
+    _comm_hooks,
+    _conversion,
     _modules,
-    _scaler,
-    _shards,
-    _state_dict,
-    _summon,
-    _torch_state,
-    _wrapping,
+    _process_groups,
+    _summon_full_params,
+    _wrapped_module,
 )
-from libddp.distributed.fsdp._state_methods import StateMethods
 from libddp.errors import StateError
 
 
@@ -90,7 +87,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         >>> model(x).sum().backward()                                       # doctest: +SKIP
     """
 
-    @_shards.announcing
+    @_wrapped_module.announcing
     def __init__(
         self,
         module: torch.nn.Module,
@@ -112,14 +109,14 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
     ) -> None:
         super().__init__()
         strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
-        groups = _groups_of.groups_of(process_group, device_mesh, strategy)
+        groups = _process_groups.groups_of(process_group, device_mesh, strategy)
         shard, replicate = groups.natives()
         precision = mixed_precision or MixedPrecision()
         _modules.check_device(device_id)
         _modules.warn_of_container(module)
         ignored = _modules.Ignored.of(module, ignored_modules, ignored_states)
         if auto_wrap_policy is not None:
-            _wrapping.wrap_children(
+            _auto_wrap.wrap_children(
                 module,
                 auto_wrap_policy,
                 type(self),
@@ -148,16 +145,16 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         self.rank = dist.get_rank()
         self.world_size = native(shard or replicate).size()
         _modules.materialise(module, param_init_fn, ignored)
-        parameters = _shards.own_parameters(module, ignored.parameters)
+        parameters = _wrapped_module.own_parameters(module, ignored.parameters)
         if sync_module_states:
             _modules.take_from_first(parameters, module, shard, replicate)
         self._buffer_dtypes = _modules.buffers_to_cast(module, precision.buffer_dtype, ignored)
         self._fsdp_wrapped_module = module
         casts = precision.param_dtype is not None
-        sharding = _shards.Sharding(
+        sharding = _wrapped_module.Sharding(
             shard=shard,
             replicate=replicate,
-            keep_unsharded=_groups_of.keeps_unsharded(strategy),
+            keep_unsharded=_process_groups.keeps_unsharded(strategy),
             param_dtype=precision.param_dtype,
             reduce_dtype=precision.reduce_dtype,
             cast_inputs=precision.cast_forward_inputs and casts and bool(parameters),
@@ -171,12 +168,14 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         )
         self._make(parameters, sharding)
 
-    def _make(self, parameters: list, sharding: _shards.Sharding) -> None:
+    def _make(self, parameters: list, sharding: _wrapped_module.Sharding) -> None:
         """Shards the parameters: the part of the construction that is a collective."""
         module = self._fsdp_wrapped_module
-        self._shard = _shards.attach(self, _wrapping.name_of(module), parameters, sharding)
-        self._shard.on_join = self._cast_buffers
-        self._precisions = _again.Precisions.of(sharding, self.mixed_precision)
+        self._wrapped = _wrapped_module.attach(
+            self, _auto_wrap.name_of(module), parameters, sharding
+        )
+        self._wrapped.on_join = self._cast_buffers
+        self._precisions = _conversion.Precisions.of(sharding, self.mixed_precision)
         _clip.watch()
         _clip.tell_of(parameter for _, parameter in parameters)
         _scaler.watch()
@@ -201,13 +200,13 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
     @property
     def params(self) -> list[torch.nn.Parameter]:
         """The parameters of this unit: without those of wrapped modules under it."""
-        return [parameter for _, parameter in self._shard.parameters]
+        return [parameter for _, parameter in self._wrapped.parameters]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward, with whole parameters."""
         if self._precisions is not None:
-            _again.choose_precision(self, self.fsdp_modules(self))
-        return self._shard.run(self._fsdp_wrapped_module, args, kwargs)
+            _conversion.choose_precision(self, self.fsdp_modules(self))
+        return self._wrapped.run(self._fsdp_wrapped_module, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -232,8 +231,8 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
 
     def check_is_root(self) -> bool:
         """Whether this is the outermost wrapped module."""
-        _shards.model_of(self._shard)
-        return self._shard.is_root
+        _wrapped_module.model_of(self._wrapped)
+        return self._wrapped.is_root
 
     def no_sync(self):
         """Backward passes inside add up gradients on each rank; the next one averages the sum.
@@ -241,7 +240,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         Whole gradients take the memory of whole parameters until then. `.grad` shows them: what a
         script makes of them (scaling, clearing) counts. An optimizer's step with them is refused.
         """
-        return _shards.without_sync(self._shard)
+        return _wrapped_module.without_sync(self._wrapped)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scales the gradients of the whole model to a norm of at most `max_norm`.
@@ -255,7 +254,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         if not self.check_is_root():
             raise StateError(
                 "libddp fsdp: `clip_grad_norm_()` should only be called on the root FSDP instance; "
-                f"{self._shard.name!r} is a part of one. Hint: the norm is over the whole model."
+                f"{self._wrapped.name!r} is a part of one. Hint: the norm is over the whole model."
             )
         parameters = list(self.parameters())
         total = _clip.clip_grad_norm(parameters, max_norm, norm_type)
@@ -285,14 +284,16 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
             StateError: this is not the outermost wrapped module.
             ArgumentError: it is not callable, there is one already, or the strategy is hybrid.
         """
-        _hooks.register(self, state, hook)
+        _comm_hooks.register(self, state, hook)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> FullyShardedDataParallel:
         """half(), to(dtype) and the like; with another dtype the model is sharded anew."""
-        if _again.is_changing(self._shard) or not _again.converts(self._shard, fn):
+        if _conversion.is_converting(self._wrapped) or not _conversion.changes_dtype(
+            self._wrapped, fn
+        ):
             return super()._apply(fn, recurse)
         apply = super()._apply
-        _again.again(self._shard, lambda: apply(fn, recurse))
+        _conversion.convert(self._wrapped, lambda: apply(fn, recurse))
         return self
 
     def __deepcopy__(self, memo) -> FullyShardedDataParallel:
@@ -307,11 +308,11 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
             made.__dict__.update(deepcopy(self.__dict__, memo))
             return made
 
-        return _again.copied(self._shard, copy)
+        return _conversion.copied(self._wrapped, copy)
 
     def apply(self, fn: Callable[[torch.nn.Module], None]) -> FullyShardedDataParallel:
         """nn.Module.apply on whole parameters; each rank keeps its part of the changes."""
-        with _state_dict.summoned(self._shard, keep=True):
+        with _state_dict.summoned(self._wrapped, keep=True):
             return super().apply(fn)
 
     @staticmethod
@@ -337,10 +338,12 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         Raises:
             NotImplementedError: (an ArgumentError too) arguments that exclude each other.
         """
-        wish = _summon.Wish(writeback, rank0_only, offload_to_cpu, with_grads)
+        arguments = _summon_full_params.SummonArguments(
+            writeback, rank0_only, offload_to_cpu, with_grads
+        )
         roots = FullyShardedDataParallel.fsdp_modules(module, root_only=True)
-        shards = [root._shard for root in roots if recurse or root is module]
-        with _summon.summon(shards, recurse, wish):
+        shards = [root._wrapped for root in roots if recurse or root is module]
+        with _summon_full_params.summon(shards, recurse, arguments):
             yield
 
     @staticmethod

@@ -1,8 +1,8 @@
 """What both faces of sharding share: the state of a wrapped module, and its forward.
 
-A wrapped module has a `Shard`: the C++ unit of its parameters. The outermost wrapped module whose
-forward runs first becomes the root; it joins the units under it to one C++ model, which knows the
-order of all hooks.
+A module that is wrapped has a `WrappedModule`: the C++ unit of its parameters. The outermost one
+whose forward runs first becomes the root; it joins the units under it to one C++ model, which knows
+the order of all hooks.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from torch.distributed.utils import _apply_to_tensors
 
 from libddp._load import load
 from libddp.distributed._exit import describe, live_groups
-from libddp.distributed.fsdp import _advice, _unaveraged
-from libddp.distributed.fsdp._summoned import Summoned
+from libddp.distributed.fsdp import _unaveraged
+from libddp.distributed.fsdp.wrap import _one_unit_warning
+from libddp.distributed.fsdp.wrap._summoned_forward import SummonedForward
 from libddp.errors import ArgumentError, StateError
 from libddp.nn.parallel import _backward_errors, _dynamo
 
 if TYPE_CHECKING:
-    from libddp.distributed.fsdp._dtensors import Faces, ShardedParam
+    from libddp.distributed.fsdp.wrap._dtensors import Faces, ShardedParam
 
 _C = load()
 _dynamo.keep_out("libddp.distributed.fsdp")
 #: Attribute of a wrapped module.
-_SHARD = "_libddp_shard"
+_WRAPPED = "_libddp_wrapped_module"
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Sharding:
 
 
 @dataclass(eq=False)
-class Shard:
+class WrappedModule:
     """One wrapped module, or several that are one unit."""
 
     modules: list[torch.nn.Module]
@@ -97,7 +98,7 @@ class Shard:
     #: A script wants whole parameters outside of the forward.
     is_held: bool = False
     #: Parameters show copies of whole tensors.
-    summoned: Summoned | None = None
+    summoned: SummonedForward | None = None
     #: The unit was made anew: the model that has the old one must be made anew too.
     is_stale: bool = False
     #: What gradients are divided by, if not by the number of ranks.
@@ -115,8 +116,8 @@ class Shard:
     awaits_backward: bool = False
     #: (registry of a module, name in it, name in the unit, parameter) wherever one is registered.
     places: list[tuple] = field(default_factory=list)
-    #: Of the root: the shards of the whole model, and what the C++ model calls.
-    all_shards: list[Shard] = field(default_factory=list)
+    #: Of the root: those of the whole model, and what the C++ model calls.
+    all_wrapped: list[WrappedModule] = field(default_factory=list)
     faces: Faces | None = None
 
     @property
@@ -149,7 +150,7 @@ class Shard:
                 param.settle()
             self._show_sharded()
         else:
-            from libddp.distributed.fsdp import _sharded_place  # which knows shards
+            from libddp.distributed.fsdp.wrap import _sharded_place  # which knows this class
 
             self.places = _places(self.modules, self.parameters)
             _sharded_place.register(self)
@@ -176,7 +177,7 @@ class Shard:
             param.register(param.sharded if sharded else param.whole())
 
     def _take_rows(self) -> None:
-        from libddp.distributed.fsdp._dtensors import rows_of
+        from libddp.distributed.fsdp.wrap._dtensors import rows_of
 
         self.parameters = [(param.name, param.sharded) for param in self.params]
         self.rows = rows_of(self.params)
@@ -185,7 +186,7 @@ class Shard:
         """Both forms of the parameters, which may be DTensors of this unit already."""
         if not self.sharding.use_dtensor:
             return
-        from libddp.distributed.fsdp._dtensors import ShardedParam, is_dtensor
+        from libddp.distributed.fsdp.wrap._dtensors import ShardedParam, is_dtensor
 
         known = {(id(r), key): param for param in self.params for r, key in param.places}
         places = _places(self.modules, self.parameters)
@@ -208,7 +209,7 @@ class Shard:
         return next((m for m in parts if any(p is parameter for p in m._parameters.values())), None)
 
     def _dim_of(self, name: str, parameter: torch.nn.Parameter) -> int:
-        from libddp.distributed.fsdp._placement import dim_of
+        from libddp.distributed.fsdp.wrap._placement import dim_of
 
         num_ranks = self.sharding.shard.size() if self.sharding.shard else 1
         return dim_of(name, parameter, self.sharding.choose_placement, num_ranks)
@@ -218,9 +219,9 @@ class Shard:
         """The first of them."""
         return self.modules[0]
 
-    def __deepcopy__(self, memo) -> Shard:
+    def __deepcopy__(self, memo) -> WrappedModule:
         """Of a module whose parameters are whole; who copies it makes the unit of the copy."""
-        made = Shard.__new__(Shard)
+        made = WrappedModule.__new__(WrappedModule)
         memo[id(self)] = made
         modules, parameters, ignored, on_join = deepcopy(
             (self.modules, self.parameters, self.ignored, self.on_join), memo
@@ -326,11 +327,11 @@ class Shard:
 
     def _check_parameters(self) -> None:
         """A parameter that was replaced would train unseen, on each rank by itself."""
-        for shard in self.all_shards:
-            if shard.params and not shard.is_held:
-                shard.adopt()
-            shard.check_places()
-        if any(shard.is_stale for shard in self.all_shards):
+        for wrapped in self.all_wrapped:
+            if wrapped.params and not wrapped.is_held:
+                wrapped.adopt()
+            wrapped.check_places()
+        if any(wrapped.is_stale for wrapped in self.all_wrapped):
             join(self)
 
     def check_places(self) -> None:
@@ -344,15 +345,15 @@ class Shard:
                 )
 
 
-def shard_of(module: torch.nn.Module) -> Shard | None:
-    """The shard of a module that is wrapped itself."""
-    return module.__dict__.get(_SHARD)
+def wrapped_module_of(module: torch.nn.Module) -> WrappedModule | None:
+    """The state of a module that is wrapped itself."""
+    return module.__dict__.get(_WRAPPED)
 
 
-def shards_in(module: torch.nn.Module) -> Iterator[Shard]:
+def wrapped_modules_in(module: torch.nn.Module) -> Iterator[WrappedModule]:
     """Of `module` and everything under it, in the order of modules(), each once."""
-    found = (shard_of(child) for child in module.modules())
-    yield from dict.fromkeys(shard for shard in found if shard is not None)
+    found = (wrapped_module_of(child) for child in module.modules())
+    yield from dict.fromkeys(wrapped for wrapped in found if wrapped is not None)
 
 
 def own_parameters(
@@ -366,7 +367,7 @@ def own_parameters(
     taken = {id(parameter) for parameter in ignored}
     owners: dict[int, torch.nn.Module] = {}
     inside: set[int] = set()
-    for child in shards_in(module):
+    for child in wrapped_modules_in(module):
         if module in child.modules:
             continue
         # A module outside may have the parameter that is a DTensor inside now.
@@ -427,7 +428,7 @@ def attach(
     parameters,
     sharding: Sharding,
     ignored=None,
-) -> Shard:
+) -> WrappedModule:
     """Shards `parameters` as the unit of `module`, or of several; a collective.
 
     Args:
@@ -436,7 +437,7 @@ def attach(
     """
     modules = module if isinstance(module, list) else [module]
     for each in modules:
-        if shard_of(each) is not None:
+        if wrapped_module_of(each) is not None:
             raise ArgumentError(
                 f"libddp fsdp: module {name or type(each).__name__!r} is wrapped already. "
                 "Hint: wrap each module once."
@@ -448,22 +449,22 @@ def attach(
                 f"Change {own} to a 1D tensor with numel equal to 1., or leave it out "
                 "(ignored_params, ignored_states)."
             )
-    shard = Shard(modules, name, sharding, parameters, list(ignored or ()))
-    if ignored is None or not _is_deferred(shard):
-        shard.make()
+    wrapped = WrappedModule(modules, name, sharding, parameters, list(ignored or ()))
+    if ignored is None or not _is_deferred(wrapped):
+        wrapped.make()
     else:
-        shard.show_on_meta()
+        wrapped.show_on_meta()
     for each in modules:
-        each.__dict__[_SHARD] = shard
-    return shard
+        each.__dict__[_WRAPPED] = wrapped
+    return wrapped
 
 
-def _is_deferred(shard: Shard) -> bool:
+def _is_deferred(wrapped: WrappedModule) -> bool:
     """Whether all ranks have all parameters on the meta device: others shard, or refuse, now."""
     has_values = torch.zeros(1, device="cpu")
-    if not shard.parameters or any(not p.is_meta for _, p in shard.parameters):
+    if not wrapped.parameters or any(not p.is_meta for _, p in wrapped.parameters):
         has_values += 1
-    for group in shard.groups():
+    for group in wrapped.groups():
         if group is not None and group.size() > 1:
             group.all_reduce(has_values, op=dist.ReduceOp.SUM)
     return has_values.item() == 0
@@ -488,59 +489,59 @@ def _places(modules: list[torch.nn.Module], parameters) -> list[tuple]:
     ]
 
 
-def join(root: Shard):
+def join(root: WrappedModule):
     """Makes `root` the root of all units under it, those that had another root before too."""
     _dynamo.keep_out("libddp.distributed.fsdp")
-    shards = [shard for module in root.modules for shard in shards_in(module)]
-    shards = list(dict.fromkeys([root, *shards]))
-    for shard in shards:  # the old model lets go of its units first
-        shard.is_stale = False
-        shard.model, shard.is_root, shard.all_shards, shard.faces = None, False, [], None
-    units = [shard.unit for shard in shards]
-    if any(shard.params for shard in shards):
-        from libddp.distributed.fsdp._dtensors import Faces
+    wrapped_modules = [wrapped for module in root.modules for wrapped in wrapped_modules_in(module)]
+    wrapped_modules = list(dict.fromkeys([root, *wrapped_modules]))
+    for wrapped in wrapped_modules:  # the old model lets go of its units first
+        wrapped.is_stale = False
+        wrapped.model, wrapped.is_root, wrapped.all_wrapped, wrapped.faces = None, False, [], None
+    units = [wrapped.unit for wrapped in wrapped_modules]
+    if any(wrapped.params for wrapped in wrapped_modules):
+        from libddp.distributed.fsdp.wrap._dtensors import Faces
 
-        root.faces = Faces(shards)
+        root.faces = Faces(wrapped_modules)
     model = _C.ShardedModel(
         units,
         forward_prefetch=root.sharding.forward_prefetch,
         backward_prefetch=root.sharding.backward_prefetch,
         faces=root.faces,
     )
-    for shard in shards:
-        shard.model = model
+    for wrapped in wrapped_modules:
+        wrapped.model = model
     root.is_root = True
     _backward_errors.watch_shard(root)
     group = root.sharding.shard
-    if len(shards) == 1 and group is not None and group.size() > 1 and group.rank() == 0:
-        _advice.advise(root.module, root.parameters, root.unit)
-    root.all_shards = shards
-    for shard in shards:
-        if shard.on_join is not None:
-            shard.on_join()
+    if len(wrapped_modules) == 1 and group is not None and group.size() > 1 and group.rank() == 0:
+        _one_unit_warning.warn_of_one_unit(root.module, root.parameters, root.unit)
+    root.all_wrapped = wrapped_modules
+    for wrapped in wrapped_modules:
+        if wrapped.on_join is not None:
+            wrapped.on_join()
     return model
 
 
-def model_of(shard: Shard):
-    """The C++ model; the shard becomes the root of what is under it if nothing has run yet."""
-    return shard.model or join(shard)
+def model_of(wrapped: WrappedModule):
+    """The C++ model; `wrapped` becomes the root of what is under it if nothing has run yet."""
+    return wrapped.model or join(wrapped)
 
 
 @contextmanager
 def whole_parameters(
-    shard: Shard, units: list, keep: bool, with_gradients: bool = False, here: bool = True
+    wrapped: WrappedModule, units: list, keep: bool, with_gradients: bool = False, here: bool = True
 ) -> Iterator[None]:
-    """Parameters of `units`, some of `shard`'s model, show copies of whole tensors; a collective.
+    """Parameters of `units`, some of `wrapped`'s model, show copies of whole tensors; a collective.
 
     Args:
         keep: changes of the copies become the parameters' values.
         with_gradients: `.grad` shows whole gradients too.
         here: on this rank too.
     """
-    model = model_of(shard)
-    group = shard.sharding.shard or shard.sharding.replicate
+    model = model_of(wrapped)
+    group = wrapped.sharding.shard or wrapped.sharding.replicate
     try:
-        for each in shards_in(shard.module):
+        for each in wrapped_modules_in(wrapped.module):
             each.check_places()
         model.show_copies(units, with_gradients=with_gradients, here=here)
     except StateError as error:
@@ -556,10 +557,10 @@ def whole_parameters(
 
 
 @contextmanager
-def without_sync(shard: Shard) -> Iterator[None]:
+def without_sync(wrapped: WrappedModule) -> Iterator[None]:
     """Backward passes inside add up whole gradients on each rank."""
-    model = model_of(shard)
-    _unaveraged.watch(shard)
+    model = model_of(wrapped)
+    _unaveraged.watch(wrapped)
     before = model.syncs
     model.syncs = False
     try:

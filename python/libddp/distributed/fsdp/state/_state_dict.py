@@ -1,4 +1,4 @@
-"""State dicts of sharded models: canonical names, whole tensors or this rank's pieces.
+"""State dicts of sharded models: canonical names, whole tensors or this rank's shards.
 
 torch's modules collect state dicts module by module; a wrapped module adds its prefix, which is
 taken out again here, so that names are those of the model before it was wrapped.
@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from libddp.distributed.fsdp.wrap._summoned_forward import SummonedForward
+from libddp.distributed.fsdp.wrap._wrapped_module import (
+    WrappedModule,
+    whole_parameters,
+    wrapped_modules_in,
+)
 from torch.distributed.fsdp import StateDictType
-
-from libddp.distributed.fsdp._shards import Shard, shards_in, whole_parameters
-from libddp.distributed.fsdp._summoned import Summoned
 
 #: What FullyShardedDataParallel puts in front of its module's names.
 PREFIX = "_fsdp_wrapped_module."
@@ -50,7 +53,7 @@ def keep_copies(state: OrderedDict, prefix: str) -> None:
     """Lets the entries that begin with `prefix` keep the whole tensors that parameters show now.
 
     They have memory of their own, which goes with the last entry; a parameter itself (keep_vars)
-    will show its piece again.
+    will show its shard again.
     """
     for key, value in state.items():
         if key.startswith(prefix) and isinstance(value, torch.nn.Parameter):
@@ -59,7 +62,7 @@ def keep_copies(state: OrderedDict, prefix: str) -> None:
 
 def drop(state: OrderedDict, module: torch.nn.Module, prefix: str) -> None:
     """Takes out what another rank gives: all of `module` but for its ignored parameters."""
-    taken = {id(p) for shard in shards_in(module) for _, p in shard.parameters}
+    taken = {id(p) for wrapped in wrapped_modules_in(module) for _, p in wrapped.parameters}
     named = torch.nn.Module.named_parameters(module, remove_duplicate=False)
     ignored = {prefix + canonical(name) for name, p in named if id(p) not in taken}
     for key in [key for key in state if key.startswith(prefix) and key not in ignored]:
@@ -80,7 +83,7 @@ def is_full(kind: StateDictType) -> bool:
 
 
 def is_sharded(kind: StateDictType) -> bool:
-    """Whether state dicts of this kind hold pieces that know their place."""
+    """Whether state dicts of this kind hold shards that know their place."""
     return kind is StateDictType.SHARDED_STATE_DICT
 
 
@@ -91,28 +94,32 @@ def wants_result(config, rank: int) -> bool:
 
 @contextmanager
 def summoned(
-    shard: Shard,
+    wrapped: WrappedModule,
     keep: bool,
     recurse: bool = True,
     with_gradients: bool = False,
     rank0_only: bool = False,
 ) -> Iterator[bool]:
-    """whole_parameters of `shard` and what is under it, where they are not whole already.
+    """whole_parameters of `wrapped` and what is under it, where they are not whole already.
 
     Yields:
         Whether anything was not.
     """
-    shards = [s for s in (shards_in(shard.module) if recurse else [shard]) if s.summoned is None]
-    if not shards:
+    wrapped_modules = [
+        s
+        for s in (wrapped_modules_in(wrapped.module) if recurse else [wrapped])
+        if s.summoned is None
+    ]
+    if not wrapped_modules:
         yield False
         return
-    group = shard.sharding.shard or shard.sharding.replicate
+    group = wrapped.sharding.shard or wrapped.sharding.replicate
     here = not rank0_only or group is None or group.rank() == 0
-    with whole_parameters(shard, [s.unit for s in shards], keep, with_gradients, here):
-        for each in shards:
-            each.summoned = Summoned(here)
+    with whole_parameters(wrapped, [s.unit for s in wrapped_modules], keep, with_gradients, here):
+        for each in wrapped_modules:
+            each.summoned = SummonedForward(here)
         try:
             yield True
         finally:
-            for each in shards:
+            for each in wrapped_modules:
                 each.summoned = None

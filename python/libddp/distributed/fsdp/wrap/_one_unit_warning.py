@@ -12,7 +12,7 @@ import torch
 _WORTH_DIVIDING = 1 << 20
 
 
-def advise(module: torch.nn.Module, parameters: list, unit) -> None:
+def warn_of_one_unit(module: torch.nn.Module, parameters: list, unit) -> None:
     """Warns, once in a process, of a root that holds alone what could be several units.
 
     Args:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from libddp.distributed.fsdp import _loading, _optim_state, _torch_state
-from libddp.distributed.fsdp._pieces import Piece
-from libddp.distributed.fsdp._sharded_state import is_sharded, own_part
-from libddp.distributed.fsdp._state_dict import canonical
+from libddp.distributed.fsdp import _torch_state
+from libddp.distributed.fsdp.state import _loading, _optim_state
+from libddp.distributed.fsdp.state._shard_specs import ShardSpec
+from libddp.distributed.fsdp.state._sharded_tensors import is_sharded, own_shard
+from libddp.distributed.fsdp.state._state_dict import canonical
 from libddp.errors import ArgumentError
 
 MODEL, STATE = "model.", "optimizer.state."
@@ -48,16 +48,16 @@ def aliases_of(model: torch.nn.Module) -> dict[str, str]:
 def of_model(model: torch.nn.Module) -> list[Entry]:
     """Parameters once each, and buffers; the same keys in one order on every rank."""
     state, aliases = _torch_state.sharded_state(model), aliases_of(model)
-    pieces = _loading.pieces_by_key(model)
+    specs = _loading.shard_specs_by_key(model)
     tensors = {k: v for k, v in state.items() if torch.is_tensor(v) and k not in aliases}
-    return [_entry(MODEL + key, value, pieces.get(key)) for key, value in tensors.items()]
+    return [_entry(MODEL + key, value, specs.get(key)) for key, value in tensors.items()]
 
 
 def of_optimizer(model: torch.nn.Module, optimizer) -> list[Entry]:
     """What its state has of tensors."""
-    pieces = _loading.pieces_by_key(model)
+    specs = _loading.shard_specs_by_key(model)
     return [
-        _entry(STATE + f"{name}.{key}", value, pieces.get(name))
+        _entry(STATE + f"{name}.{key}", value, specs.get(name))
         for name, key, value in _leaves(model, optimizer)
         if torch.is_tensor(value)
     ]
@@ -89,15 +89,15 @@ def _leaves(model, optimizer) -> Iterator[tuple[str, str, Any]]:
             yield name, key, value
 
 
-def _entry(key: str, value: torch.Tensor, piece: Piece | None) -> Entry:
+def _entry(key: str, value: torch.Tensor, spec: ShardSpec | None) -> Entry:
     if is_sharded(value):
-        if not piece.is_rows():
+        if not spec.is_rows():
             raise ArgumentError(
-                f"libddp snapshot: {key!r} is cut on dim {piece.dim}, or by tensor parallelism too,"
+                f"libddp snapshot: {key!r} is cut on dim {spec.dim}, or by tensor parallelism too,"
                 " and snapshots hold rows of whole tensors. Hint: save the DTensors of "
                 "state_dict() with torch.distributed.checkpoint."
             )
-        own = own_part(value, piece)
-        return Entry(key, piece.shape, piece.begin, piece.end, own, piece.is_writer)
+        own = own_shard(value, spec)
+        return Entry(key, spec.shape, spec.begin, spec.end, own, spec.is_writer)
     tensor = value.detach()
     return Entry(key, tensor.shape, 0, tensor.numel(), tensor, dist.get_rank() == 0)

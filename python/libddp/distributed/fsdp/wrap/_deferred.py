@@ -18,23 +18,28 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from libddp.distributed.fsdp._shards import Shard, own_parameters_of, shard_of, shards_in
-from libddp.distributed.fsdp._state_dict import canonical
+from libddp.distributed.fsdp.state._state_dict import canonical
+from libddp.distributed.fsdp.wrap._wrapped_module import (
+    WrappedModule,
+    own_parameters_of,
+    wrapped_module_of,
+    wrapped_modules_in,
+)
 from libddp.errors import ArgumentError
 
 
-def is_on_meta(shard: Shard) -> bool:
+def is_on_meta(wrapped: WrappedModule) -> bool:
     """Whether a unit waits for memory."""
-    return shard.made is None and any(
-        p.is_meta for _, p in own_parameters_of(shard.modules, shard.ignored)
+    return wrapped.made is None and any(
+        p.is_meta for _, p in own_parameters_of(wrapped.modules, wrapped.ignored)
     )
 
 
 def settle(model: torch.nn.Module) -> None:
     """Makes the units whose parameters have memory by now; a collective if there are any."""
-    for shard in shards_in(model):
-        if shard.made is None and not is_on_meta(shard):
-            _ = shard.unit
+    for wrapped in wrapped_modules_in(model):
+        if wrapped.made is None and not is_on_meta(wrapped):
+            _ = wrapped.unit
 
 
 def apply(module: torch.nn.Module, function: Callable, recurse: bool) -> None:
@@ -43,15 +48,15 @@ def apply(module: torch.nn.Module, function: Callable, recurse: bool) -> None:
     Module._apply would put others in their place, apart from an optimizer that has them, and one
     for each name of a shared parameter.
     """
-    shard = shard_of(module)
+    wrapped = wrapped_module_of(module)
     # DTensors stay the same objects by themselves.
-    if shard is None or shard.made is not None or shard.sharding.use_dtensor:
+    if wrapped is None or wrapped.made is not None or wrapped.sharding.use_dtensor:
         return
-    _leave_meta(shard, function, recurse)
+    _leave_meta(wrapped, function, recurse)
 
 
-def _leave_meta(shard: Shard, function: Callable, recurse: bool = True) -> None:
-    for name, parameter in own_parameters_of(shard.modules, shard.ignored):
+def _leave_meta(wrapped: WrappedModule, function: Callable, recurse: bool = True) -> None:
+    for name, parameter in own_parameters_of(wrapped.modules, wrapped.ignored):
         if parameter.is_meta and (recurse or "." not in name):
             with torch.no_grad():
                 _replace_inside(parameter, function(parameter))
@@ -73,10 +78,10 @@ def give_memory(model: torch.nn.Module) -> list[list[str]]:
     """
     settle(model)
     waiting = _names_on_meta(model)
-    for shard in shards_in(model):
-        if shard.made is None:
-            _leave_meta(shard, _empty)
-            _ = shard.unit
+    for wrapped in wrapped_modules_in(model):
+        if wrapped.made is None:
+            _leave_meta(wrapped, _empty)
+            _ = wrapped.unit
     for part in model.modules():
         for parameter in part._parameters.values():
             if parameter is not None and parameter.is_meta:

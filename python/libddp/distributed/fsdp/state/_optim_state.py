@@ -1,4 +1,4 @@
-"""Optimizer states of sharded models: whole tensors by parameter name, and back to pieces."""
+"""Optimizer states of sharded models: whole tensors by parameter name, and back to shards."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from libddp.distributed.fsdp import _dtensors
-from libddp.distributed.fsdp._pieces import Piece, pieces_of, whole_of
-from libddp.distributed.fsdp._sharded_state import convert, own_part
-from libddp.distributed.fsdp._state_dict import canonical
+from libddp.distributed.fsdp.state._shard_specs import ShardSpec, shard_specs_of, whole_of
+from libddp.distributed.fsdp.state._sharded_tensors import convert, own_shard
+from libddp.distributed.fsdp.state._state_dict import canonical
+from libddp.distributed.fsdp.wrap import _dtensors
 from libddp.errors import ArgumentError
 
 
@@ -31,10 +30,10 @@ def sharded_state(
     `config` of sharded optimizer states wants.
     """
 
-    def sharded(entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
+    def sharded(entries: dict[str, Any], spec: ShardSpec | None) -> dict[str, Any]:
         return {
-            key: convert(value, piece, config)
-            if _is_cut(value, piece) and piece.group is not None
+            key: convert(value, spec, config)
+            if _is_cut(value, spec) and spec.group is not None
             else value
             for key, value in sorted(entries.items())
         }
@@ -46,12 +45,12 @@ def _by_name(model, optimizer, state_dict, convert, check=None) -> dict[str, Any
     """In the order of the model: that of the optimizer may be another one on each rank."""
     state_dict = state_dict or optimizer.state_dict()
     names = _names(model, _ordered(optimizer))
-    pieces = {canonical(name): piece for name, piece in _named_pieces(model)}
+    specs = {canonical(name): spec for name, spec in _named_specs(model)}
     found = {_name_of(key, names): _local(entries) for key, entries in state_dict["state"].items()}
     order = names_in_order(model)
     if check is not None:
-        check([name for name in order if name in found and name in pieces], pieces)
-    state = {name: convert(found[name], pieces.get(name)) for name in order if name in found}
+        check([name for name in order if name in found and name in specs], specs)
+    state = {name: convert(found[name], specs.get(name)) for name in order if name in found}
     if "param_groups" not in state_dict:
         return {"state": state}
     groups = [
@@ -61,10 +60,10 @@ def _by_name(model, optimizer, state_dict, convert, check=None) -> dict[str, Any
     return {"state": state, "param_groups": groups}
 
 
-def _named_pieces(model: torch.nn.Module) -> list[tuple[str, Piece]]:
-    pieces = pieces_of(model)
+def _named_specs(model: torch.nn.Module) -> list[tuple[str, ShardSpec]]:
+    specs = shard_specs_of(model)
     named = torch.nn.Module.named_parameters(model)
-    return [(name, pieces[id(p)]) for name, p in named if id(p) in pieces]
+    return [(name, specs[id(p)]) for name, p in named if id(p) in specs]
 
 
 def _name_of(key: int | str, names: list[str]) -> str:
@@ -72,10 +71,10 @@ def _name_of(key: int | str, names: list[str]) -> str:
     return canonical(key) if isinstance(key, str) else names[key]
 
 
-def _check_alike(names: list[str], pieces: dict[str, Piece]) -> None:
+def _check_alike(names: list[str], specs: dict[str, ShardSpec]) -> None:
     """What all ranks gather together, all ranks must have; a collective."""
     digest = int.from_bytes(hashlib.sha256("\n".join(names).encode()).digest()[:7], "big")
-    for group in dict.fromkeys(piece.group for piece in pieces.values()):
+    for group in dict.fromkeys(spec.group for spec in specs.values()):
         if group is None or group.size() == 1:
             continue
         ends = torch.tensor([digest, -digest], device="cpu")
@@ -98,7 +97,7 @@ def state_to_load(
     """
     parameters = _ordered(optimizer)
     names = _names(model, parameters)
-    pieces = pieces_of(model)
+    specs = shard_specs_of(model)
     indices = {name: index for index, name in enumerate(names)}
     unknown = [name for name in full["state"] if name not in indices]
     if unknown:
@@ -114,11 +113,11 @@ def state_to_load(
     state = {}
     for name in order:
         parameter = parameters[indices[name]]
-        piece = pieces.get(id(parameter))
-        state[keys[name]] = _like(parameter, _cut(name, full["state"][name], piece), piece)
+        spec = specs.get(id(parameter))
+        state[keys[name]] = _like(parameter, _cut(name, full["state"][name], spec), spec)
     if "param_groups" not in full:
         return {"state": state}
-    foreign = {i for i, p in enumerate(parameters) if pieces and id(p) not in pieces}
+    foreign = {i for i, p in enumerate(parameters) if specs and id(p) not in specs}
     groups = _groups_to_load(optimizer, names, full, foreign)
     if with_names:
         groups = [{**g, "params": [keys[names[i]] for i in g["params"]]} for g in groups]
@@ -249,48 +248,50 @@ def _local(entries: dict[str, Any]) -> dict[str, Any]:
     return {key: _dtensors.local_of(value) for key, value in entries.items()}
 
 
-def _like(parameter: torch.Tensor, entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
+def _like(
+    parameter: torch.Tensor, entries: dict[str, Any], spec: ShardSpec | None
+) -> dict[str, Any]:
     """With DTensors for what is cut as `parameter`, if that is one."""
     if not _dtensors.is_dtensor(parameter):
         return entries
     return {
-        key: _dtensors.like(parameter, value) if _is_cut(value, piece) else value
+        key: _dtensors.like(parameter, value) if _is_cut(value, spec) else value
         for key, value in entries.items()
     }
 
 
-def _whole(entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
+def _whole(entries: dict[str, Any], spec: ShardSpec | None) -> dict[str, Any]:
     return {
-        key: piece.gather(value) if _is_cut(value, piece) else _copy(value)
+        key: spec.gather(value) if _is_cut(value, spec) else _copy(value)
         for key, value in sorted(entries.items())
     }
 
 
-def _cut(name: str, entries: dict[str, Any], piece: Piece | None) -> dict[str, Any]:
+def _cut(name: str, entries: dict[str, Any], spec: ShardSpec | None) -> dict[str, Any]:
     cut = {}
     for key, value in entries.items():
-        own = None if piece is None else own_part(value, piece)
+        own = None if spec is None else own_shard(value, spec)
         if own is not None:
             cut[key] = own
             continue
         value = whole_of(value)
-        is_whole = piece is not None and isinstance(value, torch.Tensor) and value.dim() > 0
-        if is_whole and value.shape != piece.shape:
+        is_whole = spec is not None and isinstance(value, torch.Tensor) and value.dim() > 0
+        if is_whole and value.shape != spec.shape:
             raise ArgumentError(
                 f"libddp fsdp: optimizer state {key!r} of {name!r} has the shape "
-                f"{list(value.shape)}, the parameter {list(piece.shape)}. Hint: load the state of "
+                f"{list(value.shape)}, the parameter {list(spec.shape)}. Hint: load the state of "
                 "the same model."
             )
-        cut[key] = piece.cut(value) if is_whole else _copy(value)
+        cut[key] = spec.cut(value) if is_whole else _copy(value)
     return cut
 
 
-def _is_cut(value: Any, piece: Piece | None) -> bool:
+def _is_cut(value: Any, spec: ShardSpec | None) -> bool:
     return (
-        piece is not None
+        spec is not None
         and isinstance(value, torch.Tensor)
         and value.dim() > 0
-        and value.shape == piece.own_shape
+        and value.shape == spec.own_shape
     )
 
 

@@ -17,12 +17,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from libddp._load import load
-from libddp.distributed.fsdp import _placement
-from libddp.distributed.fsdp._extensions import Extension, has_extension
+from libddp.distributed.fsdp.wrap import _placement
+from libddp.distributed.fsdp.wrap._extensions import Extension, has_extension
 from libddp.errors import ArgumentError, StateError
 
 if TYPE_CHECKING:
-    from libddp.distributed.fsdp._shards import Shard, Sharding
+    from libddp.distributed.fsdp.wrap._wrapped_module import Sharding, WrappedModule
 
 
 _C = load()
@@ -293,9 +293,9 @@ def rows_of(params: list[ShardedParam]) -> list[tuple]:
 class Faces:
     """Of a whole model: what the C++ model calls."""
 
-    def __init__(self, shards: list[Shard]) -> None:
-        self._shards = shards
-        self._by_unit = {id(shard.unit): shard for shard in shards}
+    def __init__(self, wrapped_modules: list[WrappedModule]) -> None:
+        self._wrapped_modules = wrapped_modules
+        self._by_unit = {id(wrapped.unit): wrapped for wrapped in wrapped_modules}
 
     def show(self, unit: Any, whole: bool) -> None:
         """The unit's parameters are whole from now on, or no longer."""
@@ -303,40 +303,40 @@ class Faces:
 
     def take_over(self) -> None:
         """A step or a pass begins."""
-        for shard in self._shards:
-            if shard.is_held:
+        for wrapped in self._wrapped_modules:
+            if wrapped.is_held:
                 continue
-            _C.take_over_faces(shard.rows, _NOTHING)
-            for param in shard.params if not shard.rows else ():
+            _C.take_over_faces(wrapped.rows, _NOTHING)
+            for param in wrapped.params if not wrapped.rows else ():
                 param.take_over()
 
     def show_gradients(self) -> None:
         """A pass has ended."""
-        for shard in self._shards:
-            self._show_gradients(shard)
+        for wrapped in self._wrapped_modules:
+            self._show_gradients(wrapped)
 
     def show_gradients_of(self, unit: Any) -> None:
         """The averages of a unit are there, in the middle of a pass."""
         self._show_gradients(self._by_unit[id(unit)])
 
     @staticmethod
-    def _show_gradients(shard: Shard) -> None:
-        _C.show_face_gradients(shard.rows)
-        for param in shard.params if not shard.rows else ():
+    def _show_gradients(wrapped: WrappedModule) -> None:
+        _C.show_face_gradients(wrapped.rows)
+        for param in wrapped.params if not wrapped.rows else ():
             param.show_gradient()
 
     def has_late_hooks(self, unit: Any) -> bool:
-        shard = self._by_unit[id(unit)]
-        if shard.rows:
-            return _C.have_face_hooks(shard.rows)
-        return any(param.has_hooks() for param in shard.params)
+        wrapped = self._by_unit[id(unit)]
+        if wrapped.rows:
+            return _C.have_face_hooks(wrapped.rows)
+        return any(param.has_hooks() for param in wrapped.params)
 
     @torch.no_grad()
     def run_late_hooks(self, unit: Any) -> None:
-        shard = self._by_unit[id(unit)]
-        if shard.rows and not _C.have_face_hooks(shard.rows):
+        wrapped = self._by_unit[id(unit)]
+        if wrapped.rows and not _C.have_face_hooks(wrapped.rows):
             return
-        params = [param for param in shard.params if param.has_hooks()]
+        params = [param for param in wrapped.params if param.has_hooks()]
         if params:
             averaged = set(unit.averaged())
             for param in params:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from libddp.distributed.fsdp._placement import shard_mesh_of
+from libddp.distributed.fsdp.wrap._placement import shard_mesh_of
 
 if TYPE_CHECKING:
-    from libddp.distributed.fsdp._shards import Sharding
+    from libddp.distributed.fsdp.wrap._wrapped_module import Sharding
 
 
 def has_extension(tensor: Any) -> bool:

@@ -11,41 +11,41 @@ from typing import Any
 import torch
 
 from libddp.distributed.fsdp import _registry, _whole_tensor_optimizers
-from libddp.distributed.fsdp._shards import Shard
+from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule
 
 
 class ShardedPlace:
     """Where a sharded parameter and its gradients lie: the registry's entry."""
 
-    def __init__(self, shard: Shard) -> None:
-        # The shard has the parameter, whose entry in the registry this is.
-        self._shard = weakref.ref(shard)
+    def __init__(self, wrapped: WrappedModule) -> None:
+        # It has the parameter, whose entry in the registry this is.
+        self._wrapped = weakref.ref(wrapped)
 
-    def is_whole(self, shard: Shard) -> bool:
+    def is_whole(self, wrapped: WrappedModule) -> bool:
         """Whether the parameter shows the whole tensor now."""
-        return shard.made is None or shard.is_running or shard.summoned is not None
+        return wrapped.made is None or wrapped.is_running or wrapped.summoned is not None
 
     def has_parts_of_values(self) -> bool:
         return self.spread() is not None
 
     def spread(self) -> Any:
-        shard = self._shard()
-        if shard is None or self.is_whole(shard):
+        wrapped = self._wrapped()
+        if wrapped is None or self.is_whole(wrapped):
             return None
-        group = shard.sharding.shard
+        group = wrapped.sharding.shard
         return group if group is not None and group.size() > 1 else None
 
     def deciding(self) -> tuple:
-        shard = self._shard()
-        groups = () if shard is None else shard.groups()
+        wrapped = self._wrapped()
+        groups = () if wrapped is None else wrapped.groups()
         return tuple(group for group in groups if group is not None and group.size() > 1)
 
     def own(self, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
 
-def register(shard: Shard) -> None:
+def register(wrapped: WrappedModule) -> None:
     """Makes the parameters of a unit known as sharded."""
     _whole_tensor_optimizers.watch()
-    for _, parameter in shard.parameters:
-        _registry.register(parameter, ShardedPlace(shard))
+    for _, parameter in wrapped.parameters:
+        _registry.register(parameter, ShardedPlace(wrapped))

@@ -11,7 +11,7 @@ from libddp.errors import StateError
 
 
 @dataclass
-class Summoned:
+class SummonedForward:
     """Parameters show copies of whole tensors, a script's own for the while."""
 
     #: On this rank too.

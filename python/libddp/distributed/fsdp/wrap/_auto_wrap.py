@@ -17,8 +17,8 @@ from torch.distributed.fsdp.wrap import (
     _wrap_module_cls_individually,
 )
 
-from libddp.distributed.fsdp import _modules
-from libddp.distributed.fsdp._shards import shards_in
+from libddp.distributed.fsdp.wrap import _modules
+from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_modules_in
 from libddp.errors import ArgumentError
 
 #: Names of the modules in the model that is being wrapped.
@@ -38,11 +38,11 @@ def wrap_children(module: torch.nn.Module, policy, wrapper, ignored, **arguments
         ArgumentError: something under it is wrapped already; the policy is none, or one of classes
             that the module has no instance of.
     """
-    for shard in shards_in(module):
+    for wrapped in wrapped_modules_in(module):
         raise ArgumentError(
             "libddp fsdp: FSDP auto wrapping requires modules to not already have FSDP applied but "
-            f"found {_modules.names_of(module.named_modules())[id(shard.module)]} in "
-            f"{type(module).__name__}, a {type(shard.module).__name__} that is wrapped already. "
+            f"found {_modules.names_of(module.named_modules())[id(wrapped.module)]} in "
+            f"{type(module).__name__}, a {type(wrapped.module).__name__} that is wrapped already. "
             "Hint: wrap by hand, or by policy."
         )
     _refuse_empty(module, policy)

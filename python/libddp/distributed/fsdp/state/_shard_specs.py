@@ -1,8 +1,8 @@
 """Which part of each parameter lies on which rank, and whole tensors made of such parts.
 
-pieces = pieces_of(model)                    # id(parameter) -> Piece
-whole = pieces[id(p)].gather(state["exp_avg"])
-mine = pieces[id(p)].cut(whole)
+specs = shard_specs_of(model)                    # id(parameter) -> ShardSpec
+whole = specs[id(p)].gather(state["exp_avg"])
+mine = specs[id(p)].cut(whole)
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from libddp.distributed.fsdp.state._state_dict import canonical
+from libddp.distributed.fsdp.wrap import _deferred
+from libddp.distributed.fsdp.wrap._wrapped_module import (
+    Sharding,
+    WrappedModule,
+    own_parameters_of,
+    wrapped_modules_in,
+)
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.tensor import DTensor
 
-from libddp.distributed.fsdp import _deferred
-from libddp.distributed.fsdp._shards import Shard, Sharding, own_parameters_of, shards_in
-from libddp.distributed.fsdp._state_dict import canonical
-
 
 @dataclass
-class Piece:
+class ShardSpec:
     """What this rank owns of one parameter."""
 
-    #: Canonical, in the model that pieces_of was asked for.
+    #: Canonical, in the model that shard_specs_of was asked for.
     name: str
     #: Of the whole parameter.
     shape: torch.Size
@@ -44,11 +48,13 @@ class Piece:
     #: The dimension that is cut; `ranges` are of the tensor that has it in front.
     dim: int = 0
     #: Of a parameter that is a DTensor.
-    spec: Any = None
+    dtensor_spec: Any = None
 
     def is_rows(self) -> bool:
         """Whether it is rows of the whole tensor, which is what snapshots can describe."""
-        return self.dim == 0 and (self.spec is None or self.spec.shape == self.shape)
+        return self.dim == 0 and (
+            self.dtensor_spec is None or self.dtensor_spec.shape == self.shape
+        )
 
     @property
     def begin(self) -> int:
@@ -91,8 +97,8 @@ def whole_of(value: Any) -> Any:
     return whole
 
 
-def pieces_of(model: torch.nn.Module) -> dict[int, Piece]:
-    """id of each sharded parameter -> its piece; all of them in one order on every rank.
+def shard_specs_of(model: torch.nn.Module) -> dict[int, ShardSpec]:
+    """id of each sharded parameter -> its spec; all of them in one order on every rank.
 
     Units that are not made yet are made first, but for those whose parameters are on the meta
     device: of these every rank has everything.
@@ -101,29 +107,29 @@ def pieces_of(model: torch.nn.Module) -> dict[int, Piece]:
         StateError: a parameter was replaced by another object.
     """
     _deferred.settle(model)
-    found: dict[int, Piece] = {}
+    found: dict[int, ShardSpec] = {}
     names = {id(parameter): canonical(name) for name, parameter in model.named_parameters()}
-    for shard in shards_in(model):
-        shard.check_places()
-        for key, piece in pieces_of_shard(shard).items():
-            found[key] = replace(piece, name=names.get(key, piece.name))
+    for wrapped in wrapped_modules_in(model):
+        wrapped.check_places()
+        for key, spec in shard_specs_of_unit(wrapped).items():
+            found[key] = replace(spec, name=names.get(key, spec.name))
     return found
 
 
-def pieces_of_shard(shard: Shard) -> dict[int, Piece]:
+def shard_specs_of_unit(wrapped: WrappedModule) -> dict[int, ShardSpec]:
     """The same for the parameters of one unit, with their names in its module."""
-    if shard.made is None:
-        return _without_values(shard)
+    if wrapped.made is None:
+        return _without_values(wrapped)
     found = {}
-    parameters = dict(shard.parameters)
-    sharding = shard.sharding
+    parameters = dict(wrapped.parameters)
+    sharding = wrapped.sharding
     group, replicate = sharding.shard, sharding.replicate
     own_rank = group.rank() if group else 0
     is_writer = replicate is None or replicate.rank() == 0
-    layouts = [shard.made.layout(rank) for rank in range(group.size() if group else 1)]
+    layouts = [wrapped.made.layout(rank) for rank in range(group.size() if group else 1)]
     for rows in zip(*layouts, strict=True):
         name, shape = rows[0][:2]
-        found[id(parameters[name])] = Piece(
+        found[id(parameters[name])] = ShardSpec(
             name,
             torch.Size(shape),
             [(begin, end) for _, _, begin, end, _ in rows],
@@ -133,18 +139,18 @@ def pieces_of_shard(shard: Shard) -> dict[int, Piece]:
             is_writer,
             sharding,
         )
-    for param in shard.params:
-        piece = found[id(param.sharded)]
-        piece.dim, piece.spec = param.dim, param.spec
-        piece.shape, piece.own_shape = param.inner_shape(), param.sharded._local_tensor.shape
+    for param in wrapped.params:
+        spec = found[id(param.sharded)]
+        spec.dim, spec.dtensor_spec = param.dim, param.spec
+        spec.shape, spec.own_shape = param.inner_shape(), param.sharded._local_tensor.shape
     return found
 
 
-def _without_values(shard: Shard) -> dict[int, Piece]:
-    sharding = shard.sharding
+def _without_values(wrapped: WrappedModule) -> dict[int, ShardSpec]:
+    sharding = wrapped.sharding
     group = sharding.shard
     size = group.size() if group else 1
     return {
-        id(p): Piece(name, p.shape, [(0, p.numel())] * size, p.shape, group, sharding=sharding)
-        for name, p in own_parameters_of(shard.modules, shard.ignored)
+        id(p): ShardSpec(name, p.shape, [(0, p.numel())] * size, p.shape, group, sharding=sharding)
+        for name, p in own_parameters_of(wrapped.modules, wrapped.ignored)
     }

@@ -1,7 +1,7 @@
 """What a wrapped module does when torch's recursive load_state_dict comes to it.
 
 The call may begin at a plain module around it, which knows nothing of sharding: then the outermost
-wrapped module shows whole parameters, or converts pieces, before its part and ends that after it.
+wrapped module shows whole parameters, or converts shards, before its part and ends that after it.
 Names in results and messages are those from before the wrapping.
 """
 
@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-
-from libddp.distributed.fsdp import _agreement, _loading, _modules, _state_dict
+from libddp.distributed.fsdp.state import _collective_errors, _loading, _state_dict
+from libddp.distributed.fsdp.wrap import _modules
 
 #: Attribute of each wrapped module that is part of a call under way.
 _CALL = "_libddp_load"
@@ -69,12 +69,12 @@ def prepared(module: torch.nn.Module) -> Iterator[None]:
 def is_cut(module: torch.nn.Module, state: dict[str, Any]) -> bool:
     """Whether `state` needs converting to what this rank owns."""
     kind = module._state_dict_type
-    return _loading.has_pieces(state) or _state_dict.is_sharded(kind)
+    return _loading.has_shards(state) or _state_dict.is_sharded(kind)
 
 
-def wants_pieces(module: torch.nn.Module, state: dict[str, Any]) -> bool:
+def wants_shards(module: torch.nn.Module, state: dict[str, Any]) -> bool:
     """Whether parameters show what this rank owns while `state` is loaded."""
-    return not _state_dict.is_full(module._state_dict_type) or _loading.has_pieces(state)
+    return not _state_dict.is_full(module._state_dict_type) or _loading.has_shards(state)
 
 
 def _before(module, state, prefix, metadata, strict, missing, unexpected, errors) -> None:
@@ -96,10 +96,10 @@ def _begin(module, state, prefix: str, errors: list[str]) -> None:
         def convert():
             return _loading.local_state(module, names)
 
-        local = _agreement.together(module._shard.groups(), "load a state dict", convert)
+        local = _collective_errors.together(module._wrapped.groups(), "load a state dict", convert)
         state.update({prefix + name: value for name, value in local.items()})
-    elif not wants_pieces(module, own):
-        call.stack.enter_context(_state_dict.summoned(module._shard, keep=True))
+    elif not wants_shards(module, own):
+        call.stack.enter_context(_state_dict.summoned(module._wrapped, keep=True))
     call.begin()
 
 

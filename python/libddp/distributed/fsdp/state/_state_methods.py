@@ -7,6 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from libddp.distributed.fsdp.state import (
+    _collective_errors,
+    _load_hooks,
+    _loading,
+    _optim_state,
+    _sharded_tensors,
+    _state_dict,
+)
+from libddp.distributed.fsdp.wrap import _modules
+from libddp.errors import ArgumentError
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -19,23 +29,12 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-from libddp.distributed.fsdp import (
-    _agreement,
-    _load_hooks,
-    _loading,
-    _modules,
-    _optim_state,
-    _sharded_state,
-    _state_dict,
-)
-from libddp.errors import ArgumentError
-
 
 class StateMethods:
     """Methods of FullyShardedDataParallel."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Whole tensors under their names from before the wrapping, or pieces; collective.
+        """Whole tensors under their names from before the wrapping, or shards; collective.
 
         With SHARDED_STATE_DICT they are torch's: DTensors where the model was given a device_mesh,
         else ShardedTensors, which LOCAL_STATE_DICT gives too. torch.distributed.checkpoint saves
@@ -46,11 +45,11 @@ class StateMethods:
         if not _state_dict.is_full(self._state_dict_type):
             state = super().state_dict(*args, **kwargs)
             _state_dict.without_prefix(state, prefix)
-            _sharded_state.convert_all(state, self, prefix, self._state_dict_config)
+            _sharded_tensors.convert_all(state, self, prefix, self._state_dict_config)
             if _state_dict.is_sharded(self._state_dict_type):
                 _state_dict.restore_buffers(state, prefix, self._buffer_dtypes)
             return state
-        with _state_dict.summoned(self._shard, keep=False) as is_outermost:
+        with _state_dict.summoned(self._wrapped, keep=False) as is_outermost:
             state = super().state_dict(*args, **kwargs)
             _state_dict.without_prefix(state, prefix)
             _state_dict.restore_buffers(state, prefix, self._buffer_dtypes)
@@ -61,7 +60,7 @@ class StateMethods:
         return state
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
-        """The opposite of state_dict: whole tensors, pieces or DTensors; collective.
+        """The opposite of state_dict: whole tensors, shards or DTensors; collective.
 
         Raises:
             RuntimeError: keys that are missing or too many, shapes; on every rank.
@@ -75,12 +74,12 @@ class StateMethods:
             return super(StateMethods, self).load_state_dict(own, strict)
 
         def load_together():
-            return _agreement.together(self._shard.groups(), "load a state dict", load)
+            return _collective_errors.together(self._wrapped.groups(), "load a state dict", load)
 
         with _load_hooks.prepared(self):
-            if _load_hooks.wants_pieces(self, state_dict):
+            if _load_hooks.wants_shards(self, state_dict):
                 return load_together()
-            with _state_dict.summoned(self._shard, keep=True):
+            with _state_dict.summoned(self._wrapped, keep=True):
                 return load_together()
 
     @staticmethod
@@ -149,7 +148,7 @@ class StateMethods:
     def optim_state_dict(
         model: torch.nn.Module, optim, optim_state_dict=None, group=None
     ) -> dict[str, Any]:
-        """The optimizer's state with whole tensors (or pieces) by parameter name; a collective.
+        """The optimizer's state with whole tensors (or shards) by parameter name; a collective.
 
         Args:
             model: wrapped, or with wrapped modules under it.
@@ -201,7 +200,7 @@ class StateMethods:
 
     @staticmethod
     def sharded_optim_state_dict(model: torch.nn.Module, optim, group=None) -> dict[str, Any]:
-        """optim_state_dict with pieces (torch's older name)."""
+        """optim_state_dict with shards (torch's older name)."""
         config = ShardedOptimStateDictConfig()
         return _optim_state.sharded_state(model, optim, None, config)
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
 from libddp._version import __version__
 from libddp.distributed._groups import native
-from libddp.distributed.fsdp import _agreement, _deferred, _entries, _optim_state
-from libddp.distributed.fsdp._safetensors import Writer, name_of, writing
-from libddp.distributed.fsdp._snapshot_files import FORMAT, INDEX, VERSION, Snapshot, write_index
+from libddp.distributed.fsdp.snapshot import _model_tensors
+from libddp.distributed.fsdp.snapshot._files import FORMAT, INDEX, VERSION, Snapshot, write_index
+from libddp.distributed.fsdp.snapshot._safetensors import Writer, name_of, writing
+from libddp.distributed.fsdp.state import _collective_errors, _optim_state
+from libddp.distributed.fsdp.wrap import _deferred
 from libddp.errors import ArgumentError
 
 
@@ -43,10 +44,10 @@ def save_snapshot(
     holder = [secrets.token_hex(4)]
     dist.broadcast_object_list(holder, src=0)
     name = f"rank-{rank}-of-{world}.{holder[0]}.safetensors"
-    entries, groups = _entries.of_model(model), None
+    entries, groups = _model_tensors.of_model(model), None
     if optimizer is not None:
-        groups = _entries.groups_of(model, optimizer)
-        entries += _entries.of_optimizer(model, optimizer)
+        groups = _model_tensors.groups_of(model, optimizer)
+        entries += _model_tensors.of_optimizer(model, optimizer)
     together = _together(f"write {folder}")
     tables: list[Any] = [None] * world
     dist.all_gather_object(tables, together(lambda: _write(folder, name, entries)))
@@ -59,8 +60,8 @@ def save_snapshot(
         "files": {table["file"]: table["size"] for table in tables},
         "tensors": _tensors(entries, tables),
         "aliases": {
-            _entries.MODEL + name: _entries.MODEL + first
-            for name, first in _entries.aliases_of(model).items()
+            _model_tensors.MODEL + name: _model_tensors.MODEL + first
+            for name, first in _model_tensors.aliases_of(model).items()
         },
         "values": {"param_groups": groups, "extra": extra},
     }
@@ -90,13 +91,13 @@ def load_snapshot(folder: str | os.PathLike, model: torch.nn.Module, optimizer=N
     together = _together(f"load {folder}")
     snapshot = together(lambda: Snapshot.open(Path(folder)))
     _deferred.give_memory(model)
-    entries = _entries.of_model(model)
-    together(lambda: _check(snapshot, entries, _entries.MODEL))
+    entries = _model_tensors.of_model(model)
+    together(lambda: _check(snapshot, entries, _model_tensors.MODEL))
     if optimizer is not None:
         from torch.distributed.checkpoint import state_dict as torchs
 
         torchs._init_optim_state(optimizer)
-        moments = _entries.of_optimizer(model, optimizer)
+        moments = _model_tensors.of_optimizer(model, optimizer)
         groups = together(lambda: _check_optimizer(snapshot, moments, model, optimizer))
         entries += moments
     together(lambda: _read(snapshot, entries))
@@ -107,10 +108,10 @@ def load_snapshot(folder: str | os.PathLike, model: torch.nn.Module, optimizer=N
 
 
 def _together(what: str):
-    return lambda function: _agreement.together([native(None)], what, function)
+    return lambda function: _collective_errors.together([native(None)], what, function)
 
 
-def _write(folder: Path, name: str, entries: list[_entries.Entry]) -> dict[str, Any]:
+def _write(folder: Path, name: str, entries: list[_model_tensors.Entry]) -> dict[str, Any]:
     """This rank's file; returns what the index has to know of it."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +133,7 @@ def _write(folder: Path, name: str, entries: list[_entries.Entry]) -> dict[str, 
     return {"file": name, "size": file.size, "pieces": pieces}
 
 
-def _tensors(entries: list[_entries.Entry], tables: list[dict]) -> dict[str, Any]:
+def _tensors(entries: list[_model_tensors.Entry], tables: list[dict]) -> dict[str, Any]:
     found = {}
     for entry in entries:
         pieces = [table["pieces"][entry.key] for table in tables if entry.key in table["pieces"]]
@@ -152,7 +153,7 @@ def _publish(folder: Path, index: dict[str, Any]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _check(snapshot: Snapshot, entries: list[_entries.Entry], prefix: str) -> None:
+def _check(snapshot: Snapshot, entries: list[_model_tensors.Entry], prefix: str) -> None:
     where = f"libddp snapshot {snapshot.folder}"
     wanted = {entry.key: entry for entry in entries}
     there = {key for key in snapshot.tensors if key.startswith(prefix)}
@@ -173,7 +174,7 @@ def _check(snapshot: Snapshot, entries: list[_entries.Entry], prefix: str) -> No
 
 def _named(key: str, prefix: str) -> str:
     module, _, name = key[len(prefix) :].rpartition(".")
-    what = "parameter or buffer" if prefix == _entries.MODEL else "optimizer state"
+    what = "parameter or buffer" if prefix == _model_tensors.MODEL else "optimizer state"
     return f"{what} {name!r} of {module!r}"
 
 
@@ -184,7 +185,7 @@ def _check_optimizer(snapshot: Snapshot, moments, model, optimizer) -> list[dict
         raise ArgumentError(
             f"libddp snapshot {snapshot.folder}: it has no optimizer. Hint: load it without one."
         )
-    _check(snapshot, moments, _entries.STATE)
+    _check(snapshot, moments, _model_tensors.STATE)
     groups = _optim_state.groups_to_load(model, optimizer, {"param_groups": saved})
     return [
         {key: _as(old.get(key), value) for key, value in group.items() if key != "params"}
@@ -199,7 +200,7 @@ def _as(before: Any, value: Any) -> Any:
     return tuple(value) if isinstance(before, tuple) else value
 
 
-def _read(snapshot: Snapshot, entries: list[_entries.Entry]) -> None:
+def _read(snapshot: Snapshot, entries: list[_model_tensors.Entry]) -> None:
     for entry in entries:
         if entry.end > entry.begin:
             part = snapshot.read(entry.key, entry.begin, entry.end)

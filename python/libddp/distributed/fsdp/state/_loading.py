@@ -9,24 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
-from libddp.distributed.fsdp import _dtensors
-from libddp.distributed.fsdp._pieces import Piece, pieces_of, whole_of
-from libddp.distributed.fsdp._sharded_state import is_sharded, own_part
-from libddp.distributed.fsdp._state_dict import canonical
+from libddp.distributed.fsdp.state._shard_specs import ShardSpec, shard_specs_of, whole_of
+from libddp.distributed.fsdp.state._sharded_tensors import is_sharded, own_shard
+from libddp.distributed.fsdp.state._state_dict import canonical
+from libddp.distributed.fsdp.wrap import _dtensors
 from libddp.errors import ArgumentError
 
 
-def has_pieces(state: dict[str, Any]) -> bool:
+def has_shards(state: dict[str, Any]) -> bool:
     """Whether some entries are not whole tensors."""
     return any(is_sharded(value) for value in state.values())
 
 
-def pieces_by_key(model: torch.nn.Module) -> dict[str, Piece]:
-    """Canonical name -> piece, of shared parameters by each of their names."""
-    pieces = pieces_of(model)
+def shard_specs_by_key(model: torch.nn.Module) -> dict[str, ShardSpec]:
+    """Canonical name -> spec, of shared parameters by each of their names."""
+    specs = shard_specs_of(model)
     named = torch.nn.Module.named_parameters(model, remove_duplicate=False)
-    return {canonical(name): pieces[id(p)] for name, p in named if id(p) in pieces}
+    return {canonical(name): specs[id(p)] for name, p in named if id(p) in specs}
 
 
 def local_state(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]:
@@ -36,10 +35,10 @@ def local_state(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
         ArgumentError: a shape that is not the parameter's.
 
     Note:
-        A collective where pieces are divided in another way than the model.
+        A collective where shards are divided in another way than the model.
     """
-    pieces = pieces_by_key(model)
-    local = {key: _own(key, value, pieces.get(key), model) for key, value in state.items()}
+    specs = shard_specs_by_key(model)
+    local = {key: _own(key, value, specs.get(key), model) for key, value in state.items()}
     if hasattr(state, "_metadata"):
         local = type(state)(local)
         local._metadata = state._metadata
@@ -56,16 +55,16 @@ def as_dtensors(model: torch.nn.Module, local: dict[str, Any]) -> dict[str, Any]
     return local
 
 
-def _own(key: str, value: Any, piece: Piece | None, model: torch.nn.Module) -> Any:
-    own = None if piece is None else own_part(value, piece)
+def _own(key: str, value: Any, spec: ShardSpec | None, model: torch.nn.Module) -> Any:
+    own = None if spec is None else own_shard(value, spec)
     if own is not None:
         return own
     value = whole_of(value)
-    if piece is None or not isinstance(value, torch.Tensor):
+    if spec is None or not isinstance(value, torch.Tensor):
         return value
-    if value.shape != piece.shape:
+    if value.shape != spec.shape:
         raise ArgumentError(
             f"libddp fsdp: {key!r} has the shape {list(value.shape)} in the state dict, in "
-            f"{type(model).__name__} {list(piece.shape)}. Hint: load the state of the same model."
+            f"{type(model).__name__} {list(spec.shape)}. Hint: load the state of the same model."
         )
-    return piece.cut(value)
+    return spec.cut(value)

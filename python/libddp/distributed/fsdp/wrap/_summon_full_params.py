@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from libddp.distributed.fsdp import _shards
-from libddp.distributed.fsdp._state_dict import summoned
+from libddp.distributed.fsdp.state._state_dict import summoned
+from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule, wrapped_modules_in
 from libddp.errors import ArgumentError
 
 
@@ -17,7 +17,7 @@ class NotSupportedError(ArgumentError, NotImplementedError):
 
 
 @dataclass
-class Wish:
+class SummonArguments:
     """Arguments of summon_full_params."""
 
     writeback: bool
@@ -25,9 +25,9 @@ class Wish:
     offload_to_cpu: bool
     with_grads: bool
 
-    def check(self, shards: list[_shards.Shard]) -> None:
+    def check(self, wrapped_modules: list[WrappedModule]) -> None:
         """Refuses on every rank what cannot be; warns as torch does."""
-        if not shards:
+        if not wrapped_modules:
             return
         if self.with_grads and self.offload_to_cpu:
             raise NotSupportedError(
@@ -40,7 +40,9 @@ class Wish:
                 "is not supported: the other ranks do not see the changes. Hint: pass "
                 "writeback=False."
             )
-        if self.offload_to_cpu and any(shard.sharding.shard is None for shard in shards):
+        if self.offload_to_cpu and any(
+            wrapped.sharding.shard is None for wrapped in wrapped_modules
+        ):
             raise NotSupportedError(
                 "libddp fsdp: summon_full_params: offload_to_cpu=True has no meaning with "
                 "NO_SHARD. Hint: leave it out."
@@ -55,18 +57,22 @@ class Wish:
 
 
 @contextmanager
-def summon(shards: list[_shards.Shard], recurse: bool, wish: Wish) -> Iterator[None]:
-    """Whole parameters of `shards`, and of what is under them; a collective."""
-    wish.check([inner for shard in shards for inner in _shards.shards_in(shard.module)])
+def summon(
+    wrapped_modules: list[WrappedModule], recurse: bool, arguments: SummonArguments
+) -> Iterator[None]:
+    """Whole parameters of `wrapped_modules`, and of what is under them; a collective."""
+    arguments.check(
+        [inner for wrapped in wrapped_modules for inner in wrapped_modules_in(wrapped.module)]
+    )
     with ExitStack() as stack:
-        for shard in shards:
+        for wrapped in wrapped_modules:
             stack.enter_context(
                 summoned(
-                    shard,
-                    keep=wish.writeback,
+                    wrapped,
+                    keep=arguments.writeback,
                     recurse=recurse,
-                    with_gradients=wish.with_grads,
-                    rank0_only=wish.rank0_only,
+                    with_gradients=arguments.with_grads,
+                    rank0_only=arguments.rank0_only,
                 )
             )
         yield

@@ -13,59 +13,64 @@ from dataclasses import dataclass, replace
 import torch
 from torch.distributed.fsdp import MixedPrecision
 
-from libddp.distributed.fsdp import _shards
-from libddp.distributed.fsdp._pieces import pieces_of_shard
-from libddp.distributed.fsdp._state_dict import summoned
+from libddp.distributed.fsdp.state._shard_specs import shard_specs_of_unit
+from libddp.distributed.fsdp.state._state_dict import summoned
+from libddp.distributed.fsdp.wrap._wrapped_module import (
+    Sharding,
+    WrappedModule,
+    model_of,
+    wrapped_modules_in,
+)
 from libddp.errors import StateError
 
 #: Modules whose parameters are being changed as a whole.
-_changing: set[int] = set()
+_converting: set[int] = set()
 
 
-def converts(shard: _shards.Shard, function: Callable) -> bool:
+def changes_dtype(wrapped: WrappedModule, function: Callable) -> bool:
     """Whether nn.Module._apply with this function gives the parameters another dtype."""
-    dtypes = {p.dtype for each in _shards.shards_in(shard.module) for _, p in each.parameters}
+    dtypes = {p.dtype for each in wrapped_modules_in(wrapped.module) for _, p in each.parameters}
     return any(
         function(torch.empty(0, dtype=dtype, device="cpu")).dtype != dtype for dtype in dtypes
     )
 
 
-def is_changing(shard: _shards.Shard) -> bool:
-    """Whether `again` runs for a model that it is part of."""
-    return id(shard) in _changing
+def is_converting(wrapped: WrappedModule) -> bool:
+    """Whether `convert` runs for a model that it is part of."""
+    return id(wrapped) in _converting
 
 
-def again(root: _shards.Shard, change: Callable[[], object]) -> None:
+def convert(root: WrappedModule, change: Callable[[], object]) -> None:
     """Calls `change` while parameters show whole tensors, to which it may give another dtype.
 
     Gradients stay, in the dtypes that `change` leaves them with.
     """
-    shards = list(_shards.shards_in(root.module))
-    _refuse(root, shards)
-    model = _shards.model_of(root)
-    units = [shard.unit for shard in shards]
+    wrapped_modules = list(wrapped_modules_in(root.module))
+    _refuse(root, wrapped_modules)
+    model = model_of(root)
+    units = [wrapped.unit for wrapped in wrapped_modules]
     model.show_copies(units, with_gradients=True, here=True)
-    _changing.update(id(shard) for shard in shards)
+    _converting.update(id(wrapped) for wrapped in wrapped_modules)
     try:
         change()
     except BaseException:
         model.end_copies(units, False)
         raise
     finally:
-        _changing.difference_update(id(shard) for shard in shards)
-    gradients = _without_gradients(shards)
-    for shard in shards:
-        shard.made = shard.model = None
-        shard.is_root, shard.all_shards = False, []
+        _converting.difference_update(id(wrapped) for wrapped in wrapped_modules)
+    gradients = _without_gradients(wrapped_modules)
+    for wrapped in wrapped_modules:
+        wrapped.made = wrapped.model = None
+        wrapped.is_root, wrapped.all_wrapped = False, []
     del model, units
-    for shard in shards:
-        shard.make()
-        _give_back(shard, gradients)
+    for wrapped in wrapped_modules:
+        wrapped.make()
+        _give_back(wrapped, gradients)
 
 
-def _refuse(root: _shards.Shard, shards: list[_shards.Shard]) -> None:
+def _refuse(root: WrappedModule, wrapped_modules: list[WrappedModule]) -> None:
     name = type(root.module).__name__
-    if any(shard.summoned or shard.is_running for shard in shards):
+    if any(wrapped.summoned or wrapped.is_running for wrapped in wrapped_modules):
         raise StateError(
             f"libddp fsdp: {name} cannot be converted while its parameters are whole. Hint: do it "
             "outside of summon_full_params and of forward."
@@ -77,34 +82,36 @@ def _refuse(root: _shards.Shard, shards: list[_shards.Shard]) -> None:
         )
 
 
-def _without_gradients(shards: list[_shards.Shard]) -> dict[int, torch.Tensor]:
+def _without_gradients(
+    wrapped_modules: list[WrappedModule],
+) -> dict[int, torch.Tensor]:
     found = {}
-    for shard in shards:
-        for _, parameter in shard.parameters:
+    for wrapped in wrapped_modules:
+        for _, parameter in wrapped.parameters:
             if parameter.grad is not None:
                 found[id(parameter)] = parameter.grad
                 parameter.grad = None
     return found
 
 
-def _give_back(shard: _shards.Shard, gradients: dict[int, torch.Tensor]) -> None:
-    pieces = pieces_of_shard(shard)
-    for _, parameter in shard.parameters:
+def _give_back(wrapped: WrappedModule, gradients: dict[int, torch.Tensor]) -> None:
+    specs = shard_specs_of_unit(wrapped)
+    for _, parameter in wrapped.parameters:
         if id(parameter) in gradients:
             whole = gradients[id(parameter)].to(parameter.dtype)
-            parameter.grad = pieces[id(parameter)].cut(whole)
+            parameter.grad = specs[id(parameter)].cut(whole)
 
 
 @dataclass
 class Precisions:
     """Of a module that FSDP_USE_FULL_PREC_IN_EVAL=1 lets compute in full precision after eval()."""
 
-    low: _shards.Sharding
-    full: _shards.Sharding
+    low: Sharding
+    full: Sharding
     is_full: bool = False
 
     @staticmethod
-    def of(sharding: _shards.Sharding, precision: MixedPrecision) -> Precisions | None:
+    def of(sharding: Sharding, precision: MixedPrecision) -> Precisions | None:
         """None without the variable, or where nothing is in another precision."""
         dtypes = (precision.param_dtype, precision.reduce_dtype, precision.buffer_dtype)
         if os.environ.get("FSDP_USE_FULL_PREC_IN_EVAL") != "1" or not any(dtypes):
@@ -118,28 +125,28 @@ class Precisions:
         return replace(self)
 
 
-def choose_precision(root: torch.nn.Module, wrapped: list) -> None:
+def choose_precision(root: torch.nn.Module, modules: list) -> None:
     """Before a forward: shards a model anew whose mode has changed. Only the outermost one does."""
-    shard, want_full = root._shard, not root.training
-    is_part = shard.model is not None and not shard.is_root
-    if is_part or shard.is_running or root._precisions.is_full == want_full:
+    wrapped, want_full = root._wrapped, not root.training
+    is_part = wrapped.model is not None and not wrapped.is_root
+    if is_part or wrapped.is_running or root._precisions.is_full == want_full:
         return
 
     def change() -> None:
-        for module in wrapped:
+        for module in modules:
             precisions = module._precisions
             if precisions is not None:
                 precisions.is_full = want_full
-                module._shard.sharding = precisions.full if want_full else precisions.low
+                module._wrapped.sharding = precisions.full if want_full else precisions.low
 
-    again(shard, change)
+    convert(wrapped, change)
 
 
-def copied(shard: _shards.Shard, copy: Callable) -> torch.nn.Module:
+def copied(wrapped: WrappedModule, copy: Callable) -> torch.nn.Module:
     """What `copy` makes of a module whose parameters are whole meanwhile, sharded alike."""
-    with summoned(shard, keep=False) as is_outermost:
+    with summoned(wrapped, keep=False) as is_outermost:
         made = copy()
     if is_outermost:
-        for each in _shards.shards_in(made):
+        for each in wrapped_modules_in(made):
             each.make()
     return made

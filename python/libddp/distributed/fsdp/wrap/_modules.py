@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.fsdp import CPUOffload
 
-from libddp.distributed.fsdp._shards import shard_of, shards_in
-from libddp.distributed.fsdp._state_dict import canonical
+from libddp.distributed.fsdp.state._state_dict import canonical
+from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_module_of, wrapped_modules_in
 from libddp.errors import ArgumentError
 
 
@@ -50,7 +50,7 @@ class Ignored:
                 f"elements but got types {kinds}. Hint: pass the modules' parameters."
             )
         for root in roots:
-            if shard_of(root) is not None:
+            if wrapped_module_of(root) is not None:
                 raise ArgumentError(
                     "libddp fsdp: `ignored_modules` should not include FSDP modules, but has a "
                     f"{type(root).__name__} that is wrapped. Hint: ignore it before it is wrapped."
@@ -148,7 +148,9 @@ def buffers_to_cast(
     found: dict[str, torch.dtype] = {}
     if dtype is None:
         return found
-    done = {child for s in shards_in(module) for child in s.module.modules()} | ignored.modules
+    done = {
+        child for s in wrapped_modules_in(module) for child in s.module.modules()
+    } | ignored.modules
     for prefix, part in module.named_modules():
         for name, buffer in part.named_buffers(recurse=False) if part not in done else ():
             if buffer.is_floating_point():

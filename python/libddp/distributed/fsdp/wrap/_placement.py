@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from libddp.distributed.fsdp._summon import NotSupportedError
+from libddp.distributed.fsdp.wrap._summon_full_params import NotSupportedError
 from libddp.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from libddp.distributed.fsdp._shards import Sharding
+    from libddp.distributed.fsdp.wrap._wrapped_module import Sharding
 
 
 def placements_of(sharding: Sharding, dim: int = 0) -> tuple:

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from libddp.distributed.fsdp import _shards
+from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_modules_in
 from libddp.errors import ArgumentError, StateError
 
 
-def register(wrapped, state: object, hook: Callable) -> None:
-    """Of `wrapped`, the outermost wrapped module, and all wrapped modules under it."""
-    if not wrapped.check_is_root():
+def register(model, state: object, hook: Callable) -> None:
+    """Of `model`, the outermost wrapped module, and all wrapped modules under it."""
+    if not model.check_is_root():
         raise StateError(
             "libddp fsdp: register_comm_hook can only be called on a root instance; "
-            f"{wrapped._shard.name!r} is a part of one. Hint: call it on the outermost module."
+            f"{model._wrapped.name!r} is a part of one. Hint: call it on the outermost module."
         )
-    shards = list(_shards.shards_in(wrapped))
+    wrapped_modules = list(wrapped_modules_in(model))
     if not callable(hook):
         raise ArgumentError(
             f"libddp fsdp: The communication hook must be callable but got {hook!r}. "
             "Hint: pass a function (state, gradients, average)."
         )
-    for shard in shards:
-        if shard.hook is not None:
+    for wrapped in wrapped_modules:
+        if wrapped.hook is not None:
             raise ArgumentError(
-                f"libddp fsdp: A communication hook is already registered for {shard.name!r}. "
+                f"libddp fsdp: A communication hook is already registered for {wrapped.name!r}. "
                 "Hint: register one, before training."
             )
-        if shard.sharding.shard is not None and shard.sharding.replicate is not None:
+        if wrapped.sharding.shard is not None and wrapped.sharding.replicate is not None:
             raise ArgumentError(
                 "libddp fsdp: Communication hook is currently unsupported for hybrid sharding "
                 "strategies, in torch too. Hint: FULL_SHARD, SHARD_GRAD_OP or NO_SHARD."
             )
-    for shard in shards:
-        shard.hook = partial(hook, state)
-        shard.unit.reduce_by(shard.hook)
+    for wrapped in wrapped_modules:
+        wrapped.hook = partial(hook, state)
+        wrapped.unit.reduce_by(wrapped.hook)
