@@ -1,0 +1,1 @@
+"""Files of sharded models: snapshots, and safetensors of a whole model."""
