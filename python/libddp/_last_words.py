@@ -1,27 +1,19 @@
-"""The end of `libddp run` when a rank fails: one screen that names the rank that failed first.
+"""What a rank of `libddp run` died of: the file that a worker leaves for the launcher.
 
-A worker leaves what it died of in the file that the launcher named for it (`record_error`). The
-launcher's own look at exit codes cannot tell cause from effect: the rank that raised is often still
-printing when another has already ended because of it. So `report` reads the files of all ranks of
-this host, and what a rank suffered from another one (PeerError) comes after what started it. An
-error that all ranks met alike, or that is between ranks, is pinned on none.
+A worker writes it where the launcher has named a file for it (`record_error`), in torchrun's
+format; the launcher reads it (`read`) for its last screen (_failure_report.py).
 """
 
 from __future__ import annotations
 
-import glob
 import json
-import math
 import os
-import re
-import sys
 import time
 import traceback
 from dataclasses import dataclass
 
 _FILE = "TORCHELASTIC_ERROR_FILE"
 MAX_TEXT = 2000
-_MAX_PLACES = 4
 
 
 @dataclass
@@ -69,73 +61,7 @@ def record_error(error: BaseException, place: tuple[str, int] | None) -> None:
         pass  # the exception itself is printed in any case
 
 
-def report(failures) -> LastWords:
-    """Prints the screen on stderr and returns the rank that it names.
-
-    Args:
-        failures: torch's ProcessFailure by rank.
-    """
-    ends = sorted(_collect(failures), key=lambda end: (end.follows, end.when))
-    first, of_rank = ends[0], ""
-    if first.is_nobodys:
-        lines = _between(ends)
-    elif len(ends) > 1 and len({(_without_rank(end.text), end.place) for end in ends}) == 1:
-        lines = [f"alike on {_named(ends)}: {_without_rank(first.text)}", *_at(first.place)]
-    else:
-        lines = [f"rank {first.rank} was first: {first.text}", *_at(first.place)]
-        if len(ends) > 1:
-            lines.append(f"  then: {_named(ends[1:])}")
-        code = failures[first.rank].exitcode if first.rank in failures else 1
-        of_rank = f"of rank {first.rank}: {code}; "
-    lines += [f"  logs: {_logs(first, failures)}", f"  exit code {of_rank}of libddp run: 1"]
-    print("libddp run: failed;", "\n".join(lines), file=sys.stderr, flush=True)
-    return first
-
-
-def _between(ends: list[LastWords]) -> list[str]:
-    """The cause, which each of them tells after its own call, and where each of them was."""
-    _, _, text = ends[0].text.partition("] ")
-    _, _, cause = text.partition(": ")
-    places = [f"{end.place} (rank {end.rank})" for end in ends if end.place]
-    lines = [f"between ranks: {cause or ends[0].text}"]
-    return lines + [line for place in places[:_MAX_PLACES] for line in _at(place)]
-
-
-def _at(place: str) -> list[str]:
-    return [f"  at:   {place}"] if place else []
-
-
-def _named(ends: list[LastWords]) -> str:
-    ranks = sorted(end.rank for end in ends)
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
-def _without_rank(text: str) -> str:
-    """An error's text without the rank that says it."""
-    return re.sub(r", rank \d+/\d+\]", "]", text)
-
-
-def _collect(failures) -> list[LastWords]:
-    from libddp import _worker_ends
-
-    ends = {}
-    for failure in failures.values():
-        folder = os.path.dirname(os.path.dirname(failure.error_file))
-        for path in glob.glob(os.path.join(glob.escape(folder), "*", "error.json")):
-            end = _read(path)
-            if end is not None:
-                ends[end.rank] = end
-    for rank, failure in failures.items():
-        if rank not in ends:
-            text = failure.message
-            if isinstance(text, dict):
-                text = text.get("message", "")
-            when = -math.inf if failure.exitcode < 0 else math.inf
-            ends[rank] = LastWords(rank, str(text)[:MAX_TEXT], "", when, False)
-    return _worker_ends.complete(list(ends.values()), failures, _read)
-
-
-def _read(path: str) -> LastWords | None:
+def read(path: str) -> LastWords | None:
     """What a worker of libddp wrote; None for a file of another kind, or half a file."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -148,12 +74,3 @@ def _read(path: str) -> LastWords | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _logs(first: LastWords, failures) -> str:
-    """Where the output of the ranks went."""
-    failure = failures.get(first.rank)
-    folder = os.path.dirname(first.path or (failure.error_file if failure else ""))
-    kept = [os.path.join(folder, name) for name in ("stderr.log", "stdout.log")]
-    found = [path for path in kept if folder and os.path.isfile(path) and os.path.getsize(path)]
-    return ", ".join(found) or "above (Hint: --log-dir=logs --redirects=3 keeps one per rank)"

@@ -12,14 +12,14 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from libddp._last_words import MAX_TEXT
+from libddp._last_words import MAX_TEXT, LastWords, read
 from libddp._program_line import innermost, places_in
 
 _STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
@@ -71,13 +71,12 @@ def watched() -> Iterator[Workers]:
         DefaultLogsSpecs.reify, SubprocessHandler.close = reify, close
 
 
-def complete(ends: list, failures: dict, read: Callable) -> list:
+def complete(ends: list[LastWords], failures: dict) -> list[LastWords]:
     """The ends of the workers, with those of the ranks that they started, each in clear words.
 
     Args:
-        ends: LastWords of workers.
+        ends: of workers.
         failures: as `Workers.failures` gives them.
-        read: a file's LastWords, or None.
     """
     completed = []
     for end in ends:

@@ -9,7 +9,7 @@ A thin layer over torch.distributed.run with two flags and four defaults of its 
 - One node and no rendezvous named: a free port is taken, so that jobs on one machine cannot meet.
 - The launchers' rendezvous runs nothing that a stranger wrote; on one host it listens at 127.0.0.1
   only (_rendezvous.py).
-- A failed run ends with one screen: the rank that failed first, and why (_last_words.py).
+- A failed run ends with one screen: the rank that failed first, and why (_failure_report.py).
 - OMP_NUM_THREADS unset: the cores are shared out among the workers (torchrun: 1 each).
 """
 
@@ -30,7 +30,7 @@ from torch.distributed.elastic.multiprocessing.errors import (
     record,
 )
 
-from libddp import _last_words, _rendezvous, _run_key, _worker, _worker_ends
+from libddp import _failure_report, _rendezvous, _run_key, _worker, _worker_ends
 from libddp._autoload import DROP_IN
 
 _RENDEZVOUS_FLAGS = ("rdzv_endpoint", "rdzv_id", "rdzv_backend", "master_addr", "master_port")
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"libddp run: ended by {name}; the workers are stopped", file=sys.stderr)
         sys.exit(128 + end.sigval)
     except ChildFailedError as failed:
-        first = _last_words.report(ended.failures(failed.failures))
+        first = _failure_report.report(ended.failures(failed.failures))
         if first.path and "TORCHELASTIC_ERROR_FILE" in os.environ:  # a launcher above this one
             get_error_handler().dump_error_file(first.path, 1)
         sys.exit(1)

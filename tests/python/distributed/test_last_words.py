@@ -8,7 +8,7 @@ import pytest
 from launches import finish, launch, ranks
 from libddp.errors import PeerError
 
-from libddp import _last_words, _worker
+from libddp import _failure_report, _worker
 
 RAISES = """
 import os, time
@@ -234,7 +234,7 @@ def workers_end(folder, exitcode, records):
             _worker.begin_spawned(rank)
             with patch.dict(os.environ):
                 _worker.record_spawned(error, rank)
-    return _last_words.report({0: failure})
+    return _failure_report.report({0: failure})
 
 
 def lost() -> PeerError:
