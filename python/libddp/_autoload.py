@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 
-BACKEND = "libddp"
+from libddp._torch_backend import register_backend
+
 DROP_IN = "LIBDDP_DROP_IN"
 
 
@@ -26,17 +27,9 @@ def drop_in_wanted() -> bool:
     return value == "1"
 
 
-def register_backend() -> None:
-    """Registers the backend; does nothing where it is known already or torch has no c10d."""
-    from torch import distributed
-
-    if distributed.is_available() and not hasattr(distributed.Backend, BACKEND.upper()):
-        distributed.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
-
-
 def register() -> None:
     """The entry point: registers the backend, and installs libddp where the user wants that."""
-    register_backend()
+    register_backend(_create)
     if drop_in_wanted():
         from libddp._drop_in import install
 

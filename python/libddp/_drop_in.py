@@ -18,7 +18,8 @@ from collections.abc import Callable
 from functools import cache, wraps
 from importlib.metadata import entry_points
 
-from libddp import _after_import, _autoload, _drop_in_fsdp
+from libddp import _after_import, _drop_in_fsdp
+from libddp._torch_backend import BACKEND
 
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _CHECKPOINT = "torch.utils.checkpoint"
@@ -114,7 +115,7 @@ def require_automatic() -> None:
             "libddp: --drop-in needs torch to load libddp, and TORCH_DEVICE_BACKEND_AUTOLOAD=0 "
             "forbids it. Hint: unset that variable, or call libddp.install() in the script."
         )
-    if not any(e.name == _autoload.BACKEND for e in entry_points(group="torch.backends")):
+    if not any(e.name == BACKEND for e in entry_points(group="torch.backends")):
         raise ArgumentError(
             "libddp: --drop-in needs an installed libddp, and this one is only on the path: torch "
             "finds no entry point of it. Hint: `pip install .` in a checkout of libddp, or call "

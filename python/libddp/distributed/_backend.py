@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from libddp import _autoload
 from libddp._load import load
+from libddp._torch_backend import BACKEND as HOST
+from libddp._torch_backend import register_backend
 from libddp.distributed import _exit, _links
 from libddp.errors import ArgumentError
 
 _C = load()
-HOST = _autoload.BACKEND
 _HOST_NAMES = frozenset({HOST, "gloo", "shm"})
 _ACCEPTED = 'None, "auto", "libddp", "gloo", "shm", "nccl", "cpu:gloo", "cpu:gloo,cuda:nccl"'
 
@@ -115,4 +115,4 @@ def _refusal(backend, why: str) -> ArgumentError:
     return ArgumentError(f"libddp: backend {backend!r} {why}. Hint: pass one of {_ACCEPTED}.")
 
 
-_autoload.register_backend()
+register_backend(create)
