@@ -32,8 +32,7 @@ std::shared_ptr<ParamGroup> make_param_group(std::string name, const PythonTenso
   return unit;
 }
 
-/// libddp.distributed.fsdp.wrap._dtensors.Faces, which has the model: neither keeps the other
-/// alive.
+/// libddp.distributed.fsdp.wrap._faces.Faces, which has the model: neither keeps the other alive.
 class PythonFaces final : public ParameterFaces {
  public:
   explicit PythonFaces(const py::object& faces) : faces_(faces) {}

@@ -1,5 +1,5 @@
-// What libddp.distributed.fsdp.wrap._dtensors does for every parameter in every step, where nothing
-// unusual has happened. A row is a tuple (param, sharded, unsharded, local, places) of a
+// What libddp.distributed.fsdp.wrap._sharded_param does for every parameter in every step, where
+// nothing unusual has happened. A row is a tuple (param, sharded, unsharded, local, places) of a
 // ShardedParam; the lists of rows belong to Python, whose collector must see them.
 
 #include <torch/csrc/autograd/python_variable.h>

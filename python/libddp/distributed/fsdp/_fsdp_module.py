@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from libddp.distributed.fsdp.state import _collective_errors, _loading, _sharded_tensors
-from libddp.distributed.fsdp.wrap import _deferred, _modules
+from libddp.distributed.fsdp.wrap import _deferred
 from libddp.distributed.fsdp.wrap._wrapped_module import model_of, wrapped_module_of
 from libddp.errors import ArgumentError, StateError
 
@@ -225,7 +225,7 @@ class FSDPModule:
         """
         waiting = _deferred.give_memory(self)
         if not waiting and not _loading.has_shards(state_dict):
-            _modules.refuse_assign(assign)
+            _loading.refuse_assign(assign)
 
         def load():
             if not strict:

@@ -14,6 +14,7 @@ from libddp.distributed._init import init_process_group
 from libddp.distributed.fsdp import _clip, _scaler, _torch_state
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
 from libddp.distributed.fsdp.wrap import _modules, _process_groups, _wrapped_module
+from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import ArgumentError
 
 
@@ -84,7 +85,7 @@ def fully_shard(
     return module
 
 
-def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> _wrapped_module.Sharding:
+def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> Sharding:
     if shard_placement_fn is not None and not use_dtensor:
         raise ArgumentError(
             "libddp fsdp: shard_placement_fn needs DTensors: plain tensors are cut into rows. "
@@ -96,7 +97,7 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> _wrappe
     strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD
     groups = _process_groups.groups_of(None, mesh, strategy)
     shard, replicate = groups.natives()
-    return _wrapped_module.Sharding(
+    return Sharding(
         shard=shard,
         replicate=replicate,
         policy=policy,

@@ -14,18 +14,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import (
-    ShardedOptimStateDictConfig,
-    ShardedStateDictConfig,
-    StateDictType,
-)
+from torch.distributed.fsdp import ShardedOptimStateDictConfig, StateDictType
 
 from libddp import _after_import
 from libddp.distributed.fsdp.state import _loading, _optim_state
 from libddp.distributed.fsdp.state._shard_specs import whole_of
-from libddp.distributed.fsdp.state._sharded_tensors import convert, convert_all
-from libddp.distributed.fsdp.state._state_dict import canonical
+from libddp.distributed.fsdp.state._sharded_state_dict import sharded_state
+from libddp.distributed.fsdp.state._sharded_tensors import convert
+from libddp.distributed.fsdp.state._state_methods import StateMethods
 from libddp.distributed.fsdp.wrap import _deferred
+from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_modules_in
 
 _MODULE = "torch.distributed.checkpoint.state_dict"
@@ -59,22 +57,6 @@ def _for_sharded(theirs: Callable, ours: Callable) -> Callable:
         return ours(model, *args, **kwargs)
 
     return choose
-
-
-def sharded_state(model: torch.nn.Module, use_dtensor: bool = True) -> dict[str, Any]:
-    """The state dict with what this rank owns, whichever way the model is sharded.
-
-    Args:
-        use_dtensor: DTensors wherever the mesh is known; else as torch's FSDP1 has it.
-    """
-    from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
-
-    config = ShardedStateDictConfig(_use_dtensor=use_dtensor)
-    kind = StateDictType.SHARDED_STATE_DICT
-    with FullyShardedDataParallel.state_dict_type(model, kind, config):
-        state = model.state_dict()
-    convert_all(state, model, "", config)
-    return state
 
 
 def _get_model(model, info) -> dict[str, Any]:
@@ -118,11 +100,9 @@ def _load_model(model, state, info):
         state = _from_first(state, lambda path: specs.get(path[0]))
     if not info.strict:
         _deferred.check_loaded(waiting, state)
-    from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
-
     state = _loading.local_state(model, state)
-    with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
-        if isinstance(model, FullyShardedDataParallel):
+    with StateMethods.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+        if isinstance(model, StateMethods):
             return model.load_state_dict(state, strict=info.strict)
         return torch.nn.Module.load_state_dict(model, state, strict=info.strict)
 

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import OptimStateKeyType as OptimStateKeyType  # scr
 
 from libddp.distributed._groups import native
 from libddp.distributed.fsdp import _clip, _scaler, _torch_state
-from libddp.distributed.fsdp.state import _load_hooks, _state_dict
+from libddp.distributed.fsdp.state import _load_hooks
 from libddp.distributed.fsdp.state._state_methods import StateMethods
 from libddp.distributed.fsdp.wrap import (
     _auto_wrap,
@@ -37,6 +37,8 @@ from libddp.distributed.fsdp.wrap import (
     _summon_full_params,
     _wrapped_module,
 )
+from libddp.distributed.fsdp.wrap._names import canonical
+from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import StateError
 
 
@@ -151,7 +153,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         self._buffer_dtypes = _modules.buffers_to_cast(module, precision.buffer_dtype, ignored)
         self._fsdp_wrapped_module = module
         casts = precision.param_dtype is not None
-        sharding = _wrapped_module.Sharding(
+        sharding = Sharding(
             shard=shard,
             replicate=replicate,
             keep_unsharded=_process_groups.keeps_unsharded(strategy),
@@ -168,7 +170,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         )
         self._make(parameters, sharding)
 
-    def _make(self, parameters: list, sharding: _wrapped_module.Sharding) -> None:
+    def _make(self, parameters: list, sharding: Sharding) -> None:
         """Shards the parameters: the part of the construction that is a collective."""
         module = self._fsdp_wrapped_module
         self._wrapped = _wrapped_module.attach(
@@ -222,12 +224,12 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
         """As torch's, with the names from before the wrapping."""
         for name, parameter in super().named_parameters(*args, **kwargs):
-            yield _state_dict.canonical(name), parameter
+            yield canonical(name), parameter
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """As torch's, with the names from before the wrapping."""
         for name, buffer in super().named_buffers(*args, **kwargs):
-            yield _state_dict.canonical(name), buffer
+            yield canonical(name), buffer
 
     def check_is_root(self) -> bool:
         """Whether this is the outermost wrapped module."""
@@ -312,7 +314,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
 
     def apply(self, fn: Callable[[torch.nn.Module], None]) -> FullyShardedDataParallel:
         """nn.Module.apply on whole parameters; each rank keeps its part of the changes."""
-        with _state_dict.summoned(self._wrapped, keep=True):
+        with _summon_full_params.summoned(self._wrapped, keep=True):
             return super().apply(fn)
 
     @staticmethod

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
 from libddp.distributed._groups import native
-from libddp.distributed.fsdp import _torch_state
 from libddp.distributed.fsdp.snapshot import _model_tensors
 from libddp.distributed.fsdp.snapshot._files import INDEX, Snapshot
 from libddp.distributed.fsdp.snapshot._safetensors import Writer
 from libddp.distributed.fsdp.state import _collective_errors
 from libddp.distributed.fsdp.state._shard_specs import whole_of
+from libddp.distributed.fsdp.state._sharded_state_dict import sharded_state
 from libddp.errors import SnapshotError
 
 
@@ -37,7 +38,7 @@ def save_safetensors(model: torch.nn.Module, path: str | os.PathLike) -> None:
     Example:
         >>> save_safetensors(model, "model.safetensors")          # doctest: +SKIP
     """
-    state, aliases = _torch_state.sharded_state(model), _model_tensors.aliases_of(model)
+    state, aliases = sharded_state(model), _model_tensors.aliases_of(model)
     values = {k: v for k, v in state.items() if torch.is_tensor(v) and k not in aliases}
     tensors = {key: (value.dtype, value.size()) for key, value in values.items()}
 

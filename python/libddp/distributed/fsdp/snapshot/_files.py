@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from libddp.distributed.fsdp.snapshot._safetensors import DTYPES, Reader, sync_folder, writing
 from libddp.errors import SnapshotError
 

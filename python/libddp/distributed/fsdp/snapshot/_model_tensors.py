@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from libddp.distributed.fsdp import _torch_state
+
 from libddp.distributed.fsdp.state import _loading, _optim_state
 from libddp.distributed.fsdp.state._shard_specs import ShardSpec
+from libddp.distributed.fsdp.state._sharded_state_dict import sharded_state
 from libddp.distributed.fsdp.state._sharded_tensors import is_sharded, own_shard
-from libddp.distributed.fsdp.state._state_dict import canonical
+from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.errors import ArgumentError
 
 MODEL, STATE = "model.", "optimizer.state."
@@ -47,7 +48,7 @@ def aliases_of(model: torch.nn.Module) -> dict[str, str]:
 
 def of_model(model: torch.nn.Module) -> list[Entry]:
     """Parameters once each, and buffers; the same keys in one order on every rank."""
-    state, aliases = _torch_state.sharded_state(model), aliases_of(model)
+    state, aliases = sharded_state(model), aliases_of(model)
     specs = _loading.shard_specs_by_key(model)
     tensors = {k: v for k, v in state.items() if torch.is_tensor(v) and k not in aliases}
     return [_entry(MODEL + key, value, specs.get(key)) for key, value in tensors.items()]

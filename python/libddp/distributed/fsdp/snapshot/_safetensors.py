@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
+
 from libddp.errors import SnapshotError
 
 _NAMES = {

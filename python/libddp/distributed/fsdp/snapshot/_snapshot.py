@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from libddp._version import __version__
 from libddp.distributed._groups import native
 from libddp.distributed.fsdp.snapshot import _model_tensors

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
 from libddp.errors import ArgumentError, SnapshotError
 
 _Result = TypeVar("_Result")

@@ -12,8 +12,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+
 from libddp.distributed.fsdp.state import _collective_errors, _loading, _state_dict
-from libddp.distributed.fsdp.wrap import _modules
+from libddp.distributed.fsdp.wrap._names import canonical
+from libddp.distributed.fsdp.wrap._summon_full_params import summoned
 
 #: Attribute of each wrapped module that is part of a call under way.
 _CALL = "_libddp_load"
@@ -78,7 +80,7 @@ def wants_shards(module: torch.nn.Module, state: dict[str, Any]) -> bool:
 
 
 def _before(module, state, prefix, metadata, strict, missing, unexpected, errors) -> None:
-    _modules.refuse_assign(metadata.get("assign_to_params_buffers", False))
+    _loading.refuse_assign(metadata.get("assign_to_params_buffers", False))
     call = vars(module).get(_CALL)
     if call is None or not call.is_of(errors):
         if call is not None:
@@ -99,17 +101,17 @@ def _begin(module, state, prefix: str, errors: list[str]) -> None:
         local = _collective_errors.together(module._wrapped.groups(), "load a state dict", convert)
         state.update({prefix + name: value for name, value in local.items()})
     elif not wants_shards(module, own):
-        call.stack.enter_context(_state_dict.summoned(module._wrapped, keep=True))
+        call.stack.enter_context(summoned(module._wrapped, keep=True))
     call.begin()
 
 
 def _after(module, incompatible) -> None:
     call = vars(module).get(_CALL)
     for names in (incompatible.missing_keys, incompatible.unexpected_keys):
-        names[:] = [_state_dict.canonical(name) for name in names]
+        names[:] = [canonical(name) for name in names]
     if call is None:
         return
     if call.errors is not None:
-        call.errors[:] = [_state_dict.canonical(text) for text in call.errors]
+        call.errors[:] = [canonical(text) for text in call.errors]
     if call.owner is module:
         call.end()

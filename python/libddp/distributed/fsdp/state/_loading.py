@@ -9,11 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from libddp.distributed.fsdp.state._shard_specs import ShardSpec, shard_specs_of, whole_of
 from libddp.distributed.fsdp.state._sharded_tensors import is_sharded, own_shard
-from libddp.distributed.fsdp.state._state_dict import canonical
 from libddp.distributed.fsdp.wrap import _dtensors
+from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.errors import ArgumentError
+
+
+def refuse_assign(assign: bool) -> None:
+    """Parameters stay the same objects."""
+    if assign:
+        raise ArgumentError(
+            "libddp fsdp: load_state_dict(assign=True) would replace sharded parameters. "
+            "Hint: leave assign out."
+        )
 
 
 def has_shards(state: dict[str, Any]) -> bool:

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from libddp.distributed.fsdp.state._shard_specs import ShardSpec, shard_specs_of, whole_of
 from libddp.distributed.fsdp.state._sharded_tensors import convert, own_shard
-from libddp.distributed.fsdp.state._state_dict import canonical
 from libddp.distributed.fsdp.wrap import _dtensors
+from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.errors import ArgumentError
 
 

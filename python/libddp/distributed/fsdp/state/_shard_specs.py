@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from libddp.distributed.fsdp.state._state_dict import canonical
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.tensor import DTensor
+
 from libddp.distributed.fsdp.wrap import _deferred
+from libddp.distributed.fsdp.wrap._names import canonical
+from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.distributed.fsdp.wrap._wrapped_module import (
-    Sharding,
     WrappedModule,
     own_parameters_of,
     wrapped_modules_in,
 )
-from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torch.distributed.tensor import DTensor
 
 
 @dataclass

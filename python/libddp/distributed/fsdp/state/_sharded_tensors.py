@@ -12,11 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from libddp._load import load
-from libddp.distributed.fsdp.state._shard_specs import ShardSpec, shard_specs_of
-from libddp.distributed.fsdp.state._state_dict import canonical
-from libddp.distributed.fsdp.wrap._placement import placements_of, with_dtype
-from libddp.errors import StateError
 from torch.distributed._shard.sharded_tensor import (
     Shard,
     ShardedTensor,
@@ -26,6 +21,12 @@ from torch.distributed._shard.sharded_tensor import (
 from torch.distributed._shard.sharding_spec import ShardMetadata
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from libddp._load import load
+from libddp.distributed.fsdp.state._shard_specs import ShardSpec, shard_specs_of
+from libddp.distributed.fsdp.wrap._names import canonical
+from libddp.distributed.fsdp.wrap._placement import placements_of, with_dtype
+from libddp.errors import StateError
 
 _C = load()
 

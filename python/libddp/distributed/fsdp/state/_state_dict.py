@@ -7,31 +7,12 @@ taken out again here, so that names are those of the model before it was wrapped
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
-from libddp.distributed.fsdp.wrap._summoned_forward import SummonedForward
-from libddp.distributed.fsdp.wrap._wrapped_module import (
-    WrappedModule,
-    whole_parameters,
-    wrapped_modules_in,
-)
 from torch.distributed.fsdp import StateDictType
 
-#: What FullyShardedDataParallel puts in front of its module's names.
-PREFIX = "_fsdp_wrapped_module."
-#: Wrappers of activation checkpointing do the same.
-_PREFIXES = (PREFIX, "_checkpoint_wrapped_module.")
-
-
-def canonical(name: str, module: str = "") -> str:
-    """The name that a parameter (of the module with that name) had before anything was wrapped."""
-    if module:
-        name = f"{module}.{name}"
-    for prefix in _PREFIXES:
-        name = name.replace(prefix, "")
-    return name
+from libddp.distributed.fsdp.wrap._names import PREFIX, canonical
+from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_modules_in
 
 
 def without_prefix(destination, prefix: str) -> None:
@@ -90,36 +71,3 @@ def is_sharded(kind: StateDictType) -> bool:
 def wants_result(config, rank: int) -> bool:
     """Whether this rank gets the full state dict."""
     return not (getattr(config, "rank0_only", False) and rank != 0)
-
-
-@contextmanager
-def summoned(
-    wrapped: WrappedModule,
-    keep: bool,
-    recurse: bool = True,
-    with_gradients: bool = False,
-    rank0_only: bool = False,
-) -> Iterator[bool]:
-    """whole_parameters of `wrapped` and what is under it, where they are not whole already.
-
-    Yields:
-        Whether anything was not.
-    """
-    wrapped_modules = [
-        s
-        for s in (wrapped_modules_in(wrapped.module) if recurse else [wrapped])
-        if s.summoned is None
-    ]
-    if not wrapped_modules:
-        yield False
-        return
-    group = wrapped.sharding.shard or wrapped.sharding.replicate
-    here = not rank0_only or group is None or group.rank() == 0
-    with whole_parameters(wrapped, [s.unit for s in wrapped_modules], keep, with_gradients, here):
-        for each in wrapped_modules:
-            each.summoned = SummonedForward(here)
-        try:
-            yield True
-        finally:
-            for each in wrapped_modules:
-                each.summoned = None

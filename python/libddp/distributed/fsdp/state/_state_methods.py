@@ -7,16 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from libddp.distributed.fsdp.state import (
-    _collective_errors,
-    _load_hooks,
-    _loading,
-    _optim_state,
-    _sharded_tensors,
-    _state_dict,
-)
-from libddp.distributed.fsdp.wrap import _modules
-from libddp.errors import ArgumentError
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -28,6 +18,17 @@ from torch.distributed.fsdp import (
     StateDictSettings,
     StateDictType,
 )
+
+from libddp.distributed.fsdp.state import (
+    _collective_errors,
+    _load_hooks,
+    _loading,
+    _optim_state,
+    _sharded_tensors,
+    _state_dict,
+)
+from libddp.distributed.fsdp.wrap._summon_full_params import summoned
+from libddp.errors import ArgumentError
 
 
 class StateMethods:
@@ -49,7 +50,7 @@ class StateMethods:
             if _state_dict.is_sharded(self._state_dict_type):
                 _state_dict.restore_buffers(state, prefix, self._buffer_dtypes)
             return state
-        with _state_dict.summoned(self._wrapped, keep=False) as is_outermost:
+        with summoned(self._wrapped, keep=False) as is_outermost:
             state = super().state_dict(*args, **kwargs)
             _state_dict.without_prefix(state, prefix)
             _state_dict.restore_buffers(state, prefix, self._buffer_dtypes)
@@ -65,7 +66,7 @@ class StateMethods:
         Raises:
             RuntimeError: keys that are missing or too many, shapes; on every rank.
         """
-        _modules.refuse_assign(assign)
+        _loading.refuse_assign(assign)
 
         def load():
             own = state_dict
@@ -79,7 +80,7 @@ class StateMethods:
         with _load_hooks.prepared(self):
             if _load_hooks.wants_shards(self, state_dict):
                 return load_together()
-            with _state_dict.summoned(self._wrapped, keep=True):
+            with summoned(self._wrapped, keep=True):
                 return load_together()
 
     @staticmethod

@@ -17,7 +17,7 @@ from torch.distributed.fsdp.wrap import (
     _wrap_module_cls_individually,
 )
 
-from libddp.distributed.fsdp.wrap import _modules
+from libddp.distributed.fsdp.wrap._names import names_of
 from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_modules_in
 from libddp.errors import ArgumentError
 
@@ -41,12 +41,12 @@ def wrap_children(module: torch.nn.Module, policy, wrapper, ignored, **arguments
     for wrapped in wrapped_modules_in(module):
         raise ArgumentError(
             "libddp fsdp: FSDP auto wrapping requires modules to not already have FSDP applied but "
-            f"found {_modules.names_of(module.named_modules())[id(wrapped.module)]} in "
+            f"found {names_of(module.named_modules())[id(wrapped.module)]} in "
             f"{type(module).__name__}, a {type(wrapped.module).__name__} that is wrapped already. "
             "Hint: wrap by hand, or by policy."
         )
     _refuse_empty(module, policy)
-    token = _names.set(_modules.names_of(module.named_modules()))
+    token = _names.set(names_of(module.named_modules()))
     try:
         classes = _in_full_precision(module, arguments["mixed_precision"])
         if isinstance(policy, _Policy):

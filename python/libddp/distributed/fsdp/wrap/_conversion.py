@@ -13,14 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch.distributed.fsdp import MixedPrecision
 
-from libddp.distributed.fsdp.state._shard_specs import shard_specs_of_unit
-from libddp.distributed.fsdp.state._state_dict import summoned
-from libddp.distributed.fsdp.wrap._wrapped_module import (
-    Sharding,
-    WrappedModule,
-    model_of,
-    wrapped_modules_in,
-)
+from libddp.distributed.fsdp.wrap._sharding import Sharding
+from libddp.distributed.fsdp.wrap._summon_full_params import summoned
+from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule, model_of, wrapped_modules_in
 from libddp.errors import StateError
 
 #: Modules whose parameters are being changed as a whole.
@@ -95,11 +90,12 @@ def _without_gradients(
 
 
 def _give_back(wrapped: WrappedModule, gradients: dict[int, torch.Tensor]) -> None:
-    specs = shard_specs_of_unit(wrapped)
     for _, parameter in wrapped.parameters:
         if id(parameter) in gradients:
             whole = gradients[id(parameter)].to(parameter.dtype)
-            parameter.grad = specs[id(parameter)].cut(whole)
+            parameter.grad = wrapped.sharding.own_rows(whole).clone(
+                memory_format=torch.contiguous_format
+            )
 
 
 @dataclass

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from libddp.distributed.fsdp.state._state_dict import canonical
+from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.distributed.fsdp.wrap._wrapped_module import (
     WrappedModule,
     own_parameters_of,

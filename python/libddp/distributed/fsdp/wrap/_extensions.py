@@ -10,14 +10,12 @@ of the same shape for each, whose values nobody reads: gradients go through it.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from libddp.distributed.fsdp.wrap._placement import shard_mesh_of
-
-if TYPE_CHECKING:
-    from libddp.distributed.fsdp.wrap._wrapped_module import Sharding
+from libddp.distributed.fsdp.wrap._sharding import Sharding
 
 
 def has_extension(tensor: Any) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.distributed.fsdp import CPUOffload
 
-from libddp.distributed.fsdp.state._state_dict import canonical
+from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_module_of, wrapped_modules_in
 from libddp.errors import ArgumentError
 
@@ -168,17 +168,3 @@ def cast_buffers(
         known = dtypes.get(canonical(name))
         if known is not None and buffer.is_floating_point():
             buffer.data = buffer.to(dtype or known)
-
-
-def refuse_assign(assign: bool) -> None:
-    """Parameters stay the same objects."""
-    if assign:
-        raise ArgumentError(
-            "libddp fsdp: load_state_dict(assign=True) would replace sharded parameters. "
-            "Hint: leave assign out."
-        )
-
-
-def names_of(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[int, str]:
-    """id of a module -> its name."""
-    return {id(module): name for name, module in modules}

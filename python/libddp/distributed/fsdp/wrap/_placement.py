@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -11,11 +10,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from libddp.distributed.fsdp.wrap._summon_full_params import NotSupportedError
+from libddp.distributed.fsdp.wrap._errors import NotSupportedError
+from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from libddp.distributed.fsdp.wrap._wrapped_module import Sharding
 
 
 def placements_of(sharding: Sharding, dim: int = 0) -> tuple:

@@ -6,12 +6,14 @@ DTensors answer for themselves: torch's norms and scalers know them.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from libddp.distributed.fsdp import _registry, _whole_tensor_optimizers
-from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule
+
+if TYPE_CHECKING:
+    from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule
 
 
 class ShardedPlace:

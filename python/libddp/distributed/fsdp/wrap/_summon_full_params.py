@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from libddp.distributed.fsdp.state._state_dict import summoned
-from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule, wrapped_modules_in
-from libddp.errors import ArgumentError
-
-
-class NotSupportedError(ArgumentError, NotImplementedError):
-    """What torch refuses too, with the class that torch raises."""
+from libddp.distributed.fsdp.wrap._errors import NotSupportedError
+from libddp.distributed.fsdp.wrap._summoned_forward import SummonedForward
+from libddp.distributed.fsdp.wrap._wrapped_module import (
+    WrappedModule,
+    whole_parameters,
+    wrapped_modules_in,
+)
 
 
 @dataclass
@@ -76,3 +76,36 @@ def summon(
                 )
             )
         yield
+
+
+@contextmanager
+def summoned(
+    wrapped: WrappedModule,
+    keep: bool,
+    recurse: bool = True,
+    with_gradients: bool = False,
+    rank0_only: bool = False,
+) -> Iterator[bool]:
+    """whole_parameters of `wrapped` and what is under it, where they are not whole already.
+
+    Yields:
+        Whether anything was not.
+    """
+    wrapped_modules = [
+        s
+        for s in (wrapped_modules_in(wrapped.module) if recurse else [wrapped])
+        if s.summoned is None
+    ]
+    if not wrapped_modules:
+        yield False
+        return
+    group = wrapped.sharding.shard or wrapped.sharding.replicate
+    here = not rank0_only or group is None or group.rank() == 0
+    with whole_parameters(wrapped, [s.unit for s in wrapped_modules], keep, with_gradients, here):
+        for each in wrapped_modules:
+            each.summoned = SummonedForward(here)
+        try:
+            yield True
+        finally:
+            for each in wrapped_modules:
+                each.summoned = None

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,60 +21,20 @@ from torch.distributed.utils import _apply_to_tensors
 from libddp._load import load
 from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp import _unaveraged
-from libddp.distributed.fsdp.wrap import _one_unit_warning
+from libddp.distributed.fsdp.wrap import _one_unit_warning, _sharded_place
+from libddp.distributed.fsdp.wrap._dtensors import is_dtensor
+from libddp.distributed.fsdp.wrap._faces import Faces
+from libddp.distributed.fsdp.wrap._placement import dim_of
+from libddp.distributed.fsdp.wrap._sharded_param import ShardedParam, rows_of
+from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.distributed.fsdp.wrap._summoned_forward import SummonedForward
 from libddp.errors import ArgumentError, StateError
 from libddp.nn.parallel import _backward_errors, _dynamo
-
-if TYPE_CHECKING:
-    from libddp.distributed.fsdp.wrap._dtensors import Faces, ShardedParam
 
 _C = load()
 _dynamo.keep_out("libddp.distributed.fsdp")
 #: Attribute of a wrapped module.
 _WRAPPED = "_libddp_wrapped_module"
-
-
-@dataclass
-class Sharding:
-    """How parameters are sharded and computed with."""
-
-    #: Ranks that own a block each, and ranks that own the same one; C++ groups or None.
-    shard: Any = None
-    replicate: Any = None
-    keep_unsharded: bool = False
-    param_dtype: torch.dtype | None = None
-    reduce_dtype: torch.dtype | None = None
-    output_dtype: torch.dtype | None = None
-    cast_inputs: bool = False
-    #: Where the module is the outermost one.
-    cast_root_inputs: bool = False
-    keep_low_gradients: bool = False
-    forward_prefetch: bool = True
-    backward_prefetch: bool = True
-    #: torch's group behind `shard`.
-    process_group: Any = None
-    #: The same ranks as a DeviceMesh; None where it is not known.
-    mesh: Any = None
-    #: Sharded state dicts hold DTensors; else torch's ShardedTensors.
-    saves_dtensors: bool = True
-    #: torch's MixedPrecisionPolicy, where there is one.
-    policy: Any = None
-    #: torch's shard_placement_fn.
-    choose_placement: Callable | None = None
-    #: A parameter of a used unit that got no gradient on any rank has zeros; else what it had.
-    zeroes_unused: bool = True
-    #: `.grad` shows what passes without synchronisation have left: whole gradients of this rank.
-    shows_waiting: bool = True
-    #: Scripts see DTensors; else the parameters themselves, which show what this rank owns.
-    use_dtensor: bool = False
-
-    def own_rows(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of `whole`, in its memory."""
-        if self.shard is None:
-            return whole
-        chunks = whole.chunk(self.shard.size())
-        return chunks[self.shard.rank()] if self.shard.rank() < len(chunks) else whole[:0]
 
 
 @dataclass(eq=False)
@@ -150,8 +110,6 @@ class WrappedModule:
                 param.settle()
             self._show_sharded()
         else:
-            from libddp.distributed.fsdp.wrap import _sharded_place  # which knows this class
-
             self.places = _places(self.modules, self.parameters)
             _sharded_place.register(self)
 
@@ -177,8 +135,6 @@ class WrappedModule:
             param.register(param.sharded if sharded else param.whole())
 
     def _take_rows(self) -> None:
-        from libddp.distributed.fsdp.wrap._dtensors import rows_of
-
         self.parameters = [(param.name, param.sharded) for param in self.params]
         self.rows = rows_of(self.params)
 
@@ -186,8 +142,6 @@ class WrappedModule:
         """Both forms of the parameters, which may be DTensors of this unit already."""
         if not self.sharding.use_dtensor:
             return
-        from libddp.distributed.fsdp.wrap._dtensors import ShardedParam, is_dtensor
-
         known = {(id(r), key): param for param in self.params for r, key in param.places}
         places = _places(self.modules, self.parameters)
         params = []
@@ -209,8 +163,6 @@ class WrappedModule:
         return next((m for m in parts if any(p is parameter for p in m._parameters.values())), None)
 
     def _dim_of(self, name: str, parameter: torch.nn.Parameter) -> int:
-        from libddp.distributed.fsdp.wrap._placement import dim_of
-
         num_ranks = self.sharding.shard.size() if self.sharding.shard else 1
         return dim_of(name, parameter, self.sharding.choose_placement, num_ranks)
 
@@ -499,8 +451,6 @@ def join(root: WrappedModule):
         wrapped.model, wrapped.is_root, wrapped.all_wrapped, wrapped.faces = None, False, [], None
     units = [wrapped.unit for wrapped in wrapped_modules]
     if any(wrapped.params for wrapped in wrapped_modules):
-        from libddp.distributed.fsdp.wrap._dtensors import Faces
-
         root.faces = Faces(wrapped_modules)
     model = _C.ShardedModel(
         units,

@@ -1,0 +1,287 @@
+"""A parameter that scripts see as torch's DTensor, as FSDP2 has them.
+
+Between steps a module has, for each of its parameters, a DTensor (`sharded`) whose local tensor is
+what this rank owns, in the unit's memory; while its forward or backward runs, the plain parameter
+(`unsharded`) that the C++ unit knows, which shows the whole tensor. What scripts do to the DTensor
+counts: `.grad` and `requires_grad` are taken over when a step or a pass begins, and averages are
+shown in its `.grad`, as DTensors, when the pass ends. The unit works on plain tensors throughout.
+"""
+
+from __future__ import annotations
+
+from sys import getrefcount
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from libddp._load import load
+from libddp.distributed.fsdp.wrap import _placement
+from libddp.distributed.fsdp.wrap._dtensors import local_of
+from libddp.distributed.fsdp.wrap._extensions import Extension, has_extension
+from libddp.distributed.fsdp.wrap._sharding import Sharding
+from libddp.errors import ArgumentError, StateError
+
+_C = load()
+#: References to an object of a local variable, as getrefcount sees them.
+_NO_OTHERS = 2
+#: What a DTensor without memory has for its local tensor.
+NOTHING = torch.empty(0, device="cpu")
+
+
+class ShardedParam:
+    """One parameter of a unit, in its two forms."""
+
+    __slots__ = (
+        "dim",
+        "extension",
+        "inner",
+        "local",
+        "name",
+        "places",
+        "sharded",
+        "shown",
+        "shown_local",
+        "spare",
+        "spec",
+        "unit_shape",
+        "unsharded",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        parameter: torch.nn.Parameter,
+        sharding: Sharding,
+        dim: int = 0,
+        module: torch.nn.Module | None = None,
+    ) -> None:
+        #: In the unit.
+        self.name = name
+        #: That is cut. The unit cuts dim 0, so its parameter has this one there.
+        self.dim = dim
+        #: Of a parameter that is a DTensor by itself (tensor parallelism): what it is whole.
+        self.inner: DTensorSpec | None = getattr(parameter, "_spec", None)
+        self.spec = _placement.spec_of(name, parameter, sharding, dim)
+        #: What the unit has.
+        self.unsharded: torch.nn.Parameter | None = parameter
+        if dim or self.inner is not None:
+            own = self.to_unit(local_of(parameter.detach())).contiguous()
+            self.unsharded = torch.nn.Parameter(own, parameter.requires_grad)
+        #: Of a class that says itself what is gathered.
+        self.extension: Extension | None = None
+        if has_extension(parameter) and dim == 0:
+            self.extension = Extension(parameter, sharding, module)
+            self._stand_in(parameter)
+        #: Of that, whole.
+        self.unit_shape = self.unsharded.shape
+        #: None until there is a unit, or it is known that there is none yet.
+        self.sharded: torch.nn.Parameter | None = None
+        #: The local tensor of `sharded` that has the unit's memory; None on the meta device.
+        self.local: torch.Tensor | None = None
+        #: The gradient that `sharded` was given by the last pass.
+        self.shown: DTensor | None = None
+        #: What `unsharded` has for it.
+        self.shown_local: torch.Tensor | None = None
+        #: One that nobody has any more, without memory: making DTensors is slow.
+        self.spare: DTensor | None = None
+        #: (registry of a module, name in it) wherever it is registered.
+        self.places: list[tuple[dict, str]] = []
+
+    def to_unit(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As the unit has it."""
+        return tensor.movedim(self.dim, 0) if self.dim else tensor
+
+    def from_unit(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The other way round."""
+        return tensor.movedim(0, self.dim) if self.dim else tensor
+
+    def inner_shape(self) -> torch.Size:
+        """Of the whole tensor that the unit cuts; of a DTensor, its local part's."""
+        shape = list(self.unit_shape)
+        shape.insert(self.dim, shape.pop(0))
+        return torch.Size(shape)
+
+    def whole(self) -> torch.Tensor:
+        """What the module has while it computes; where it is no parameter, with a graph."""
+        if not self.is_special():
+            return self.unsharded
+        with torch.enable_grad():  # a recomputation is announced without
+            if self.extension is not None:
+                return self.extension.whole(self.unsharded, self.sharded._local_tensor)
+            whole = self.from_unit(self.unsharded)
+            inner = self.inner
+            if inner is None:
+                return whole
+            return DTensor.from_local(
+                whole,
+                inner.mesh,
+                inner.placements,
+                run_check=False,
+                shape=inner.shape,
+                stride=inner.stride,
+            )
+
+    def is_special(self) -> bool:
+        """Whether the two forms differ in more than who owns what."""
+        return bool(self.dim) or self.inner is not None or self.extension is not None
+
+    def _stand_in(self, parameter: torch.Tensor) -> None:
+        """Of an extension's parameter the unit has the gradient alone."""
+        plain = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        self.unsharded = torch.nn.Parameter(plain, parameter.requires_grad)
+
+    def show_on_meta(self, sharding: Sharding) -> None:
+        """There is no memory yet."""
+        local = self.from_unit(sharding.own_rows(self.unsharded.detach()))
+        self._wrap(local if self.extension is None else self.extension.local)
+
+    def _wrap(self, local: torch.Tensor) -> None:
+        dtensor = DTensor(local, self.spec, requires_grad=False)
+        self.sharded = torch.nn.Parameter(dtensor, requires_grad=self.unsharded.requires_grad)
+        vars(self.sharded).update(vars(self.unsharded))
+
+    def make_unsharded(self, sharding: Sharding) -> None:
+        """The plain parameter, with the rows that `sharded` has; the others are undefined."""
+        if self.sharded is None or self.sharded.is_meta:
+            return
+        self.spec = self.sharded._spec
+        self.shown = self.shown_local = self.spare = None
+        if self.extension is not None:
+            self.extension.local = self.sharded._local_tensor
+            self._stand_in(self.sharded)
+            return
+        local = self.to_unit(self.sharded._local_tensor)
+        whole = torch.empty(self.unit_shape, dtype=local.dtype, device="cpu")
+        sharding.own_rows(whole).copy_(local)
+        self.unsharded = torch.nn.Parameter(whole, self.sharded.requires_grad)
+
+    def settle(self) -> None:
+        """The unit has made its memory: `sharded` has what `unsharded` shows of it now."""
+        if self.extension is not None:
+            local = self.extension.local
+        else:
+            local = self.from_unit(_C.alias_of(self.unsharded))
+        if self.sharded is None:
+            self._wrap(local)
+        else:
+            self.sharded._local_tensor = local
+        self.local = self.sharded._local_tensor
+
+    def is_settled(self) -> bool:
+        """Whether nobody has given it other memory or put another object in its place."""
+        sharded = self.sharded
+        if sharded._local_tensor is not self.local:
+            return False
+        return all(registry.get(key) is sharded for registry, key in self.places)
+
+    def adopt(self, unit: str) -> bool:
+        """Takes over what a script has put there; False where it is of another dtype."""
+        found = {id(p): p for p in (registry.get(key) for registry, key in self.places)}
+        found.pop(id(self.sharded), None)
+        new = next(iter(found.values()), self.sharded)
+        if len(found) > 1 or not isinstance(new, DTensor) or not self._is_alike(new._spec):
+            raise StateError(
+                f"libddp fsdp: unit {unit!r}: parameter {self.name!r} was replaced by another "
+                "object after wrapping. Hint: write values in place (copy_), or put a DTensor of "
+                "the same shape and placements there."
+            )
+        self.sharded = new
+        self.register(new)
+        local = new._local_tensor
+        if local.dtype != self.local.dtype:
+            return False
+        if local is not self.local:
+            self.local.copy_(local.detach())
+            new._local_tensor = self.local
+        return True
+
+    def _is_alike(self, spec: DTensorSpec) -> bool:
+        return spec.shape == self.spec.shape and spec.placements == self.spec.placements
+
+    def register(self, parameter: torch.nn.Parameter) -> None:
+        for registry, key in self.places:
+            registry[key] = parameter
+
+    def take_over(self) -> None:
+        """What scripts have done to `sharded` counts for `unsharded`."""
+        sharded, unsharded = self.sharded, self.unsharded
+        if sharded.requires_grad != unsharded.requires_grad:
+            unsharded.requires_grad_(sharded.requires_grad)
+        grad, own = sharded.grad, unsharded.grad
+        if grad is None:
+            if self.shown is not None:
+                self._let_go()
+            if own is not None:
+                unsharded.grad = None
+        elif grad is not self.shown:  # a script's own
+            self.shown = grad
+            self.shown_local = unsharded.grad = self.local_gradient(grad)
+        elif own is None:  # cleared by an optimizer that was built before the wrapping
+            sharded.grad = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the last pass's gradient; what nobody has kept serves the next pass."""
+        shown, self.shown, self.shown_local = self.shown, None, None
+        if getrefcount(shown) == _NO_OTHERS and shown._use_count() == 1:
+            shown._local_tensor = NOTHING
+            self.spare = shown
+
+    def show_gradient(self) -> None:
+        sharded, own = self.sharded, self.unsharded.grad
+        if own is None:
+            return
+        grad = sharded.grad
+        if grad is not None:
+            if grad is self.shown:
+                if own is self.shown_local:
+                    return
+            else:  # autograd has written it in this pass: a use outside of the module's forward
+                with torch.no_grad():
+                    own.add_(self.local_gradient(grad))
+        self.shown_local, local = own, self.from_unit(_C.alias_of(own))
+        shown, self.spare = self.spare, None
+        if shown is None:
+            shown = DTensor(local, self.spec, requires_grad=False)
+        else:
+            shown._local_tensor = local
+        self.shown = sharded.grad = shown
+
+    def local_gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        """What this rank has of a gradient that is a DTensor."""
+        if not isinstance(grad, DTensor):
+            raise ArgumentError(
+                f"libddp fsdp: the gradient of parameter {self.name!r} is a plain tensor of shape "
+                f"{list(grad.shape)}, the parameter a DTensor. Hint: assign a DTensor, as "
+                "p.grad * 2 is one, or change the gradient in place."
+            )
+        if grad.placements != self.spec.placements:
+            grad = grad.redistribute(self.spec.mesh, self.spec.placements)
+        return self.to_unit(grad._local_tensor)
+
+    def has_hooks(self) -> bool:
+        sharded = self.sharded
+        return bool(sharded._post_accumulate_grad_hooks) or (
+            "_in_backward_optimizers" in sharded.__dict__
+        )
+
+    def run_hooks(self) -> None:
+        """What users want to be done with the averaged gradient."""
+        sharded = self.sharded
+        for hook in list((sharded._post_accumulate_grad_hooks or {}).values()):
+            hook(sharded)
+        # torch's _apply_optimizer_in_backward hangs them on the node that accumulates.
+        for optimizer in getattr(sharded, "_in_backward_optimizers", ()):
+            optimizer.step()
+            sharded.grad = None
+        self.take_over()
+
+
+def rows_of(params: list[ShardedParam]) -> list[tuple]:
+    """What the bindings need of each, to do in every step what its methods do; empty where some of
+    the two forms differ in more than who owns what.
+    """
+    if any(param.is_special() or param.local is None for param in params):
+        return []
+    return [(p, p.sharded, p.unsharded, p.local, tuple(p.places)) for p in params]

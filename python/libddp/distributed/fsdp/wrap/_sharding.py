@@ -1,0 +1,51 @@
+"""How the parameters of a unit are sharded and computed with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Sharding:
+    """How parameters are sharded and computed with."""
+
+    #: Ranks that own a block each, and ranks that own the same one; C++ groups or None.
+    shard: Any = None
+    replicate: Any = None
+    keep_unsharded: bool = False
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    output_dtype: torch.dtype | None = None
+    cast_inputs: bool = False
+    #: Where the module is the outermost one.
+    cast_root_inputs: bool = False
+    keep_low_gradients: bool = False
+    forward_prefetch: bool = True
+    backward_prefetch: bool = True
+    #: torch's group behind `shard`.
+    process_group: Any = None
+    #: The same ranks as a DeviceMesh; None where it is not known.
+    mesh: Any = None
+    #: Sharded state dicts hold DTensors; else torch's ShardedTensors.
+    saves_dtensors: bool = True
+    #: torch's MixedPrecisionPolicy, where there is one.
+    policy: Any = None
+    #: torch's shard_placement_fn.
+    choose_placement: Callable | None = None
+    #: A parameter of a used unit that got no gradient on any rank has zeros; else what it had.
+    zeroes_unused: bool = True
+    #: `.grad` shows what passes without synchronisation have left: whole gradients of this rank.
+    shows_waiting: bool = True
+    #: Scripts see DTensors; else the parameters themselves, which show what this rank owns.
+    use_dtensor: bool = False
+
+    def own_rows(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of `whole`, in its memory."""
+        if self.shard is None:
+            return whole
+        chunks = whole.chunk(self.shard.size())
+        return chunks[self.shard.rank()] if self.shard.rank() < len(chunks) else whole[:0]
