@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from libddp.distributed.fsdp._methods_without_effect import with_methods_without_effect
 from libddp.distributed.fsdp.state import _collective_errors, _loading, _sharded_tensors
 from libddp.distributed.fsdp.wrap import _deferred
 from libddp.distributed.fsdp.wrap._wrapped_module import model_of, wrapped_module_of
@@ -55,6 +56,7 @@ def register_fsdp_forward_method(module: torch.nn.Module, method_name: str) -> N
     setattr(module, method_name, with_whole_parameters)
 
 
+@with_methods_without_effect
 class FSDPModule:
     """What a module is too once fully_shard has been called with it."""
 
@@ -74,15 +76,6 @@ class FSDPModule:
         """Whether backward passes average gradients, of the whole model."""
         model_of(wrapped_module_of(self)).syncs = requires_gradient_sync
 
-    def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Without effect: every pass ends by itself."""
-
-    def set_modules_to_forward_prefetch(self, modules: list) -> None:
-        """Without effect: the next module is known from the first step."""
-
-    def set_modules_to_backward_prefetch(self, modules: list) -> None:
-        """Without effect: the next module is known from the first step."""
-
     def reshard(self) -> None:
         """Ends unshard()."""
         wrapped_module_of(self).let_go()
@@ -101,27 +94,12 @@ class FSDPModule:
             wrapped.hold()
         return UnshardHandle() if async_op else None
 
-    def set_manual_backward_finalization(self, enabled: bool) -> None:
-        """Without effect: every pass that averages ends by itself."""
-
     def finalize_backward(self, *, async_op: bool = False) -> GradientReductionHandle | None:
         """Averages what passes without gradient synchronisation have left; a collective."""
         wrapped = wrapped_module_of(self)
         if wrapped.model is not None:
             wrapped.model.average_waiting()
         return GradientReductionHandle() if async_op else None
-
-    def reset_iter_state(self) -> None:
-        """Without effect: a forward begins anew after an exception."""
-
-    def set_keep_unsharded_storage(self, keep: bool, *, recurse: bool = True) -> None:
-        """Without effect: there are no graphs of GPUs that would need it."""
-
-    def set_separate_reduce_scatter_group(self, enable: bool, *, recurse: bool = True) -> None:
-        """Without effect: gathers and reductions are queued so that neither waits for the other."""
-
-    def set_reduce_scatter_max_input_buffers(self, *args: Any, **kwargs: Any) -> None:
-        """Without effect: at most two units' whole gradients are there at a time."""
 
     def set_reduce_scatter_unused_params(
         self, reduce_scatter_unused_params: bool, *, recurse: bool = True
@@ -135,44 +113,6 @@ class FSDPModule:
                 wrapped.sharding.zeroes_unused = reduce_scatter_unused_params
                 if wrapped.made is not None:
                     wrapped.made.zero_unused(reduce_scatter_unused_params)
-
-    def set_symm_mem_for_comm(self, *args: Any, **kwargs: Any) -> None:
-        """Without effect: flat arrays lie in the group's memory anyway."""
-
-    def set_custom_all_gather(self, comm: Any) -> None:
-        """Not supported; ArgumentError."""
-        _refuse_custom("set_custom_all_gather")
-
-    def set_custom_reduce_scatter(self, comm: Any) -> None:
-        """Not supported; ArgumentError."""
-        _refuse_custom("set_custom_reduce_scatter")
-
-    def set_all_reduce_hook(self, hook: Any, *, stream: Any = None) -> None:
-        """Not supported; ArgumentError."""
-        _refuse_custom("set_all_reduce_hook")
-
-    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Without effect: as the module was sharded."""
-
-    def set_reshard_after_backward(
-        self, reshard_after_backward: bool, *, recurse: bool = True
-    ) -> None:
-        """Without effect: parameters are resharded after each use."""
-
-    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
-        """Without effect: parameters are unsharded where they are used."""
-
-    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Without effect: each pass that averages does it over all ranks, to the same sums."""
-
-    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
-        """Without effect: how an average is computed is the same for all strategies."""
-
-    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
-        """Without effect: flat arrays lie in the group's memory anyway."""
-
-    def set_post_optim_event(self, event: Any) -> None:
-        """Without effect: there are no streams."""
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Gradients become their sum over all ranks divided by `factor`, of this module's unit."""
@@ -237,10 +177,3 @@ class FSDPModule:
         return _collective_errors.together(
             wrapped_module_of(self).groups(), "load a state dict", load
         )
-
-
-def _refuse_custom(name: str) -> None:
-    raise ArgumentError(
-        f"libddp fsdp: {name} is not supported: libddp's own collectives move what is sharded. "
-        "Hint: leave it out."
-    )
