@@ -77,9 +77,7 @@ def _refuse(root: WrappedModule, wrapped_modules: list[WrappedModule]) -> None:
         )
 
 
-def _without_gradients(
-    wrapped_modules: list[WrappedModule],
-) -> dict[int, torch.Tensor]:
+def _without_gradients(wrapped_modules: list[WrappedModule]) -> dict[int, torch.Tensor]:
     found = {}
     for wrapped in wrapped_modules:
         for _, parameter in wrapped.parameters:

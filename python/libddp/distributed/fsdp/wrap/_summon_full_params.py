@@ -91,11 +91,8 @@ def summoned(
     Yields:
         Whether anything was not.
     """
-    wrapped_modules = [
-        s
-        for s in (wrapped_modules_in(wrapped.module) if recurse else [wrapped])
-        if s.summoned is None
-    ]
+    all_wrapped = wrapped_modules_in(wrapped.module) if recurse else [wrapped]
+    wrapped_modules = [each for each in all_wrapped if each.summoned is None]
     if not wrapped_modules:
         yield False
         return
