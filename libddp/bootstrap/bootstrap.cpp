@@ -28,7 +28,7 @@
 namespace libddp {
 namespace {
 
-using Kind = BootstrapFailure::Kind;
+using Kind = GroupFailure::Kind;
 
 // For the first claimant's description, to name its pid.
 constexpr std::chrono::seconds kClaimantPatience{10};
@@ -203,10 +203,11 @@ void Bootstrap::claim_rank() {
     if (info) other = PeerInfo::decode(*info).pid;
   }
   context_.fail(
-      {Kind::Peer, rank_, other,
+      {Kind::Peer,
        fmt::format("two processes call themselves rank {}: pid {} and pid {}. Hint: give every "
                    "process its own RANK, and every run a fresh store.",
-                   rank_, other == 0 ? "unknown" : std::to_string(other), ::getpid())});
+                   rank_, other == 0 ? "unknown" : std::to_string(other), ::getpid()),
+       rank_, other});
 }
 
 // NOTE [Session], in bootstrap_session.h.
@@ -287,11 +288,12 @@ void Bootstrap::take_info(int rank, const std::string& text) {
 void Bootstrap::check_has_no_key(int rank) {
   if (!context_.store().try_get(fmt::format("join/{}", rank))) return;
   context_.fail(
-      {Kind::Peer, rank_, ::getpid(),
+      {Kind::Peer,
        fmt::format("rank {} has a run key, rank {} (pid {}) was given none. Hint: give all "
                    "ranks the same key (LIBDDP_RUN_KEY_FILE, or 'libddp run "
                    "--run-key-file' on every host).",
-                   rank, rank_, ::getpid())});
+                   rank, rank_, ::getpid()),
+       rank_, ::getpid()});
 }
 
 // Turns the sockets' errors into failures of the bootstrap. REQUIRES: `call` only moves bytes.
@@ -313,9 +315,10 @@ void Bootstrap::connect_to(int lower_rank) {
   const uid_t uid = peer_credentials(control.get()).uid;
   if (uid != ::geteuid()) {
     context_.fail(
-        {Kind::Network, lower_rank, theirs.pid,
+        {Kind::Network,
          fmt::format("{} runs as user {}, {} as user {}. Hint: start all ranks as one user.",
-                     theirs.who(), uid, context_.info(rank_).who(), ::geteuid())});
+                     theirs.who(), uid, context_.info(rank_).who(), ::geteuid()),
+         lower_rank, theirs.pid});
   }
   const std::string request =
       LocalRequest{rank_, context_.info(rank_).token, theirs.token}.encode();
@@ -358,10 +361,11 @@ void Bootstrap::read_answer(int lower_rank) {
     return receive_frame(socket, UnixAcceptor::kLimits, context_.deadline());
   });
   if (frame.bytes != context_.info(lower_rank).token) {
-    context_.fail({Kind::Network, lower_rank, context_.info(lower_rank).pid,
+    context_.fail({Kind::Network,
                    fmt::format("whoever answers for {} does not know its token. Hint: another "
                                "program uses its socket; start again.",
-                               context_.info(lower_rank).who())});
+                               context_.info(lower_rank).who()),
+                   lower_rank, context_.info(lower_rank).pid});
   }
   context_.linked(lower_rank);
   peer(lower_rank).descriptors = std::move(frame.descriptors);

@@ -17,7 +17,7 @@
 
 namespace libddp {
 
-using Kind = BootstrapFailure::Kind;
+using Kind = GroupFailure::Kind;
 
 namespace {
 
@@ -71,10 +71,10 @@ void BootstrapContext::look_around() {
 }
 
 void BootstrapContext::throw_published() {
-  if (const std::optional<BootstrapFailure> failure = find_failure(failures())) {
+  if (const std::optional<GroupFailure> failure = find_failure(failures())) {
     failure_is_published_ = true;
     confirm();
-    throw_failure(where(), *failure);
+    throw_failure(*failure, where() + ": " + failure->message);
   }
 }
 
@@ -96,8 +96,8 @@ void BootstrapContext::wait_until_heard() {
   }
 }
 
-void BootstrapContext::fail(const BootstrapFailure& failure) {
-  BootstrapFailure agreed = failure;
+void BootstrapContext::fail(const GroupFailure& failure) {
+  GroupFailure agreed = failure;
   failure_is_published_ = true;
   try {
     agreed = publish_failure(failures(), failure);
@@ -106,7 +106,7 @@ void BootstrapContext::fail(const BootstrapFailure& failure) {
     // What the bootstrap failed of says more than a store that cannot be told.
     report_not_published(error.what());
   }
-  throw_failure(where(), agreed);
+  throw_failure(agreed, where() + ": " + agreed.message);
 }
 
 void BootstrapContext::fail_timeout() {
@@ -121,11 +121,12 @@ void BootstrapContext::fail_timeout() {
     }
   }
   const std::chrono::duration<double> waited = Deadline::Clock::now() - start_;
-  fail({Kind::Timeout, -1, 0,
+  fail({Kind::Timeout,
         fmt::format(
             "timed out after {:.1f} s waiting for {}. Hint: look at the output of the missing "
             "ranks; give more time (timeout) if they only start late.",
-            waited.count(), fmt::join(missing, ", "))});
+            waited.count(), fmt::join(missing, ", ")),
+        -1, 0});
 }
 
 // Descriptions are read in order: one behind the first missing one may be there.
@@ -139,11 +140,12 @@ void BootstrapContext::fail_gone(const PeerInfo& gone, const std::string& reason
   throw_published();
   // In one network namespace only a process that ended does not answer.
   const Kind kind = gone.network_namespace.empty() ? Kind::Network : Kind::Peer;
-  fail({kind, gone.rank, gone.pid,
+  fail({kind,
         fmt::format(
             "{} on {} left before all ranks had met: {}. Hint: look at the output of rank {} "
             "for the first error.",
-            gone.who(), gone.host, reason, gone.rank)});
+            gone.who(), gone.host, reason, gone.rank),
+        gone.rank, gone.pid});
 }
 
 void BootstrapContext::report_not_published(const std::string& reason) const noexcept {
@@ -155,9 +157,10 @@ void BootstrapContext::announce(const std::string& reason) noexcept {
   if (failure_is_published_) return;
   try {
     const pid_t pid = ::getpid();
-    publish_failure(failures(), {Kind::Peer, options_.rank, pid,
+    publish_failure(failures(), {Kind::Peer,
                                  fmt::format("rank {} (pid {}) could not take part: {}",
-                                             options_.rank, pid, reason)});
+                                             options_.rank, pid, reason),
+                                 options_.rank, pid});
     confirm();
   } catch (const std::exception& error) {
     // The caller throws the first error; the others will time out.

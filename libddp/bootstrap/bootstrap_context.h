@@ -55,7 +55,7 @@ class BootstrapContext {
   void look_around();
 
   /// Publishes the cause, or takes over an earlier one, and throws it.
-  [[noreturn]] void fail(const BootstrapFailure& failure);
+  [[noreturn]] void fail(const GroupFailure& failure);
   /// The deadline passed: names the ranks that are missing.
   [[noreturn]] void fail_timeout();
   /// `description`'s process does not answer: throws what it published before, or that it is gone.

@@ -29,58 +29,45 @@ std::string_view beginning(std::string_view text, std::size_t limit) {
 
 }  // namespace
 
-std::string BootstrapFailure::encode() const {
+std::string encode_failure(const GroupFailure& failure) {
   return RecordWriter(kFailureForm)
-      .integer(static_cast<int>(kind))
-      .integer(rank)
-      .integer(pid)
-      .field(beginning(cause, kMaxCauseBytes))
+      .integer(static_cast<int>(failure.kind))
+      .integer(failure.peer_rank)
+      .integer(failure.peer_pid)
+      .field(beginning(failure.message, kMaxCauseBytes))
       .text();
 }
 
-BootstrapFailure BootstrapFailure::decode(const std::string& text) {
+GroupFailure decode_failure(const std::string& text) {
   RecordReader fields(kFailureForm, text);
-  BootstrapFailure failure;
-  failure.kind = static_cast<Kind>(fields.integer(0, static_cast<int>(Kind::Network)));
-  failure.rank = fields.integer(-1);
-  failure.pid = fields.integer(0);
-  failure.cause = printable(fields.field());
+  GroupFailure failure;
+  failure.kind = static_cast<GroupFailure::Kind>(
+      fields.integer(0, static_cast<int>(GroupFailure::Kind::Network)));
+  failure.peer_rank = fields.integer(-1);
+  failure.peer_pid = fields.integer(0);
+  failure.message = printable(fields.field());
   fields.end();
   return failure;
 }
 
-std::optional<BootstrapFailure> find_failure(KeyValueStore& store) {
+std::optional<GroupFailure> find_failure(KeyValueStore& store) {
   const std::optional<std::string> text = store.try_get(kKey);
   if (!text) return std::nullopt;
-  return BootstrapFailure::decode(*text);
+  return decode_failure(*text);
 }
 
-BootstrapFailure publish_failure(KeyValueStore& store, const BootstrapFailure& failure) {
-  const std::string text = failure.encode();
-  const BootstrapFailure told =
-      BootstrapFailure::decode(text);  // in the words that the others read
+GroupFailure publish_failure(KeyValueStore& store, const GroupFailure& failure) {
+  const std::string text = encode_failure(failure);
+  const GroupFailure told = decode_failure(text);  // in the words that the others read
   if (store.add(kTurnKey, 1) == 1) {
     store.set(kKey, text);
     return told;
   }
   const std::optional<std::string> first = store.wait_get(kKey, Deadline::after(kTextPatience));
-  if (first) return BootstrapFailure::decode(*first);
+  if (first) return decode_failure(*first);
   // Who had the turn has died, or was no rank.
   store.set(kKey, text);
   return told;
-}
-
-void throw_failure(const std::string& where, const BootstrapFailure& failure) {
-  const std::string message = fmt::format("{}: {}", where, failure.cause);
-  switch (failure.kind) {
-    case BootstrapFailure::Kind::Timeout:
-      throw TimeoutError(message);
-    case BootstrapFailure::Kind::Network:
-      throw NetworkError(message);
-    case BootstrapFailure::Kind::Peer:
-      break;
-  }
-  throw PeerError(message, failure.rank, failure.pid);
 }
 
 }  // namespace libddp

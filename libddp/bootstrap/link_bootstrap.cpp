@@ -15,7 +15,7 @@
 namespace libddp {
 namespace {
 
-using Kind = BootstrapFailure::Kind;
+using Kind = GroupFailure::Kind;
 
 /// A connection of one rank's own network is there at once or never.
 constexpr std::chrono::seconds kConnectPatience{15};
@@ -140,13 +140,14 @@ void LinkBootstrap::fail_unreachable(int rank, const std::string& reason) {
   const PeerInfo& mine = context_.info(rank_);
   const PeerInfo& other = context_.info(rank);
   context_.fail(
-      {Kind::Network, rank, other.pid,
+      {Kind::Network,
        fmt::format(
            "{} on {} (interface {}, {}) cannot reach {} on {} (interface {}) at {}: {}. "
            "Hint: both addresses must be of one network that no firewall closes; choose the "
            "interface with LIBDDP_SOCKET_IFNAME.",
            mine.who(), mine.host, own_address_.interface_name, own_address_.endpoint.address,
-           other.who(), other.host, theirs.interface_name, theirs.endpoint.to_string(), reason)});
+           other.who(), other.host, theirs.interface_name, theirs.endpoint.to_string(), reason),
+       rank, other.pid});
 }
 
 void LinkBootstrap::join(LinkAcceptor& acceptor) {
@@ -187,11 +188,12 @@ bool LinkBootstrap::advance(LinkConnector& connector) {
   } catch (const NetworkError& error) {
     context_.look_around();
     const PeerInfo& other = context_.info(rank);
-    context_.fail({Kind::Network, rank, other.pid,
-                   fmt::format("{} on {} at {}: {}. Hint: start all ranks anew, with one libddp "
-                               "version and one run key; another program may use its address.",
-                               other.who(), other.host, addresses_[rank].endpoint.to_string(),
-                               error.what())});
+    context_.fail(
+        {Kind::Network,
+         fmt::format("{} on {} at {}: {}. Hint: start all ranks anew, with one libddp "
+                     "version and one run key; another program may use its address.",
+                     other.who(), other.host, addresses_[rank].endpoint.to_string(), error.what()),
+         rank, other.pid});
   }
   // The other side cannot finish without this rank's proof, but may at any time after it.
   if (connector.has_proved()) context_.reached(rank);

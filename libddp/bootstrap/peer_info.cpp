@@ -39,24 +39,25 @@ PeerInfo PeerInfo::decode(const std::string& text) {
 
 std::string PeerInfo::who() const { return fmt::format("rank {} (pid {})", rank, pid); }
 
-std::optional<BootstrapFailure> find_disagreement(const PeerInfo& one, const PeerInfo& other) {
-  using Kind = BootstrapFailure::Kind;
+std::optional<GroupFailure> find_disagreement(const PeerInfo& one, const PeerInfo& other) {
+  using Kind = GroupFailure::Kind;
   const PeerInfo& low = one.rank < other.rank ? one : other;
   const PeerInfo& high = one.rank < other.rank ? other : one;
   if (low.world_size != high.world_size) {
-    return BootstrapFailure{
-        Kind::Peer, -1, 0,
-        fmt::format("{} has world size {}, {} has world size {}. Hint: start all "
-                    "ranks with one WORLD_SIZE.",
-                    low.who(), low.world_size, high.who(), high.world_size)};
+    return GroupFailure{Kind::Peer,
+                        fmt::format("{} has world size {}, {} has world size {}. Hint: start all "
+                                    "ranks with one WORLD_SIZE.",
+                                    low.who(), low.world_size, high.who(), high.world_size),
+                        -1, 0};
   }
   if (low.agreement != high.agreement) {
-    return BootstrapFailure{
-        Kind::Peer, -1, 0,
+    return GroupFailure{
+        Kind::Peer,
         fmt::format(
             "{} has '{}', {} has '{}'. Hint: all ranks must run the same libddp version with "
             "the same settings.",
-            low.who(), printable(low.agreement), high.who(), printable(high.agreement))};
+            low.who(), printable(low.agreement), high.who(), printable(high.agreement)),
+        -1, 0};
   }
   return std::nullopt;
 }

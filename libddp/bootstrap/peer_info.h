@@ -41,6 +41,6 @@ struct PeerInfo {
 
 /// Why these two ranks cannot be in one group, if they cannot: other world size, other agreement.
 /// Both ranks find the same words.
-std::optional<BootstrapFailure> find_disagreement(const PeerInfo& one, const PeerInfo& other);
+std::optional<GroupFailure> find_disagreement(const PeerInfo& one, const PeerInfo& other);
 
 }  // namespace libddp

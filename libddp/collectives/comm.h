@@ -13,8 +13,6 @@
 //
 //   void step(Comm& comm, const CommCall& call, float* data) { comm.all_reduce(call, data); }
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +22,7 @@
 #include <vector>
 
 #include "libddp/base/deadline.h"
+#include "libddp/base/group_failure.h"
 #include "libddp/base/op_description.h"
 
 namespace libddp {
@@ -39,18 +38,6 @@ struct CommCall {
   /// Asked before the call gives up on `ranks` (of the group): what else is known of them, for the
   /// message. Null = nothing.
   const std::function<std::string(const std::vector<int>& ranks)>* notes = nullptr;
-};
-
-/// Why the group cannot go on; thrown again by every later call.
-struct CommFailure {
-  /// Network: what lies between the hosts failed; the peer is at its other end.
-  enum class Kind { Peer, Timeout, Aborted, Network };
-  Kind kind = Kind::Peer;
-  std::string message;
-  /// Who caused it; -1: this rank, or, of Kind::Peer, no single rank (two that call
-  /// different things).
-  int peer_rank = -1;
-  pid_t peer_pid = 0;
 };
 
 class Comm {
@@ -128,7 +115,7 @@ class Comm {
   virtual void on_network() noexcept {}
   /// Why the network does not carry what this rank and others send each other, if it does not; to
   /// be asked about twice a second, by one thread.
-  virtual std::optional<CommFailure> look_at_network([[maybe_unused]] std::int64_t now_ns) {
+  virtual std::optional<GroupFailure> look_at_network([[maybe_unused]] std::int64_t now_ns) {
     return std::nullopt;
   }
 
@@ -140,8 +127,8 @@ class Comm {
   }
 
   /// Poisons the group: wakes every waiter of this process. The first failure is kept.
-  virtual void fail(CommFailure failure) noexcept = 0;
-  virtual std::optional<CommFailure> failure() const = 0;
+  virtual void fail(GroupFailure failure) noexcept = 0;
+  virtual std::optional<GroupFailure> failure() const = 0;
   /// Throws the kept failure as PeerError, TimeoutError or StateError, with the call that met it if
   /// one did; returns if there is none.
   virtual void throw_if_failed(const CommCall* call = nullptr) const = 0;

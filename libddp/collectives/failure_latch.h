@@ -5,31 +5,28 @@
 // Thread rule: any thread. `is_set` is one load, for hot paths.
 //
 //   if (latch.set(std::move(failure))) tell_the_peers();
-//   if (latch.is_set()) throw_error(*latch.get());
+//   if (latch.is_set()) throw_failure(*latch.get(), latch.get()->message);
 
 #include <atomic>
 #include <mutex>
 #include <optional>
 
-#include "libddp/collectives/comm.h"
+#include "libddp/base/group_failure.h"
 
 namespace libddp {
 
 class FailureLatch {
  public:
   /// Keeps `failure` if it is the first; says whether it was.
-  bool set(CommFailure failure) noexcept;
+  bool set(GroupFailure failure) noexcept;
   bool is_set() const noexcept { return is_set_.load(std::memory_order_acquire); }
   /// Null while there is none; valid and unchanging afterwards.
-  const CommFailure* get() const noexcept { return is_set() ? &*failure_ : nullptr; }
+  const GroupFailure* get() const noexcept { return is_set() ? &*failure_ : nullptr; }
 
  private:
   std::mutex mutex_;
   std::atomic<bool> is_set_{false};
-  std::optional<CommFailure> failure_;
+  std::optional<GroupFailure> failure_;
 };
-
-/// Throws the class of error that belongs to `failure`, with `message`.
-[[noreturn]] void throw_failure(const CommFailure& failure, const std::string& message);
 
 }  // namespace libddp

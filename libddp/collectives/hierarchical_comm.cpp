@@ -48,7 +48,7 @@ std::optional<std::uint64_t> HierarchicalComm::last_sequence_of(int rank) const 
   return local_->last_sequence_of(rank);
 }
 
-std::optional<CommFailure> HierarchicalComm::look_at_network(std::int64_t now_ns) {
+std::optional<GroupFailure> HierarchicalComm::look_at_network(std::int64_t now_ns) {
   if (auto failure = stage_->look_at_network(now_ns)) return failure;
   return links_.look_at_network(now_ns);
 }

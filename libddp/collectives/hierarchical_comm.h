@@ -95,10 +95,10 @@ class HierarchicalComm : public Comm {
   bool has_read_all(int rank) const override { return links_.has_read_all(rank); }
   int network_fd() const override { return links_.network_fd(); }
   void on_network() noexcept override { links_.on_network(); }
-  std::optional<CommFailure> look_at_network(std::int64_t now_ns) override;
+  std::optional<GroupFailure> look_at_network(std::int64_t now_ns) override;
 
-  void fail(CommFailure failure) noexcept override { local_->fail(std::move(failure)); }
-  std::optional<CommFailure> failure() const override { return local_->failure(); }
+  void fail(GroupFailure failure) noexcept override { local_->fail(std::move(failure)); }
+  std::optional<GroupFailure> failure() const override { return local_->failure(); }
   void throw_if_failed(const CommCall* call = nullptr) const override {
     local_->throw_if_failed(call);
   }

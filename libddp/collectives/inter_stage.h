@@ -74,7 +74,7 @@ class InterStage {
   /// What a leader of another host has called last, as far as it is known here.
   virtual std::optional<std::string> last_call_of(int rank) const = 0;
   /// As Comm; any one thread.
-  virtual std::optional<CommFailure> look_at_network([[maybe_unused]] std::int64_t now_ns) {
+  virtual std::optional<GroupFailure> look_at_network([[maybe_unused]] std::int64_t now_ns) {
     return std::nullopt;
   }
 };

@@ -6,15 +6,15 @@
 
 namespace libddp {
 
-CommFailure lost_connection(const LinkEnd& end, int socket, int error) {
+GroupFailure lost_connection(const LinkEnd& end, int socket, int error) {
   if (error == 0) {
-    return {CommFailure::Kind::Peer,
+    return {GroupFailure::Kind::Peer,
             fmt::format("lost a connection to {}: it was closed there. Hint: look at that "
                         "process's own output",
                         end.name),
             end.rank, end.pid};
   }
-  return {CommFailure::Kind::Network,
+  return {GroupFailure::Kind::Network,
           fmt::format("the network lost a connection to {} ({}): {}; that process has not been "
                       "seen to end. Hint: a firewall or NAT between the hosts may have forgotten "
                       "the connection; let it keep idle connections, or let all ports through "
@@ -23,9 +23,9 @@ CommFailure lost_connection(const LinkEnd& end, int socket, int error) {
           end.rank, end.pid};
 }
 
-std::optional<CommFailure> network_failure(const std::optional<LinkHealth::Dead>& dead) {
+std::optional<GroupFailure> network_failure(const std::optional<LinkHealth::Dead>& dead) {
   if (!dead) return std::nullopt;
-  return CommFailure{CommFailure::Kind::Network, dead->text, dead->rank, dead->pid};
+  return GroupFailure{GroupFailure::Kind::Network, dead->text, dead->rank, dead->pid};
 }
 
 }  // namespace libddp

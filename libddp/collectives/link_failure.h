@@ -25,8 +25,8 @@ struct LinkEnd {
 
 /// `error`: errno of the call that found it, 0 = the other side closed it. To be asked once the
 /// control connections have had time to tell that a process ended: then an error is the network's.
-CommFailure lost_connection(const LinkEnd& end, int socket, int error);
+GroupFailure lost_connection(const LinkEnd& end, int socket, int error);
 
-std::optional<CommFailure> network_failure(const std::optional<LinkHealth::Dead>& dead);
+std::optional<GroupFailure> network_failure(const std::optional<LinkHealth::Dead>& dead);
 
 }  // namespace libddp

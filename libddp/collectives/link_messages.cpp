@@ -105,7 +105,7 @@ void LinkMessages::check(const std::vector<Transfer*>& transfers) {
 
 void LinkMessages::fail_and_throw(const LinkMessagesPeer& peer, const std::string& text) {
   local_.fail(
-      {CommFailure::Kind::Peer,
+      {GroupFailure::Kind::Peer,
        fmt::format("{}: {}. Hint: look at that process's own output and at the network between "
                    "the hosts",
                    name_of(peer), text),

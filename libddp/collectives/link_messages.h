@@ -56,7 +56,7 @@ class LinkMessages final : public MessageTransport {
   bool has_read_all(int rank) const;
   int network_fd() const { return poller_.get(); }
   void on_network() noexcept;
-  std::optional<CommFailure> look_at_network(std::int64_t now_ns) {
+  std::optional<GroupFailure> look_at_network(std::int64_t now_ns) {
     return network_failure(health_.look(now_ns));
   }
 

@@ -124,7 +124,7 @@ void LinkStage::check_header(std::size_t peer) {
 }
 
 void LinkStage::report_garbage(std::size_t peer, const std::string& what) {
-  local_.fail({CommFailure::Kind::Peer,
+  local_.fail({GroupFailure::Kind::Peer,
                fmt::format("{} sent {}. Hint: all ranks must run one build of libddp with the same "
                            "settings",
                            name_of(peers_[peer]), what),
@@ -136,7 +136,7 @@ void LinkStage::report_garbage(std::size_t peer, const std::string& what) {
 void LinkStage::report_mismatch(std::size_t peer, const LinkHeader& theirs) {
   const LinkPeer& other = peers_[peer];
   local_.fail(
-      {CommFailure::Kind::Peer,
+      {GroupFailure::Kind::Peer,
        fmt::format(
            "the ranks called different collectives: rank {} called {}, rank {} on {} called "
            "{}. Hint: every rank must make the same calls in the same order, with equal "
@@ -252,7 +252,7 @@ void LinkStage::check(const std::deque<LinkFlow>& flows) {
   const LinkPeer& first = peers_[static_cast<std::size_t>(*waited_for.begin())];
   const bool is_one = waited_for.size() == 1;
   local_.fail(
-      {CommFailure::Kind::Timeout,
+      {GroupFailure::Kind::Timeout,
        fmt::format(
            "{}: timed out after {:.1f} s waiting for {}{}. Hint: look at what that rank does; "
            "if it is only slow, raise the timeout of the group",
@@ -269,7 +269,7 @@ void LinkStage::report_lost(const LinkFlow& flow, int socket, int error) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   const LinkPeer& peer = peers_[static_cast<std::size_t>(flow.peer)];
-  CommFailure failure = lost_connection({peer.rank, peer.pid, name_of(peer)}, socket, error);
+  GroupFailure failure = lost_connection({peer.rank, peer.pid, name_of(peer)}, socket, error);
   failure.message =
       fmt::format("{}: {}", call_->description.to_string(call_->sequence), failure.message);
   local_.fail(std::move(failure));

@@ -88,7 +88,7 @@ class LinkStage : public InterStage, private LinkWatch {
   void broadcast(std::byte* data, std::size_t bytes, int root_host) override;
 
   std::optional<std::string> last_call_of(int rank) const override;
-  std::optional<CommFailure> look_at_network(std::int64_t now_ns) override {
+  std::optional<GroupFailure> look_at_network(std::int64_t now_ns) override {
     return network_failure(health_.look(now_ns));
   }
 

@@ -96,7 +96,7 @@ Comm::Transfer* Mailbox::find_receive(const UnexpectedMessage& message) const {
 // Nobody is named as the peer: who is right is not known here.
 void Mailbox::check_size(const Transfer& receive, const UnexpectedMessage& message) {
   if (receive.bytes == message.bytes) return;
-  comm_.fail({.kind = CommFailure::Kind::Peer,
+  comm_.fail({.kind = GroupFailure::Kind::Peer,
               .message = fmt::format(
                   "message sizes differ: rank {} expects {} bytes with tag {} from rank {}, which "
                   "sends {} bytes. Hint: tensors of a send and its recv must have equal numbers of "

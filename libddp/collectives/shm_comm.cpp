@@ -175,10 +175,10 @@ void ShmComm::wait_for_mail(std::uint32_t ticket, std::chrono::nanoseconds limit
 
 void ShmComm::wake_mail() noexcept { messages_->wake_own(); }
 
-void ShmComm::fail(CommFailure failure) noexcept { core_->failure().fail(std::move(failure)); }
+void ShmComm::fail(GroupFailure failure) noexcept { core_->failure().fail(std::move(failure)); }
 
-std::optional<CommFailure> ShmComm::failure() const {
-  const CommFailure* failure = core_->failure().get();
+std::optional<GroupFailure> ShmComm::failure() const {
+  const GroupFailure* failure = core_->failure().get();
   return failure ? std::optional(*failure) : std::nullopt;
 }
 

@@ -102,8 +102,8 @@ class ShmComm : public Comm {
   void wake_mail() noexcept override;
 
   std::byte* memory_of(int rank, std::uint64_t offset, std::uint64_t bytes) override;
-  void fail(CommFailure failure) noexcept override;
-  std::optional<CommFailure> failure() const override;
+  void fail(GroupFailure failure) noexcept override;
+  std::optional<GroupFailure> failure() const override;
   void throw_if_failed(const CommCall* call = nullptr) const override;
   std::string last_call_of(int rank) const override;
   std::optional<std::uint64_t> last_sequence_of(int rank) const override;

@@ -187,7 +187,7 @@ void ShmCore::throw_given_up() {
   int culprit = 0;
   while (culprit + 1 < world_size_ && peers_.page(culprit).given_up().load() == 0) ++culprit;
   failure_.fail_and_throw(
-      call_, {.kind = CommFailure::Kind::Peer,
+      call_, {.kind = GroupFailure::Kind::Peer,
               .message = fmt::format("rank {} (pid {}) gave it up", peers_.group_rank(culprit),
                                      peers_.pid_of(culprit)),
               .peer_rank = peers_.group_rank(culprit),
@@ -205,7 +205,7 @@ void ShmCore::report_mismatch() {
   }
   // Nobody is named as the peer: who is right is not known here.
   failure_.fail_and_throw(
-      call_, {.kind = CommFailure::Kind::Peer,
+      call_, {.kind = GroupFailure::Kind::Peer,
               .message = fmt::format(
                   "the ranks called different collectives: {}. Hint: every rank must make the "
                   "same calls in the same order, with equal shapes and dtypes",

@@ -11,7 +11,7 @@
 
 namespace libddp {
 
-void ShmFailure::fail(CommFailure failure) noexcept {
+void ShmFailure::fail(GroupFailure failure) noexcept {
   // First: whoever sees the failure may free what was in flight.
   if (peers_.arena()) peers_.arena()->keep_freed();
   if (!latch_.set(std::move(failure))) return;
@@ -20,7 +20,7 @@ void ShmFailure::fail(CommFailure failure) noexcept {
   for (const ShmPage& page : peers_.pages()) notify_always(page.mail_event());
 }
 
-void ShmFailure::show(const CommFailure& failure) noexcept {
+void ShmFailure::show(const GroupFailure& failure) noexcept {
   FailureRecord& record = peers_.own_page().failure();
   const std::size_t length = std::min(failure.message.size(), FailureRecord::kMaxText - 1);
   std::memcpy(record.text, failure.message.data(), length);
@@ -48,17 +48,17 @@ void ShmFailure::adopt_failure_of_peer() {
     if (r == peers_.rank() || record.is_set.load(std::memory_order_seq_cst) == 0) continue;
     const std::string text =
         printable_lines({record.text, strnlen(record.text, FailureRecord::kMaxText)});
-    CommFailure failure{
+    GroupFailure failure{
         .message = text, .peer_rank = record.peer_rank, .peer_pid = record.peer_pid};
-    const auto kind = static_cast<CommFailure::Kind>(record.kind);
-    if (kind == CommFailure::Kind::Network) {
+    const auto kind = static_cast<GroupFailure::Kind>(record.kind);
+    if (kind == GroupFailure::Kind::Network) {
       failure.kind = kind;
-    } else if (kind != CommFailure::Kind::Peer) {
-      const char* verb = kind == CommFailure::Kind::Aborted ? "aborted" : "gave up";
+    } else if (kind != GroupFailure::Kind::Peer) {
+      const char* verb = kind == GroupFailure::Kind::Aborted ? "aborted" : "gave up";
       failure.message = fmt::format("rank {} (pid {}) {}: {}", peers_.group_rank(r),
                                     peers_.pid_of(r), verb, text);
     }
-    const bool is_nobodys = failure.peer_rank < 0 && kind == CommFailure::Kind::Peer;
+    const bool is_nobodys = failure.peer_rank < 0 && kind == GroupFailure::Kind::Peer;
     if (!is_nobodys &&
         (failure.peer_rank < 0 || failure.peer_rank == peers_.group_rank(peers_.rank()))) {
       failure.peer_rank = peers_.group_rank(r);
@@ -73,13 +73,13 @@ void ShmFailure::throw_if_failed(const CommCall* call) {
   if (latch_.is_set()) throw_kept(call, false);
 }
 
-void ShmFailure::fail_and_throw(const CommCall* call, CommFailure failure) {
+void ShmFailure::fail_and_throw(const CommCall* call, GroupFailure failure) {
   fail(std::move(failure));
   throw_kept(call, false);
 }
 
 void ShmFailure::throw_kept(const CommCall* call, bool is_earlier) const {
-  const CommFailure& failure = *latch_.get();
+  const GroupFailure& failure = *latch_.get();
   std::string message = failure.message;
   if (!message.starts_with("libddp[")) {
     const std::string where = peers_.where();
@@ -98,7 +98,7 @@ std::byte* ShmFailure::reach(const CommCall* call, int rank, std::uint64_t offse
                              std::uint64_t bytes) {
   const SharedSegment& segment = peers_.arena_of(rank);
   if (offset > segment.size_bytes() || bytes > segment.size_bytes() - offset) {
-    fail_and_throw(call, {.kind = CommFailure::Kind::Peer,
+    fail_and_throw(call, {.kind = GroupFailure::Kind::Peer,
                           .message = fmt::format("rank {} (pid {}) named bytes {} to {} of an "
                                                  "arena of {} bytes",
                                                  peers_.group_rank(rank), peers_.pid_of(rank),

@@ -5,7 +5,7 @@
 //
 // Thread rule: any thread.
 //
-//   failure.fail({.kind = CommFailure::Kind::Aborted, .message = "enough"});   // wakes everyone
+//   failure.fail({.kind = GroupFailure::Kind::Aborted, .message = "enough"});   // wakes everyone
 //   failure.throw_if_failed(&call);
 
 #include <cstddef>
@@ -22,9 +22,9 @@ class ShmFailure {
   explicit ShmFailure(const ShmPeers& peers) : peers_(peers) {}
 
   /// Keeps the first failure, shows it to the peers, wakes everyone.
-  void fail(CommFailure failure) noexcept;
+  void fail(GroupFailure failure) noexcept;
   /// Null while there is none.
-  const CommFailure* get() const noexcept { return latch_.get(); }
+  const GroupFailure* get() const noexcept { return latch_.get(); }
   /// One load, for hot paths; does not look at the peers.
   bool is_set() const noexcept { return latch_.is_set(); }
   /// As throw_if_failed, but only tells.
@@ -38,7 +38,7 @@ class ShmFailure {
     if (latch_.is_set()) throw_kept(&call, true);
   }
   /// `fail`, then throws it as the error of `call` (null: of no call in particular).
-  [[noreturn]] void fail_and_throw(const CommCall* call, CommFailure failure);
+  [[noreturn]] void fail_and_throw(const CommCall* call, GroupFailure failure);
 
   /// Memory of `rank`'s arena as mapped here. Throws PeerError if the range is not in it; `call` is
   /// for the message.
@@ -46,7 +46,7 @@ class ShmFailure {
 
  private:
   void adopt_failure_of_peer();
-  void show(const CommFailure& failure) noexcept;
+  void show(const GroupFailure& failure) noexcept;
   [[noreturn]] void throw_kept(const CommCall* call, bool is_earlier) const;
 
   const ShmPeers& peers_;

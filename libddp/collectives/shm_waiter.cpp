@@ -84,7 +84,7 @@ void ShmWaiter::settle(const CommCall& call, FutexEvent& event, WaitCondition& c
     try {
       interrupt.poll();
     } catch (...) {
-      failure_.fail({.kind = CommFailure::Kind::Aborted,
+      failure_.fail({.kind = GroupFailure::Kind::Aborted,
                      .message = fmt::format("{}: interrupted while waiting",
                                             call.description.to_string(call.sequence))});
       throw;
@@ -125,7 +125,7 @@ void ShmWaiter::give_up(const CommCall& call, const WaitCondition& condition, do
   const int culprit = missing.size() == 1 ? missing[0] : -1;
   failure_.fail_and_throw(
       &call,
-      {.kind = CommFailure::Kind::Timeout,
+      {.kind = GroupFailure::Kind::Timeout,
        .message = fmt::format(
            "{}: timed out after {:.1f} s waiting for {}{}. Hint: look at what that rank does; "
            "if it is only slow, raise the timeout of the group",

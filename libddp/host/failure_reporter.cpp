@@ -104,16 +104,16 @@ void FailureReporter::report(bool waits) noexcept {
 // One rank writes: the one whose own time was over, because it has asked for the stacks; where a
 // peer is to blame, the lowest of the others, and where nobody is, rank 0. What this rank ended
 // itself needs no report.
-bool FailureReporter::writes_report(const CommFailure& failure) const {
-  if (failure.kind == CommFailure::Kind::Timeout) return true;
-  if (failure.kind == CommFailure::Kind::Aborted) return false;
+bool FailureReporter::writes_report(const GroupFailure& failure) const {
+  if (failure.kind == GroupFailure::Kind::Timeout) return true;
+  if (failure.kind == GroupFailure::Kind::Aborted) return false;
   const bool is_told = failure.message.find(" gave up: ") != std::string::npos;
   return !is_told && identity_.rank == (failure.peer_rank == 0 ? 1 : 0);
 }
 
-std::string FailureReporter::report_text(const CommFailure& failure) {
+std::string FailureReporter::report_text(const GroupFailure& failure) {
   std::string text = fmt::format("{} has failed: {}\n", identity_.where(), failure.message);
-  const bool is_network = failure.kind == CommFailure::Kind::Network;
+  const bool is_network = failure.kind == GroupFailure::Kind::Network;
   const char* other_end = is_network ? ", at the other end" : ", the one to blame";
   const int num_shown = std::min(identity_.world_size, kMostRanks);
   for (int rank = 0; rank < num_shown; ++rank) {

@@ -37,8 +37,8 @@ class FailureReporter {
   void report(bool waits) noexcept;
 
  private:
-  bool writes_report(const CommFailure& failure) const;
-  std::string report_text(const CommFailure& failure);
+  bool writes_report(const GroupFailure& failure) const;
+  std::string report_text(const GroupFailure& failure);
 
   const GroupIdentity& identity_;
   const std::vector<std::string>& peer_names_;

@@ -62,7 +62,7 @@ HostBackend::~HostBackend() {
   living_.leave();
   // Wakes what is in flight, so that the queues end without waiting for a peer.
   if (!queue_->is_idle() || !messages_->is_idle()) {
-    comm_->fail({CommFailure::Kind::Aborted,
+    comm_->fail({GroupFailure::Kind::Aborted,
                  "the group was destroyed without shutdown (destroy_process_group)"});
   }
   // After a shutdown there is none.
@@ -191,7 +191,8 @@ void HostBackend::on_goodbye(int rank, std::uint64_t sequence, const std::string
   messages_->on_goodbye(rank);
 }
 
-CommFailure HostBackend::left_failure(int rank, std::uint64_t last, const std::string& what) const {
+GroupFailure HostBackend::left_failure(int rank, std::uint64_t last,
+                                       const std::string& what) const {
   const auto index = static_cast<std::size_t>(rank);
   std::string when = fmt::format("after its collective #{}", last);
   if (last == 0) {
@@ -204,7 +205,7 @@ CommFailure HostBackend::left_failure(int rank, std::uint64_t last, const std::s
     const std::lock_guard lock(leaving_mutex_);
     if (!leaving_error_.empty()) because = " because of an error: " + leaving_error_;
   }
-  return {CommFailure::Kind::Peer,
+  return {GroupFailure::Kind::Peer,
           fmt::format("{}: {} has left the group (destroy_process_group) {}{}. Hint: every rank "
                       "must issue the same collectives before it leaves",
                       what, peer_names_[index], when, because),
@@ -214,7 +215,7 @@ CommFailure HostBackend::left_failure(int rank, std::uint64_t last, const std::s
 void HostBackend::fail_after_exception(const CommCall& call) noexcept {
   // Half a collective cannot be taken back, so a foreign exception (Ctrl-C) ends the group too.
   if (!comm_->failure()) {
-    comm_->fail({CommFailure::Kind::Aborted,
+    comm_->fail({GroupFailure::Kind::Aborted,
                  fmt::format("{}: was interrupted. Hint: make a new group to go on",
                              call.description.to_string(call.sequence))});
   }
@@ -329,7 +330,7 @@ bool HostBackend::is_in_arena(const at::Tensor& tensor) const {
 }
 
 void HostBackend::abort(const std::string& reason) noexcept {
-  comm_->fail({CommFailure::Kind::Aborted, fmt::format("the group was aborted: {}", reason)});
+  comm_->fail({GroupFailure::Kind::Aborted, fmt::format("the group was aborted: {}", reason)});
   tell_peers();
 }
 
@@ -359,10 +360,10 @@ std::exception_ptr HostBackend::failure() const {
 }
 
 std::exception_ptr HostBackend::loss() const {
-  std::optional<CommFailure> loss;
+  std::optional<GroupFailure> loss;
   if (const auto watchdog = this->watchdog()) loss = watchdog->loss();
   if (const auto failure = comm_->failure(); !loss && failure) {
-    if (failure->kind == CommFailure::Kind::Network) loss = *failure;
+    if (failure->kind == GroupFailure::Kind::Network) loss = *failure;
   }
   if (!loss) return nullptr;
   try {
@@ -381,7 +382,7 @@ void HostBackend::shutdown() {
   } catch (...) {
     // A Ctrl-C. The peers may wait for what is in flight here, which now ends as well.
     interrupt = std::current_exception();
-    comm_->fail({CommFailure::Kind::Aborted,
+    comm_->fail({GroupFailure::Kind::Aborted,
                  "the shutdown was interrupted while operations were in flight. Hint: wait for "
                  "them before destroy_process_group"});
     tell_peers();

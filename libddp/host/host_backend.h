@@ -91,7 +91,7 @@ class HostBackend : public Backend {
   void throw_if_left(const CommCall& call);
   void on_goodbye(int rank, std::uint64_t sequence, const std::string& error);
   /// `last`: the last collective that the rank took part in.
-  CommFailure left_failure(int rank, std::uint64_t last, const std::string& what) const;
+  GroupFailure left_failure(int rank, std::uint64_t last, const std::string& what) const;
   void fail_after_exception(const CommCall& call) noexcept;
   void tell_peers() noexcept;
   void stop_parts();

@@ -330,7 +330,7 @@ std::vector<MessageQueue::State::Ending> MessageQueue::State::retire_all(
 std::exception_ptr MessageQueue::State::time_out(const MessageBatch& batch) {
   const std::string notes = hooks.notes(batch.unfinished_ranks(identity.rank, identity.world_size));
   comm.fail(
-      {CommFailure::Kind::Timeout,
+      {GroupFailure::Kind::Timeout,
        fmt::format("{}: timed out after {:.1f} s waiting for {}{}. Hint: look at what that rank "
                    "is doing (same peer, tag and order of messages?), or pass a longer timeout",
                    batch.work->description(), std::chrono::duration<double>(batch.timeout).count(),
@@ -343,7 +343,7 @@ std::exception_ptr MessageQueue::State::time_out(const MessageBatch& batch) {
 std::exception_ptr MessageQueue::State::give_up(const Ending& ending) {
   const int left = *ending.abandoned_by;
   comm.fail(
-      {CommFailure::Kind::Peer,
+      {GroupFailure::Kind::Peer,
        fmt::format("{}: {} has left the group (destroy_process_group) in the middle of a "
                    "batch of messages of {}, which other ranks wait for too. Hint: let all "
                    "ranks finish their sends and receives before one leaves",
@@ -375,7 +375,7 @@ std::exception_ptr MessageQueue::State::gone_error(const MessageBatch& batch, in
 /// A step that throws leaves transfers half done, so the group cannot go on.
 std::exception_ptr MessageQueue::State::poison() {
   if (!comm.failure()) {
-    comm.fail({CommFailure::Kind::Aborted,
+    comm.fail({GroupFailure::Kind::Aborted,
                "a send or receive was interrupted. Hint: make a new group to go on"});
   }
   hooks.on_failure();

@@ -238,14 +238,14 @@ void C10dStage::give_up(const std::exception_ptr& error) {
 }
 
 void C10dStage::fail(const std::exception_ptr& error) {
-  CommFailure failure;
+  GroupFailure failure;
   try {
     std::rethrow_exception(error_of_c10d(error, call_->description.to_string(call_->sequence),
                                          "between hosts, " + engine_->getBackendName()));
   } catch (const TimeoutError& e) {
-    failure = {CommFailure::Kind::Timeout, e.what()};
+    failure = {GroupFailure::Kind::Timeout, e.what()};
   } catch (const std::exception& e) {
-    failure = {CommFailure::Kind::Peer, e.what()};
+    failure = {GroupFailure::Kind::Peer, e.what()};
   }
   local_.fail(std::move(failure));
   local_.throw_if_failed(call_);

@@ -44,7 +44,7 @@ class C10dStage : public InterStage {
   std::optional<std::string> last_call_of(int rank) const override {
     return links_->last_call_of(rank);
   }
-  std::optional<CommFailure> look_at_network(std::int64_t now_ns) override {
+  std::optional<GroupFailure> look_at_network(std::int64_t now_ns) override {
     return links_->look_at_network(now_ns);
   }
 

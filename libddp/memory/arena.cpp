@@ -37,7 +37,7 @@ constexpr std::uint64_t kLargeBytes = 2u << 20;
 // round trip through the kernel, which would clear every page.
 constexpr std::uint64_t kKeptBytes = 256u << 20;
 // What empty_cache leaves alone: a call into the kernel would cost more than it brings.
-constexpr std::uint64_t kSmallBytes = 64u << 10;
+constexpr std::uint64_t kSmallBlockBytes = 64u << 10;
 // All segments of a group fit well into the 128 TiB of a process, several groups included.
 constexpr std::uint64_t kGroupAddressSpace = std::uint64_t{16} << 40;
 constexpr std::uint64_t kSmallestReserve = 64u << 20;
@@ -222,7 +222,7 @@ void Arena::State::cool_surplus(std::unique_lock<std::mutex>& lock) {
 
 void Arena::State::empty() {
   std::unique_lock lock(mutex);
-  while (warm.largest() >= kSmallBytes) cool(*warm.take_largest(), lock);
+  while (warm.largest() >= kSmallBlockBytes) cool(*warm.take_largest(), lock);
 }
 
 // REQUIRES: the range is in neither list, so nobody can take it while the kernel works.

@@ -29,7 +29,7 @@ void ControlChannels::send_to_all(const ControlMessage& message) noexcept {
   for (Channel& channel : channels_) send_locked(channel, message);
 }
 
-void ControlChannels::announce(const CommFailure& failure) noexcept {
+void ControlChannels::announce(const GroupFailure& failure) noexcept {
   const std::lock_guard lock(mutex_);
   if (is_announced_) return;
   is_announced_ = true;

@@ -49,7 +49,7 @@ class ControlChannels {
   void send_to_all(const ControlMessage& message) noexcept;
   /// Tells all what this rank's group failed of; only the first call does something, and whatever
   /// any thread says next comes after it.
-  void announce(const CommFailure& failure) noexcept;
+  void announce(const GroupFailure& failure) noexcept;
 
   /// Entries for a poll that ends when a peer that took no message takes one again, or when a
   /// message waits that the polling thread does not know of.

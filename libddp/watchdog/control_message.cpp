@@ -30,7 +30,7 @@ static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 32);
 bool is_valid(const Header& header) {
   return header.magic == kMagic &&
          header.kind <= static_cast<std::uint8_t>(ControlMessage::Kind::Dropped) &&
-         header.failure_kind <= static_cast<std::uint8_t>(CommFailure::Kind::Network) &&
+         header.failure_kind <= static_cast<std::uint8_t>(GroupFailure::Kind::Network) &&
          header.text_bytes <= ControlMessage::kMaxText;
 }
 
@@ -39,7 +39,7 @@ ControlMessage decode(const Header& header, const std::string& text) {
   message.kind = static_cast<ControlMessage::Kind>(header.kind);
   message.sequence = header.sequence;
   message.number = header.number;
-  message.failure.kind = static_cast<CommFailure::Kind>(header.failure_kind);
+  message.failure.kind = static_cast<GroupFailure::Kind>(header.failure_kind);
   message.failure.peer_rank = header.peer_rank;
   message.failure.peer_pid = header.peer_pid;
   message.failure.message = printable_lines(text);

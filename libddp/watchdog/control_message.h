@@ -46,7 +46,7 @@ struct ControlMessage {
   /// question.
   std::uint64_t number = 0;
   /// Failure: what the sender's group failed of. Report, Stacks: the message alone.
-  CommFailure failure{};
+  GroupFailure failure{};
 
   /// As it travels; a text that is too long is cut.
   std::string encode() const;

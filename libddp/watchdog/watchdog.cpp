@@ -86,7 +86,7 @@ Watchdog::Watchdog(GroupIdentity identity, std::vector<GroupPeer> peers, Comm& c
   }
   if (watched_.empty()) return;
   stop_ = EventFd::create();
-  // Before the ranks are done with meeting each other: one that freezes at once has been seen to
+  // Before the ranks are done with the bootstrap: one that freezes at once has been seen to
   // live.
   tick(monotonic_ns());
   thread_ = start_service_thread("libddp-watch", [this] { run(); });
@@ -113,7 +113,7 @@ void Watchdog::run() {
     }
     channels_.add_polls(entries);
     if (::poll(entries.data(), entries.size(), pause_ms(monotonic_ns())) < 0 && errno != EINTR) {
-      fail({CommFailure::Kind::Aborted,
+      fail({GroupFailure::Kind::Aborted,
             fmt::format("cannot watch the peers: {}", errno_text("poll", errno))});
       return;
     }
@@ -173,11 +173,11 @@ void Watchdog::handle(Watched& watched, const ControlMessage& message) {
   }
   // A failure that names its culprit, or the network, is passed on; an abort or a timeout is the
   // sender's own doing.
-  CommFailure failure = message.failure;
-  if (failure.kind == CommFailure::Kind::Timeout || failure.kind == CommFailure::Kind::Aborted) {
-    const char* verb = failure.kind == CommFailure::Kind::Aborted ? "aborted" : "gave up";
+  GroupFailure failure = message.failure;
+  if (failure.kind == GroupFailure::Kind::Timeout || failure.kind == GroupFailure::Kind::Aborted) {
+    const char* verb = failure.kind == GroupFailure::Kind::Aborted ? "aborted" : "gave up";
     failure.message = fmt::format("{} {}: {}", peer_name(watched.peer()), verb, failure.message);
-    failure.kind = CommFailure::Kind::Peer;
+    failure.kind = GroupFailure::Kind::Peer;
     failure.peer_rank = rank;
     failure.peer_pid = watched.peer().pid;
   }
@@ -198,8 +198,8 @@ void Watchdog::report_loss(Watched& watched) {
                         ? "cannot be reached any more (it died or left without destroying the "
                           "group, or its host or the network failed)"
                         : "left without destroying the group";
-  CommFailure failure{
-      CommFailure::Kind::Peer,
+  GroupFailure failure{
+      GroupFailure::Kind::Peer,
       fmt::format("{} {}; its last call was {}, that of this rank {}. Hint: look at that "
                   "process's own output, its exit code and the kernel log (out of memory); a "
                   "program that ends in order calls destroy_process_group (C++: shutdown)",
@@ -212,7 +212,7 @@ void Watchdog::report_loss(Watched& watched) {
   fail(std::move(failure));
 }
 
-void Watchdog::fail_of_loss(CommFailure failure) {
+void Watchdog::fail_of_loss(GroupFailure failure) {
   {
     const std::lock_guard lock(loss_mutex_);
     if (!loss_) loss_ = failure;
@@ -220,19 +220,19 @@ void Watchdog::fail_of_loss(CommFailure failure) {
   fail(std::move(failure));
 }
 
-std::optional<CommFailure> Watchdog::loss() const {
+std::optional<GroupFailure> Watchdog::loss() const {
   const std::lock_guard lock(loss_mutex_);
   return loss_;
 }
 
-void Watchdog::fail(CommFailure failure) {
+void Watchdog::fail(GroupFailure failure) {
   comm_.fail(failure);
   // The first one counts, which may be another: tell that.
   if (const auto kept = comm_.failure()) announce(*kept);
   hooks_.on_failure();
 }
 
-void Watchdog::announce(const CommFailure& failure) noexcept { channels_.announce(failure); }
+void Watchdog::announce(const GroupFailure& failure) noexcept { channels_.announce(failure); }
 
 void Watchdog::say_goodbye(std::uint64_t sequence) noexcept {
   // Who leaves because of a failure is not to blame for it, also where the goodbye comes first.
@@ -322,7 +322,7 @@ void Watchdog::report_frozen(Watched& watched, std::int64_t now_ns) {
   }
   watched.is_over = true;
   fail_of_loss(
-      {CommFailure::Kind::Peer,
+      {GroupFailure::Kind::Peer,
        fmt::format("{} has given no sign of life for {:.1f} s: {}; its last call was {}, that of "
                    "this rank {}. Hint: see what stopped that process; LIBDDP_HEARTBEAT_TIMEOUT "
                    "sets the seconds, 0 waits for ever",
@@ -337,7 +337,7 @@ void Watchdog::check_reports(std::int64_t now_ns) {
   if (!report) return;
   for (const Watched& watched : watched_) {
     if (watched.peer().rank != report->rank) continue;
-    fail({CommFailure::Kind::Peer,
+    fail({GroupFailure::Kind::Peer,
           fmt::format("{} met an error {} and has not gone on; this rank waits for it in {}. Hint: "
                       "see that rank's own output; a script that catches errors of a training step "
                       "goes on with the next one at once, or ends",

@@ -68,7 +68,7 @@ class Watchdog {
   void stop();
 
   /// Tells the peers what this rank's group failed of. Only the first call does something.
-  void announce(const CommFailure& failure) noexcept;
+  void announce(const GroupFailure& failure) noexcept;
   /// Leaves in order; where the group has failed here, tells that first. Waits up to 5 seconds for
   /// peers that do not read what they are told: they would take the end for a death.
   void say_goodbye(std::uint64_t sequence) noexcept;
@@ -86,7 +86,7 @@ class Watchdog {
   /// Number of the collective that `rank` began last, as far as is known here.
   std::optional<std::uint64_t> last_sequence_of(int rank) const;
   /// See Backend::loss; what was found here first.
-  std::optional<CommFailure> loss() const;
+  std::optional<GroupFailure> loss() const;
 
  private:
   struct Watched {
@@ -106,8 +106,8 @@ class Watchdog {
   void handle(Watched& watched, const ControlMessage& message);
   void report_loss(Watched& watched);
   /// The peer is gone, or the network to it: keeps that beside the group's first failure.
-  void fail_of_loss(CommFailure failure);
-  void fail(CommFailure failure);
+  void fail_of_loss(GroupFailure failure);
+  void fail(GroupFailure failure);
 
   // What time brings about.
   int pause_ms(std::int64_t now_ns) const;
@@ -131,7 +131,7 @@ class Watchdog {
   /// What heartbeats from other hosts have said, by rank.
   std::vector<std::atomic<std::uint64_t>> last_sequences_;
   mutable std::mutex loss_mutex_;
-  std::optional<CommFailure> loss_;
+  std::optional<GroupFailure> loss_;
   // Of the thread.
   std::int64_t next_beat_ns_ = 0;
   std::int64_t last_tick_ns_ = 0;

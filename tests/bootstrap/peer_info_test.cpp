@@ -66,17 +66,17 @@ TEST_CASE("What a stranger wrote into the store cannot reach the terminal") {
            text.find('\xff') == std::string::npos;
   };
   CHECK(is_harmless(message_of<StoreError>([&] { PeerInfo::decode(evil); })));
-  CHECK(is_harmless(message_of<StoreError>([&] { BootstrapFailure::decode(evil); })));
+  CHECK(is_harmless(message_of<StoreError>([&] { decode_failure(evil); })));
   CHECK(is_harmless(message_of<StoreError>([&] { LinkAddress::decode(evil); })));
   CHECK(is_harmless(message_of<StoreError>([&] { JoinEntry::decode(evil); })));
   CHECK(is_harmless(message_of<StoreError>([&] { LocalRequest::decode(evil); })));
-  const BootstrapFailure failure{BootstrapFailure::Kind::Peer, 1, 4711, evil};
-  CHECK(is_harmless(BootstrapFailure::decode(failure.encode()).cause));
+  const GroupFailure failure{GroupFailure::Kind::Peer, evil, 1, 4711};
+  CHECK(is_harmless(decode_failure(encode_failure(failure)).message));
   PeerInfo info = make_info(1);
   info.agreement = info.host = evil;
   info = PeerInfo::decode(info.encode());
   CHECK(is_harmless(info.host));
-  CHECK(is_harmless(find_disagreement(make_info(0), info)->cause));
+  CHECK(is_harmless(find_disagreement(make_info(0), info)->message));
   InMemoryStore store;
   store.set("count", evil);
   CHECK(is_harmless(message_of<StoreError>([&] { store.add("count", 1); })));
@@ -102,7 +102,7 @@ TEST_CASE("Descriptions that fit do not disagree") {
 TEST_CASE("Disagreements name both sides, in the same words from either") {
   const PeerInfo low = make_info(0);
   PeerInfo high = make_info(1);
-  const BootstrapFailure::Kind kind = BootstrapFailure::Kind::Peer;
+  const GroupFailure::Kind kind = GroupFailure::Kind::Peer;
   std::string expected;
   SECTION("world size") {
     high.world_size = 3;
@@ -116,39 +116,38 @@ TEST_CASE("Disagreements name both sides, in the same words from either") {
   const auto other = find_disagreement(high, low);
   REQUIRE(one);
   REQUIRE(other);
-  REQUIRE(contains(one->cause, expected));
-  REQUIRE(contains(one->cause, "Hint: "));
+  REQUIRE(contains(one->message, expected));
+  REQUIRE(contains(one->message, "Hint: "));
   REQUIRE(one->kind == kind);
-  REQUIRE(other->cause == one->cause);
+  REQUIRE(other->message == one->message);
 }
 
 TEST_CASE("The first failure in the store counts") {
   InMemoryStore store;
   REQUIRE_FALSE(find_failure(store));
-  const BootstrapFailure first{BootstrapFailure::Kind::Network, 3, 77, "two words\nand a line"};
+  const GroupFailure first{GroupFailure::Kind::Network, "two words\nand a line", 3, 77};
   const std::string told = "two words\\nand a line";
-  REQUIRE(publish_failure(store, first).cause == told);
-  const BootstrapFailure second =
-      publish_failure(store, {BootstrapFailure::Kind::Peer, 1, 5, "later"});
-  REQUIRE(second.cause == told);
-  REQUIRE(second.rank == 3);
-  REQUIRE(second.pid == 77);
-  REQUIRE(second.kind == BootstrapFailure::Kind::Network);
-  REQUIRE(find_failure(store)->cause == told);
-  REQUIRE_THROWS_AS(BootstrapFailure::decode("nonsense"), StoreError);
-  REQUIRE_THROWS_AS(BootstrapFailure::decode("libddp-failure-1 0.1.0 1:9 1:1 1:1 1:x"), StoreError);
+  REQUIRE(publish_failure(store, first).message == told);
+  const GroupFailure second = publish_failure(store, {GroupFailure::Kind::Peer, "later", 1, 5});
+  REQUIRE(second.message == told);
+  REQUIRE(second.peer_rank == 3);
+  REQUIRE(second.peer_pid == 77);
+  REQUIRE(second.kind == GroupFailure::Kind::Network);
+  REQUIRE(find_failure(store)->message == told);
+  REQUIRE_THROWS_AS(decode_failure("nonsense"), StoreError);
+  REQUIRE_THROWS_AS(decode_failure("libddp-failure-1 0.1.0 1:9 1:1 1:1 1:x"), StoreError);
 }
 
 TEST_CASE("A failure is thrown with its type, place and culprit") {
-  using Kind = BootstrapFailure::Kind;
+  using Kind = GroupFailure::Kind;
   REQUIRE(message_of<TimeoutError>([] {
-            throw_failure("here", {Kind::Timeout, -1, 0, "late"});
+            throw_failure({Kind::Timeout, "late", -1, 0}, "here: late");
           }) == "here: late");
   REQUIRE(message_of<NetworkError>([] {
-            throw_failure("here", {Kind::Network, 1, 2, "far"});
+            throw_failure({Kind::Network, "far", 1, 2}, "here: far");
           }) == "here: far");
   try {
-    throw_failure("here", {Kind::Peer, 4, 55, "gone"});
+    throw_failure({Kind::Peer, "gone", 4, 55}, "here: gone");
   } catch (const PeerError& error) {
     REQUIRE(std::string(error.what()) == "here: gone");
     REQUIRE(error.peer_rank() == 4);

@@ -99,8 +99,7 @@ TEST_CASE("A stranger who writes to the store is not believed") {
   InMemoryStore store;
   store.add("claim/0", 3);
   store.add("error_turn", 1);
-  store.set("error",
-            BootstrapFailure{BootstrapFailure::Kind::Peer, 1, 4711, "everything is lost"}.encode());
+  store.set("error", encode_failure({GroupFailure::Kind::Peer, "everything is lost", 1, 4711}));
   store.set("join/1", JoinEntry{"0.0.0", 1, 2, 4711, std::string(32, '0')}.encode());
   PeerInfo forged;
   forged.rank = 1;
@@ -219,7 +218,7 @@ TEST_CASE("require_key makes several hosts without a key an error") {
   });
 }
 
-TEST_CASE("Hails name their version") {
+TEST_CASE("Requests name their version") {
   const JoinEntry join_entry{"1.2.3", 3, 8, 4711, std::string(32, 'a')};
   const JoinEntry same = JoinEntry::decode(join_entry.encode());
   REQUIRE(same.rank == 3);

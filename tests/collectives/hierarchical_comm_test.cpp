@@ -347,7 +347,7 @@ TEST_CASE("A failure ends a wait for another host") {
     if (me.rank == 1) return;
     std::thread other([&] {
       std::this_thread::sleep_for(50ms);
-      me.comm->fail({CommFailure::Kind::Peer, "rank 1 died", 1, 4711});
+      me.comm->fail({GroupFailure::Kind::Peer, "rank 1 died", 1, 4711});
     });
     const std::string text = failure_of(me, floats_call(OpKind::AllReduce, 1, 4));
     other.join();

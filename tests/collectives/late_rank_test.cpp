@@ -171,7 +171,7 @@ TEST_CASE("the barrier that ends a collective raises where a peer gave up in it"
     run_ranks(2, [&](int rank) {
       if (rank == 1) return pair.cores[1]->barrier();
       pair.cores[0]->barrier();
-      pair.cores[0]->failure().fail({CommFailure::Kind::Aborted, "enough"});
+      pair.cores[0]->failure().fail({GroupFailure::Kind::Aborted, "enough"});
     });
     REQUIRE_THROWS_AS(pair.cores[1]->failure().throw_if_failed(nullptr), PeerError);
   }
@@ -183,7 +183,7 @@ TEST_CASE("once a communicator has failed its arena uses nothing again that is f
   REQUIRE(pair.arenas[0]->allocate(4096).get() == before);
   auto in_flight = pair.arenas[0]->allocate(8192);
   std::byte* const late_target = in_flight.get();
-  pair.cores[0]->failure().fail({CommFailure::Kind::Aborted, "enough"});
+  pair.cores[0]->failure().fail({GroupFailure::Kind::Aborted, "enough"});
   in_flight.reset();
   const auto next = pair.arenas[0]->allocate(8192);
   const bool is_apart = next.get() + 8192 <= late_target || next.get() >= late_target + 8192;

@@ -207,7 +207,7 @@ TEST_CASE("wake_mail and a failure end a wait for mail") {
     std::thread waker([&] {
       std::this_thread::sleep_for(30ms);
       if (how == 0) fixture.comm(0).wake_mail();
-      if (how == 1) fixture.comm(1).fail({.kind = CommFailure::Kind::Aborted, .message = "why"});
+      if (how == 1) fixture.comm(1).fail({.kind = GroupFailure::Kind::Aborted, .message = "why"});
     });
     fixture.comm(0).wait_for_mail(ticket, 60s);
     waker.join();

@@ -124,7 +124,7 @@ TEST_CASE("fail from another thread ends a wait at once, here and on the peers")
     CommFixture fixture(3, mask);
     std::thread aborter([&] {
       std::this_thread::sleep_for(100ms);
-      fixture.comm(2).fail({.kind = CommFailure::Kind::Aborted, .message = "data loader broke"});
+      fixture.comm(2).fail({.kind = GroupFailure::Kind::Aborted, .message = "data loader broke"});
     });
     const auto start = std::chrono::steady_clock::now();
     run_ranks(2, [&](int rank) {
@@ -143,8 +143,8 @@ TEST_CASE("the own rank's waiter wakes too, and the first failure is kept") {
   CommFixture fixture(2);
   std::thread watchdog([&] {
     std::this_thread::sleep_for(100ms);
-    fixture.comm(0).fail({CommFailure::Kind::Peer, "rank 1 (pid 1001) died", 1, 1001});
-    fixture.comm(0).fail({CommFailure::Kind::Aborted, "second"});
+    fixture.comm(0).fail({GroupFailure::Kind::Peer, "rank 1 (pid 1001) died", 1, 1001});
+    fixture.comm(0).fail({GroupFailure::Kind::Aborted, "second"});
   });
   try {
     fixture.comm(0).barrier(barrier_call(1));
@@ -160,7 +160,7 @@ TEST_CASE("the own rank's waiter wakes too, and the first failure is kept") {
 
 TEST_CASE("a message that is already complete is thrown as it is") {
   CommFixture fixture(1);
-  fixture.comm(0).fail({CommFailure::Kind::Timeout, "libddp[group test, rank 0/1] x: y", -1, 0});
+  fixture.comm(0).fail({GroupFailure::Kind::Timeout, "libddp[group test, rank 0/1] x: y", -1, 0});
   REQUIRE(message_of<TimeoutError>([&] { fixture.comm(0).throw_if_failed(); }) ==
           "libddp[group test, rank 0/1] x: y");
 }

@@ -137,7 +137,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   } catch (const Error&) {
     const auto failure = local->failure();
     fuzz::require(failure.has_value());
-    fuzz::require(choice.is_cut || failure->kind == CommFailure::Kind::Peer);
+    fuzz::require(choice.is_cut || failure->kind == GroupFailure::Kind::Peer);
   }
   stage.last_call_of(1);
   return 0;

@@ -37,11 +37,13 @@ void tolerate(Call call) {
 
 // As a rank that has seen one, and as one that has failed itself.
 void fail_with(BootstrapSession& session, bool has_turn) {
-  if (const auto failure = find_failure(session.failures())) throw_failure("fuzz", *failure);
+  if (const auto failure = find_failure(session.failures())) {
+    throw_failure(*failure, failure->message);
+  }
   if (!has_turn) return;
-  const BootstrapFailure own{BootstrapFailure::Kind::Network, 0, 1, "it failed"};
+  const GroupFailure own{GroupFailure::Kind::Network, "it failed", 0, 1};
   for (int turn = 1; turn <= 2; ++turn) {
-    fuzz::require(publish_failure(session.failures(), own).cause == own.cause);
+    fuzz::require(publish_failure(session.failures(), own).message == own.message);
   }
   const Deadline now = Deadline::after(std::chrono::seconds(0));
   fuzz::require(session.failures().wait_get("error", now).has_value());

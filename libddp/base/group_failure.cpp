@@ -1,0 +1,21 @@
+#include "libddp/base/group_failure.h"
+
+#include "libddp/base/error.h"
+
+namespace libddp {
+
+void throw_failure(const GroupFailure& failure, const std::string& message) {
+  switch (failure.kind) {
+    case GroupFailure::Kind::Timeout:
+      throw TimeoutError(message);
+    case GroupFailure::Kind::Aborted:
+      throw StateError(message);
+    case GroupFailure::Kind::Network:
+      throw NetworkError(message);
+    case GroupFailure::Kind::Peer:
+      break;
+  }
+  throw PeerError(message, failure.peer_rank, failure.peer_pid);
+}
+
+}  // namespace libddp

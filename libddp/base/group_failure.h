@@ -1,0 +1,31 @@
+#pragma once
+
+// Why a group cannot come together, or cannot go on: what its ranks tell each other, and what every
+// later call throws. Thread rule: a value; throw_failure is pure.
+//
+//   GroupFailure failure{GroupFailure::Kind::Peer, "rank 3 ended. Hint: ...", 3, 4711};
+//   throw_failure(failure, where + ": " + failure.message);
+
+#include <sys/types.h>
+
+#include <string>
+
+namespace libddp {
+
+struct GroupFailure {
+  /// Network: what lies between the hosts failed; the peer is at its other end.
+  enum class Kind { Peer, Timeout, Aborted, Network };
+
+  Kind kind = Kind::Peer;
+  /// What happened, and the hint.
+  std::string message;
+  /// Who caused it; -1: this rank, or, of Kind::Peer, no single rank (two that call different
+  /// things).
+  int peer_rank = -1;
+  pid_t peer_pid = 0;
+};
+
+/// Throws PeerError, TimeoutError, NetworkError or StateError, with `message`.
+[[noreturn]] void throw_failure(const GroupFailure& failure, const std::string& message);
+
+}  // namespace libddp
