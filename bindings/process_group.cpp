@@ -58,12 +58,12 @@ void bind_life(GroupClass& group) {
       .def("abort", &ProcessGroup::abort, py::arg("reason"),
            py::call_guard<py::gil_scoped_release>(),
            "Ends every operation in flight here and, at once, on the other ranks.")
-      .def("announce_trouble", &ProcessGroup::report_error, py::arg("what"),
+      .def("report_error", &ProcessGroup::report_error, py::arg("what"),
            py::call_guard<py::gil_scoped_release>(),
            "Ranks that wait for this one raise `what` after 250 ms, unless it is taken back.")
-      .def("withdraw_trouble", &ProcessGroup::retract_error,
+      .def("retract_error", &ProcessGroup::retract_error,
            py::call_guard<py::gil_scoped_release>(),
-           "Takes announce_trouble back; so does this rank's next collective.")
+           "Takes report_error back; so does this rank's next collective.")
       .def("flight_log", &ProcessGroup::flight_log, py::call_guard<py::gil_scoped_release>(),
            "The last operations as JSON; docs/failures.md.")
       .def(

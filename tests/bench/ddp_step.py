@@ -1,11 +1,11 @@
-"""One training step of a small GPT on two ranks: no synchronisation, a bare meeting, libddp, torch
+"""One training step of a small GPT on two ranks: no synchronisation, a bare barrier, libddp, torch
 over Gloo and over libddp, libddp over Gloo, and libddp with LIBDDP_NAN_CHECK=raise.
 
     python tests/bench/ddp_step.py [rounds] [steps per block]
 
 Six layers of width 256 (about 5 M parameters), batch 8 x 64, AdamW, one thread per rank. They take
 turns in blocks inside one pair of processes; a block ends with a barrier, so its time is that
-of the slower rank. "meeting" exchanges nothing and only waits for the other rank in every step: the
+of the slower rank. "barrier" exchanges nothing and only waits for the other rank in every step: the
 floor under any synchronous training, as each step then takes as long as its slower rank. One JSON
 line per candidate, times per step; `overhead_ms` is the step's time above the one without
 synchronisation, by min and by median.
@@ -59,7 +59,7 @@ def measure(rounds: int, steps: int) -> list[dict]:
 
     candidates = {
         "no sync": block_of_steps(lambda model: model, steps),
-        "meeting": block_of_steps(lambda model: model, steps, meet=barrier),
+        "barrier": block_of_steps(lambda model: model, steps, meet=barrier),
         "libddp": block_of_steps(DistributedDataParallel, steps),
         "libddp, gradients checked": block_of_steps(checking, steps),
         "torch": block_of_steps(torch_ddp(gloo), steps),

@@ -143,9 +143,9 @@ TEST_CASE("what is frozen is not averaged", "[freezing]") {
       for (int i = 0; i < 4; ++i) sharded.products().parameter(i).mutable_grad() = at::Tensor();
       return group.sequence_number() - before;
     };
-    expect(collectives_of_a_step(0b1111) == 4, "two meetings, two averages");
-    expect(collectives_of_a_step(0b1100) == 4, "two meetings, one average, one meeting");
-    expect(collectives_of_a_step(0b0000) == 3, "three meetings");
+    expect(collectives_of_a_step(0b1111) == 4, "two barriers, two averages");
+    expect(collectives_of_a_step(0b1100) == 4, "two barriers, one average, one barrier");
+    expect(collectives_of_a_step(0b0000) == 3, "three barriers");
     expect(collectives_of_a_step(0b1111) == 4, "as at first");
   });
 }

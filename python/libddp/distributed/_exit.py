@@ -106,7 +106,7 @@ def announce_error_in_flight() -> None:
     if error is None:
         return
     for group in live_groups():
-        group.announce_trouble(describe(error))
+        group.report_error(describe(error))
 
 
 def leave() -> None:

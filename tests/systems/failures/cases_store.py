@@ -46,7 +46,7 @@ def store_dies(bench, trials):
         run.tell("stop")
         for outcome in bench.finish(run):
             learned = outcome.value["new_group"]
-            # torch's own bookkeeping or our meeting, whichever asks the store first.
+            # torch's own bookkeeping or our bootstrap, whichever asks the store first.
             assert "DistError" in learned["bases"], learned
             assert learned["at"] - learned["began"] < 30, learned
             yield outcome.value["longest_s"]

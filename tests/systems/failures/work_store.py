@@ -88,7 +88,7 @@ def die_while_joining(me) -> dict:
         return {}
     me.mark("ready")
     if me.rank == 0:
-        me.wait_for("killed")  # until then the meeting cannot end
+        me.wait_for("killed")  # until then the bootstrap cannot end
     return me.learn(lambda: me.join(timeout_s=60))
 
 

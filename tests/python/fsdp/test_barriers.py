@@ -165,4 +165,4 @@ def check_parameters_written_in_backward():
         assert_same(found, wanted)
 
 
-results, test_meetings = checks.suite(globals(), 2)
+results, test_barriers = checks.suite(globals(), 2)

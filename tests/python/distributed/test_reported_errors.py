@@ -90,9 +90,9 @@ def learn_of_an_error(fails_in):
 @pytest.mark.parametrize(
     ("fails_in", "words"),
     [
-        ("forward", ["in forward: ValueError: no such token (test_troubles.py:"]),
-        ("backward", ["in backward: ValueError: no such gradient (test_troubles.py:"]),
-        ("loss", ["in backward: ValueError: no such loss (test_troubles.py:"]),
+        ("forward", ["in forward: ValueError: no such token (test_reported_errors.py:"]),
+        ("backward", ["in backward: ValueError: no such gradient (test_reported_errors.py:"]),
+        ("loss", ["in backward: ValueError: no such loss (test_reported_errors.py:"]),
     ],
 )
 def test_a_caught_error_of_one_rank_is_told_to_those_who_wait(fails_in, words):
@@ -171,7 +171,7 @@ def test_an_error_on_its_way_through_destroy_is_named():
     outcomes = ranks.launch(leave_in_a_finally, 2)
     assert outcomes[1].failed
     assert not outcomes[0].failed, ranks.describe(outcomes[0])
-    assert "because of an error: KeyError: 'weights' (test_troubles.py:" in outcomes[0].value
+    assert "because of an error: KeyError: 'weights' (test_reported_errors.py:" in outcomes[0].value
 
 
 def test_errors_in_children_of_multiprocessing_reach_the_others(tmp_path):
