@@ -13,6 +13,8 @@
 #include "bindings/ddp_timeline.h"
 #include "bindings/tensors.h"
 #include "libddp/ddp/compress_hook.h"
+#include "libddp/ddp/gradient_buckets.h"
+#include "libddp/ddp/reducer.h"
 #include "libddp/ddp/replicated_model.h"
 
 namespace py = pybind11;
@@ -47,7 +49,7 @@ void register_compress_hook(ReplicatedModel& replica, at::ScalarType dtype) {
 }
 
 /// Parameter indices, bucket by bucket: for tests and for the curious.
-BucketPlan bucket_plan(ReplicatedModel& replica) { return replica.reducer().buckets().plan(); }
+BucketPlan bucket_plan(ReplicatedModel& replica) { return replica.buckets()->plan(); }
 
 void bind_mixed_precision(py::module_& module) {
   using Dtype = std::optional<at::ScalarType>;
@@ -84,14 +86,14 @@ void bind_passes(ReplicatedModelClass& replica) {
            unlocked)
       .def("backward_failed", &ReplicatedModel::backward_failed, py::arg("what"), unlocked)
       .def("after_forward", &after_forward, py::arg("output"), py::arg("sync"))
-      .def("set_manual_finish", [](ReplicatedModel& self,
-                                   bool manual) { self.reducer().set_manual_finalization(manual); })
+      .def("set_manual_finish",
+           [](ReplicatedModel& self, bool manual) { self.set_manual_finalization(manual); })
       .def("finishes_after_backward",
            [](ReplicatedModel& self) { return self.reducer().should_finalize_after_backward(); })
       .def("check_finished", [](ReplicatedModel& self) { self.reducer().check_finalized(); })
       .def(
-          "finish_backward",
-          [](ReplicatedModel& self) { self.reducer().finalize_backward_manual(); }, unlocked)
+          "finish_backward", [](ReplicatedModel& self) { self.finalize_backward_manual(); },
+          unlocked)
       .def(
           "run_empty_pass", [](ReplicatedModel& self) { self.reducer().run_empty_pass(); },
           unlocked);

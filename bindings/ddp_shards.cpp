@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -35,28 +36,17 @@ ShardTensors trained_parameters(const AdamwShards& shards) {
   return tensors;
 }
 
-/// What this rank owns of a parameter's moments, as zeros.
-ShardTensors new_moments(const AdamwShards& shards, const at::Tensor& parameter) {
-  const std::size_t index = shards.index_of(parameter);
-  ShardTensors moments;
-  for (std::size_t moment = 0; moment < shards.num_moments(); ++moment) {
-    at::Tensor own = shards.moment(moment, index);
-    moments.push_back(own.zero_());
-  }
-  return moments;
+ShardTensors load_moments(AdamwShards& shards, const at::Tensor& parameter,
+                          const std::vector<std::optional<at::Tensor>>& whole) {
+  ShardTensors tensors;
+  for (const auto& moment : whole) tensors.push_back(moment.value_or(at::Tensor()));
+  return shards.load_moments(parameter, tensors);
 }
 
-/// Takes this rank's part of a loaded moment and returns it.
-at::Tensor load_moment(AdamwShards& shards, std::size_t moment, const at::Tensor& parameter,
-                       const std::optional<at::Tensor>& whole) {
-  const std::size_t index = shards.index_of(parameter);
-  shards.load_moment(moment, index, whole.value_or(at::Tensor()));
-  return shards.moment(moment, index);
-}
-
-at::Tensor whole_moment(const AdamwShards& shards, std::size_t moment,
-                        const at::Tensor& parameter) {
-  return shards.whole_moment(moment, shards.index_of(parameter));
+/// Of those that there are.
+std::vector<std::string> moment_names(const AdamwShards& shards) {
+  const auto& names = AdamwShards::moment_names();
+  return {names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shards.num_moments())};
 }
 
 at::Tensor own_gradient_of(const AdamwShards& shards, const at::Tensor& parameter) {
@@ -68,11 +58,9 @@ at::Tensor own_gradient_of(const AdamwShards& shards, const at::Tensor& paramete
 void bind_ddp_shards(py::module_& module, ReplicatedModelClass& replica) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   py::class_<AdamwShards>(module, "AdamwShards")
-      .def_property_readonly_static("moment_names",
-                                    [](const py::object&) { return AdamwShards::moment_names(); })
+      .def_property_readonly("moment_names", &moment_names)
       .def_property_readonly("parameters", &trained_parameters)
       .def_property_readonly("is_ready", &AdamwShards::is_ready)
-      .def_property_readonly("num_moments", &AdamwShards::num_moments)
       .def("check", &AdamwShards::check, py::arg("parameters"))
       .def("check_averaged", &AdamwShards::check_averaged)
       .def("make_ready", &AdamwShards::make_ready, py::arg("amsgrad"), unlocked)
@@ -83,10 +71,9 @@ void bind_ddp_shards(py::module_& module, ReplicatedModelClass& replica) {
            py::arg("grad_scale") = py::none(), py::arg("found_inf") = py::none(), unlocked)
       .def("publish", &AdamwShards::publish, unlocked)
       .def("own_gradient", &own_gradient_of, py::arg("parameter"))
-      .def("new_moments", &new_moments, py::arg("parameter"))
-      .def("load_moment", &load_moment, py::arg("moment"), py::arg("parameter"), py::arg("whole"),
-           unlocked)
-      .def("whole_moment", &whole_moment, py::arg("moment"), py::arg("parameter"), unlocked);
+      .def("new_moments", &AdamwShards::new_moments, py::arg("parameter"))
+      .def("load_moments", &load_moments, py::arg("parameter"), py::arg("whole"), unlocked)
+      .def("whole_moments", &AdamwShards::whole_moments, py::arg("parameter"), unlocked);
   module.def("check_adamw_parameters", &check_adamw_parameters, py::arg("parameters"));
   replica.def("shard_adamw", &shard_adamw, py::arg("parameters"), py::arg("shard_gradients"));
 }

@@ -9,6 +9,10 @@
 #include <memory>
 #include <vector>
 
+#include "libddp/ddp/bucket_layout.h"
+#include "libddp/ddp/pass_timeline.h"
+#include "libddp/ddp/reducer.h"
+
 namespace py = pybind11;
 
 namespace libddp {
@@ -24,7 +28,7 @@ py::tuple layout_tuple(const BucketLayout& layout) {
   return py::make_tuple(layout.is_rebuilt, buckets, layout.sparse_names);
 }
 
-py::tuple layout(ReplicatedModel& replica) { return layout_tuple(replica.reducer().layout()); }
+py::tuple layout(ReplicatedModel& replica) { return layout_tuple(replica.layout()); }
 
 py::tuple pass_tuple(const PassTimes& pass, std::size_t layout) {
   py::list buckets;
@@ -41,7 +45,7 @@ py::tuple timings(ReplicatedModel& replica) {
   std::vector<std::shared_ptr<const BucketLayout>> seen;
   py::list layouts;
   py::list passes;
-  for (const PassTimes& pass : replica.reducer().timeline().passes()) {
+  for (const PassTimes& pass : replica.timeline().passes()) {
     auto found = std::find(seen.begin(), seen.end(), pass.layout);
     if (found == seen.end()) {
       layouts.append(layout_tuple(*pass.layout));

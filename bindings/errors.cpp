@@ -3,6 +3,8 @@
 #include "libddp/base/error.h"
 
 #include "bindings/bindings.h"
+#include "bindings/tensors.h"
+#include "libddp/base/first_line.h"
 #include "libddp/interop/torch_errors.h"
 
 namespace py = pybind11;
@@ -60,6 +62,7 @@ void bind_errors(py::module_&) {
   // For all modules that share pybind11's internals, torch's too: c10d's own functions then raise
   // our classes.
   py::register_exception_translator(&translate);
+  describe_errors_by(&describe_python_error);
 }
 
 }  // namespace libddp

@@ -5,13 +5,17 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/tensors.h"
+#include "libddp/fsdp/flat_parameter.h"
 #include "libddp/fsdp/param_group.h"
+#include "libddp/fsdp/parameter_faces.h"
 #include "libddp/fsdp/sharded_model.h"
+#include "libddp/module/grad_norm.h"
 
 namespace py = pybind11;
 
@@ -139,6 +143,21 @@ void reduce_by(ParamGroup& unit, const py::object& hook) {
   });
 }
 
+/// (group or None, dtype of the norm, gradients or None), as RankGradients.
+using PythonGradients = std::tuple<Group, at::ScalarType, std::vector<std::optional<at::Tensor>>>;
+
+at::Tensor total_norm_of(const std::vector<PythonGradients>& all, double norm_type) {
+  std::vector<RankGradients> found;
+  for (const auto& [group, dtype, gradients] : all) {
+    found.push_back({group, dtype, {}});
+    for (const auto& gradient : gradients) {
+      found.back().gradients.push_back(gradient.value_or(at::Tensor()));
+    }
+  }
+  const py::gil_scoped_release release;
+  return total_norm(found, norm_type);
+}
+
 }  // namespace
 
 void bind_fsdp(py::module_& module) {
@@ -149,6 +168,9 @@ void bind_fsdp(py::module_& module) {
            py::arg("shard"), py::arg("replicate"), py::arg("keep_unsharded"),
            py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("keep_low_gradients"))
       .def_property_readonly("name", &ParamGroup::name)
+      .def_property_readonly("is_held", &ParamGroup::is_held)
+      .def_property_readonly("is_running",
+                             [](const ParamGroup& unit) { return unit.forward.running > 0; })
       .def("layout", &layout_of, py::arg("rank"))
       .def("has_gradient_memory", &has_gradient_memory)
       .def("averaged", &averaged_of)
@@ -162,7 +184,10 @@ void bind_fsdp(py::module_& module) {
            py::arg("backward_prefetch"), py::arg("faces") = py::none())
       .def("before_forward", &ShardedModel::before_forward, py::arg("unit"), unlocked)
       .def("after_forward", &finish_forward, py::arg("unit"), py::arg("output"))
-      .def("forward_failed", &ShardedModel::forward_failed, py::arg("unit"), unlocked)
+      .def("forward_failed", &ShardedModel::forward_failed, py::arg("unit"), py::arg("what"),
+           unlocked)
+      .def("report_error", &ShardedModel::report_error, py::arg("what"), unlocked)
+      .def("backward_failed", &ShardedModel::backward_failed, py::arg("what"), unlocked)
       .def_property("syncs", &ShardedModel::syncs, &ShardedModel::set_sync)
       .def("publish", &ShardedModel::publish, unlocked)
       .def("shows_larger_gradients", &ShardedModel::shows_larger_gradients)
@@ -173,6 +198,7 @@ void bind_fsdp(py::module_& module) {
            py::arg("here"), unlocked)
       .def("end_copies", py::overload_cast<const ParamGroups&, bool>(&ShardedModel::end_copies),
            py::arg("units"), py::arg("keep"), unlocked);
+  module.def("total_norm", &total_norm_of, py::arg("gradients"), py::arg("norm_type"));
 }
 
 }  // namespace libddp

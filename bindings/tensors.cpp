@@ -30,6 +30,20 @@ void collect(py::handle value, int depth, std::vector<at::Tensor>& found) {
   }
 }
 
+/// The exception and its traceback; null where it is not of Python.
+std::pair<py::object, py::object> python_exception_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const python_error& python) {
+    return {py::reinterpret_borrow<py::object>(python.value),
+            py::reinterpret_borrow<py::object>(python.traceback)};
+  } catch (const py::error_already_set& python) {
+    return {python.value(), python.trace()};
+  } catch (...) {
+    return {};  // of C++: it speaks for itself
+  }
+}
+
 }  // namespace
 
 NamedTensors named(const PythonTensors& tensors) {
@@ -46,6 +60,19 @@ at::Tensor alias_of(const at::Tensor& tensor) {
   return at::from_blob(
       tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {},
       tensor.options().requires_grad(false));
+}
+
+std::string describe_python_error(const std::exception_ptr& error) {
+  const py::gil_scoped_acquire gil;
+  try {
+    const auto [value, trace] = python_exception_of(error);
+    if (!value) return {};
+    if (trace) PyException_SetTraceback(value.ptr(), trace.ptr());
+    const auto module = py::module_::import("libddp.distributed._exit");
+    return module.attr("describe")(value).cast<std::string>();
+  } catch (const py::error_already_set&) {
+    return {};  // its own message is left
+  }
 }
 
 void rethrow_as_python_error(std::exception_ptr error) {

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "libddp/activation/checkpoint_error.h"
+#include "libddp/autograd/graph_task.h"
 
 namespace libddp {
 namespace {
@@ -125,16 +126,6 @@ class Joining {
   c10::SmallVector<const Node*, 32> open_;
 };
 
-/// torch names a member of the pass under way, not the pass.
-GraphTask* pass_of(const decltype(GraphTask::exec_info_)* member) {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Winvalid-offsetof"
-  constexpr std::size_t offset = offsetof(GraphTask, exec_info_);
-#pragma GCC diagnostic pop
-  const auto* place = reinterpret_cast<const std::byte*>(member) - offset;
-  return const_cast<GraphTask*>(reinterpret_cast<const GraphTask*>(place));
-}
-
 class RestoreEdges : public torch::autograd::FunctionPreHook {
  public:
   RestoreEdges(const NodePointer& node, edge_list former)
@@ -165,10 +156,7 @@ class RestoreEdges : public torch::autograd::FunctionPreHook {
 GraphTask* pass_to_join() {
   const auto* to_visit = torch::autograd::get_current_graph_task_exec_info();
   if (to_visit == nullptr || !to_visit->empty()) return nullptr;
-  if (torch::autograd::get_current_graph_task_keep_graph()) return nullptr;
-  GraphTask* pass = pass_of(to_visit);
-  const bool is_it = static_cast<int>(pass->id_) == torch::autograd::get_current_graph_task_id();
-  return is_it ? pass : nullptr;
+  return torch::autograd::get_current_graph_task_keep_graph() ? nullptr : current_graph_task();
 }
 
 edge_list join_pass(GraphTask& pass, edge_list& edges, const edge_list& roots, std::uint64_t start,

@@ -1,6 +1,7 @@
 #pragma once
 
-// What an exception says, short enough to be told to other ranks. Thread rule: pure function.
+// What an exception says, short enough to be told to other ranks.
+// Thread rule: first_line_of from any thread; describe_errors_by once, before threads ask.
 //
 //   group->report_error("in forward: " + first_line_of(std::current_exception()));
 
@@ -9,7 +10,12 @@
 
 namespace libddp {
 
-/// The first line of an exception's message, cut where it is very long.
+/// The first line of an exception's message, cut where it is very long. Exceptions of another
+/// language as `describe_errors_by` has it.
 std::string first_line_of(const std::exception_ptr& error);
+
+/// A language binding's words for exceptions of its language; empty for others.
+using ErrorDescriber = std::string (*)(const std::exception_ptr& error);
+void describe_errors_by(ErrorDescriber describer);
 
 }  // namespace libddp

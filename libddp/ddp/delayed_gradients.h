@@ -24,18 +24,11 @@
 #include "libddp/autograd/accumulate_hooks.h"
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/gradient_slot.h"
+#include "libddp/ddp/options.h"
 #include "libddp/group/process_group.h"
 #include "libddp/module/named_tensor.h"
 
 namespace libddp {
-
-struct DelayedParameters {
-  NamedTensors parameters;
-  /// A leaf that requires a gradient; may be one of them.
-  at::Tensor trigger;
-  /// See ReducerOptions.
-  bool gradient_as_bucket_view = true;
-};
 
 class DelayedGradients : public std::enable_shared_from_this<DelayedGradients> {
  public:

@@ -83,8 +83,8 @@ class DistributedDataParallel {
   }
 
   /// If `manual`, each synchronising backward is followed by one call of finalize_backward().
-  void set_manual_finish(bool manual) { model_.reducer().set_manual_finalization(manual); }
-  void finalize_backward() { model_.reducer().finalize_backward_manual(); }
+  void set_manual_finish(bool manual) { model_.set_manual_finalization(manual); }
+  void finalize_backward() { model_.finalize_backward_manual(); }
 
   /// While it lives, passes accumulate gradients locally:
   ///   { auto guard = model.no_sync(); model.forward(a).sum().backward(); }

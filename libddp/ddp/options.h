@@ -4,12 +4,15 @@
 //
 //   libddp::DistributedDataParallel model(net, group, {.cap_bytes = 50u << 20});
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "libddp/module/named_tensor.h"
 
 namespace libddp {
 
@@ -43,6 +46,15 @@ struct DistributedDataParallelOptions {
   /// From rank 0's buffers too.
   bool init_sync_buffers = true;
   MixedPrecision mixed_precision = {};
+};
+
+/// Averaged apart from the others; see delayed_gradients.h.
+struct DelayedParameters {
+  NamedTensors parameters;
+  /// A leaf that requires a gradient; may be one of them.
+  at::Tensor trigger;
+  /// See ReducerOptions.
+  bool gradient_as_bucket_view = true;
 };
 
 }  // namespace libddp

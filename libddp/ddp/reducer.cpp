@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "libddp/autograd/after_backward.h"
+#include "libddp/autograd/graph_task.h"
 #include "libddp/base/error.h"
 #include "libddp/base/first_line.h"
 #include "libddp/base/group_identity.h"
@@ -158,8 +159,7 @@ class Reducer::PassGuard {
   ~PassGuard() {
     const auto self = is_over_ ? nullptr : reducer_.lock();
     if (!self || self->pass_.number() != number_) return;
-    self->break_pass("in backward: an exception ended it (its own output has the text)",
-                     Told::Error);
+    self->break_off(failure_.error());
     end_after_failure(*self);
   }
   void end() { is_over_ = true; }
@@ -177,6 +177,7 @@ class Reducer::PassGuard {
 
   const std::weak_ptr<Reducer> reducer_;
   const std::uint64_t number_;
+  const PassFailure failure_ = PassFailure::of_current();
   ParameterPass parameters_;
   bool is_over_ = false;
 };
@@ -196,6 +197,11 @@ bool Reducer::backward_failed(const std::string& what) noexcept {
   pass_.told(Told::Explained);
   group_->report_error("in backward: " + reduction_.hook_failure() + what);
   return is_known;
+}
+
+void Reducer::break_off(const std::exception_ptr& error) noexcept {
+  if (error) return break_pass("in backward: " + first_line_of(error), Told::Explained);
+  break_pass("in backward: an exception ended it (its own output has the text)", Told::Error);
 }
 
 void Reducer::break_pass(const std::string& what, Told told) noexcept {

@@ -223,6 +223,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// An exception ends the pass that runs, if one does. Other ranks may wait for what it has not
   /// sent: they are told.
   void break_pass(const std::string& what, Told told) noexcept;
+  /// After a pass that ended with `error`; null where that is not known.
+  void break_off(const std::exception_ptr& error) noexcept;
   template <typename Function>
   void guarded(Function&& function);
   class PassGuard;

@@ -14,6 +14,9 @@
 #include "libddp/base/group_identity.h"
 #include "libddp/base/monotonic_clock.h"
 #include "libddp/ddp/compress_hook.h"
+#include "libddp/ddp/delayed_gradients.h"
+#include "libddp/ddp/low_precision.h"
+#include "libddp/ddp/reducer.h"
 #include "libddp/module/model_check.h"
 
 namespace libddp {
@@ -304,5 +307,31 @@ bool ReplicatedModel::check_unchanged() const {
   }
   return trains;
 }
+
+bool ReplicatedModel::backward_failed(const std::string& what) {
+  return reducer_->backward_failed(what);
+}
+
+bool ReplicatedModel::wants_outputs(bool sync) const {
+  return sync || low_ || reducer_->scatters_averages();
+}
+
+void ReplicatedModel::set_static_graph() { reducer_->set_static_graph(); }
+
+void ReplicatedModel::set_manual_finalization(bool manual) {
+  reducer_->set_manual_finalization(manual);
+}
+
+void ReplicatedModel::finalize_backward_manual() { reducer_->finalize_backward_manual(); }
+
+const NamedTensors& ReplicatedModel::trained_parameters() const { return reducer_->parameters(); }
+
+std::shared_ptr<const GradientBuckets> ReplicatedModel::buckets() const {
+  return reducer_->shared_buckets();
+}
+
+const BucketLayout& ReplicatedModel::layout() const { return reducer_->layout(); }
+
+const PassTimeline& ReplicatedModel::timeline() const { return reducer_->timeline(); }
 
 }  // namespace libddp

@@ -13,19 +13,24 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "libddp/ddp/delayed_gradients.h"
-#include "libddp/ddp/low_precision.h"
 #include "libddp/ddp/options.h"
-#include "libddp/ddp/reducer.h"
 #include "libddp/group/process_group.h"
 #include "libddp/module/broadcast_tensors.h"
 #include "libddp/module/named_tensor.h"
 
 namespace libddp {
+
+class DelayedGradients;
+class GradientBuckets;
+class LowPrecisionParameters;
+class PassTimeline;
+class Reducer;
+struct BucketLayout;
 
 class ReplicatedModel {
  public:
@@ -51,7 +56,7 @@ class ReplicatedModel {
   /// one: they are told `what` (ProcessGroup::report_error).
   void forward_failed(const std::string& what, bool sync);
   /// After a backward pass that threw, of this model or not: see Reducer::backward_failed.
-  bool backward_failed(const std::string& what) { return reducer_->backward_failed(what); }
+  bool backward_failed(const std::string& what);
   /// After a forward that returned `outputs`. Returns whether its backward synchronises: it does
   /// if `sync` and gradients are recorded, and nothing is done in it where all parameters are
   /// frozen for a while (the discriminator in a generator's step). Throws ArgumentError naming a
@@ -59,13 +64,23 @@ class ReplicatedModel {
   bool after_forward(const std::vector<at::Tensor>& outputs, bool sync);
 
   /// Whether `after_forward` wants to know the outputs.
-  bool wants_outputs(bool sync) const { return sync || low_ || reducer_->scatters_averages(); }
+  bool wants_outputs(bool sync) const;
 
   /// For an optimizer that shares the work: Reducer::shard. Throws ArgumentError with mixed
   /// precision and with delayed parameters.
   void shard(bool averages);
 
-  void set_static_graph() { reducer_->set_static_graph(); }
+  void set_static_graph();
+  /// If `manual`, each synchronising backward is followed by one call of
+  /// finalize_backward_manual().
+  void set_manual_finalization(bool manual);
+  void finalize_backward_manual();
+
+  /// The trained parameters, those of `buckets`; `layout` in words: to_string (bucket_layout.h).
+  const NamedTensors& trained_parameters() const;
+  std::shared_ptr<const GradientBuckets> buckets() const;
+  const BucketLayout& layout() const;
+  const PassTimeline& timeline() const;
   Reducer& reducer() { return *reducer_; }
   const Group& group() const { return group_; }
 

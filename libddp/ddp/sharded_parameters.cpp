@@ -13,6 +13,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/group_identity.h"
+#include "libddp/memory/private_view.h"
 
 namespace libddp {
 namespace {

@@ -28,7 +28,8 @@
 // Thread rule: one thread at a time. Collectives: construction, begin_update, publish, and
 // ShardedNumbers::whole between hosts.
 //
-//   ShardedParameters sharded(parameters, group, reducer->buckets());
+//   replica.shard(/*averages=*/false);                     // ReplicatedModel
+//   ShardedParameters sharded(replica.trained_parameters(), group, replica.buckets());
 //   sharded.begin_update();
 //   for (std::size_t i = 0; i < n; ++i) sharded.own(i).sub_(sharded.own_gradient(i), 0.1);
 //   sharded.publish();
@@ -41,10 +42,11 @@
 
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/group/process_group.h"
-#include "libddp/memory/private_view.h"
 #include "libddp/module/named_tensor.h"
 
 namespace libddp {
+
+class PrivateView;
 
 /// Arrays in the layout of the buckets.
 class ShardedNumbers {

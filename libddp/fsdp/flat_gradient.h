@@ -21,7 +21,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +32,7 @@
 #include "libddp/fsdp/flat_spec.h"
 #include "libddp/fsdp/gradient_array.h"
 #include "libddp/fsdp/gradient_block.h"
+#include "libddp/fsdp/reduce_hook.h"
 #include "libddp/fsdp/trained_set.h"
 
 namespace libddp {
@@ -82,10 +82,6 @@ class FlatGradient {
   /// How the first group, and the group of replicas after it, reduces.
   ReduceOptions first_reduction() const;
   ReduceOptions second_reduction() const;
-  /// Gets the whole gradients, the ranks' blocks one behind the other with zeros where nothing
-  /// came, and the own block, to be filled with what `.grad` is to be; where nothing is sharded
-  /// both are one tensor.
-  using ReduceHook = std::function<void(const at::Tensor& gradients, const at::Tensor& average)>;
   /// In place of the group's collective.
   void reduce_by(ReduceHook hook) { reduce_hook_ = std::move(hook); }
   bool has_reduce_hook() const { return static_cast<bool>(reduce_hook_); }

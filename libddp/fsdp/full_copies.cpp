@@ -11,7 +11,7 @@
 
 namespace libddp {
 
-void FullCopies::check(const Options& options) const {
+void FullCopies::check(const CopyOptions& options) const {
   if (!options.with_gradients || !accumulated_.shows_larger_gradients()) return;
   throw StateError(fmt::format(
       "libddp {}: gradients of passes under no_sync wait to be averaged, so this rank has none of "
@@ -19,7 +19,7 @@ void FullCopies::check(const Options& options) const {
       spec_.label));
 }
 
-void FullCopies::show(const Options& options) {
+void FullCopies::show(const CopyOptions& options) {
   if (are_shown_) return;
   const c10::NoGradGuard no_grad;
   const std::vector<at::Tensor> whole = whole_parameters();

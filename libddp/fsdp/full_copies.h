@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "libddp/fsdp/accumulated_gradients.h"
+#include "libddp/fsdp/copy_options.h"
 #include "libddp/fsdp/flat_memory.h"
 #include "libddp/fsdp/flat_spec.h"
 
@@ -23,22 +24,15 @@ namespace libddp {
 
 class FullCopies {
  public:
-  struct Options {
-    /// `.grad` shows copies of the whole averaged gradients too.
-    bool with_gradients = false;
-    /// Whether this rank is one that shows them; all take part.
-    bool here = true;
-  };
-
   /// All outlive it.
   FullCopies(const FlatSpec& spec, FlatMemory& memory, AccumulatedGradients& accumulated)
       : spec_(spec), memory_(memory), accumulated_(accumulated) {}
 
   /// Throws StateError where `.grad` shows something else than averages. Before any rank waits.
-  void check(const Options& options) const;
+  void check(const CopyOptions& options) const;
   /// Lets the parameters, which show shards, show copies of the whole tensors, which may be
   /// changed.
-  void show(const Options& options);
+  void show(const CopyOptions& options);
   bool are_shown() const { return are_shown_; }
   /// Shards again; `keep` takes what this rank owns of the copies over. Throws StateError where a
   /// copy has another shape then.

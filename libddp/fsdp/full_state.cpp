@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "libddp/base/error.h"
+#include "libddp/fsdp/sharded_model.h"
 #include "libddp/module/module_tensors.h"
 
 namespace libddp {

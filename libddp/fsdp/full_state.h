@@ -14,9 +14,9 @@
 #include <map>
 #include <string>
 
-#include "libddp/fsdp/sharded_model.h"
-
 namespace libddp {
+
+class ShardedModel;
 
 /// Parameters and buffers by their names in the module, on the CPU, in their own dtype.
 using FullState = std::map<std::string, at::Tensor>;

@@ -27,6 +27,7 @@
 #include "libddp/fsdp/clip_grad_norm.h"
 #include "libddp/fsdp/full_state.h"
 #include "libddp/fsdp/fully_shard.h"
+#include "libddp/fsdp/no_sync.h"
 #include "libddp/fsdp/wrapped_module.h"
 
 namespace libddp {
@@ -57,20 +58,7 @@ class FullyShardedDataParallel {
     return sharded_forward(*module_, std::forward<Arguments>(arguments)...);
   }
 
-  /// While it lives, passes add up whole gradients on each rank; the next pass averages the sum.
-  class NoSync {
-   public:
-    explicit NoSync(ShardedModel& model) : model_(model), before_(model.syncs()) {
-      model.set_sync(false);
-    }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-    ~NoSync() { model_.set_sync(before_); }
-
-   private:
-    ShardedModel& model_;
-    const bool before_;
-  };
+  /// See no_sync.h.
   [[nodiscard]] NoSync no_sync() { return NoSync(*model_); }
 
   /// See clip_grad_norm.h.

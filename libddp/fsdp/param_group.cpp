@@ -8,8 +8,11 @@
 #include <tuple>
 #include <utility>
 
+#include "libddp/autograd/accumulate_hooks.h"
+#include "libddp/autograd/late_hooks.h"
 #include "libddp/base/error.h"
 #include "libddp/fsdp/buffer_pool.h"
+#include "libddp/fsdp/flat_parameter.h"
 #include "libddp/module/model_check.h"
 
 namespace libddp {
@@ -69,6 +72,11 @@ void check_alike(const std::string& name, const NamedTensors& parameters,
 
 }  // namespace
 
+struct ParamGroup::Hooks {
+  std::unique_ptr<LateHooks> late;
+  std::unique_ptr<AccumulateHooks> accumulate;
+};
+
 ParamGroup::ParamGroup(std::string name, const NamedTensors& parameters, ShardOptions options)
     : name_(std::move(name)), options_(std::move(options)) {
   std::map<std::tuple<bool, at::ScalarType>, NamedTensors> kinds;
@@ -88,6 +96,8 @@ ParamGroup::ParamGroup(std::string name, const NamedTensors& parameters, ShardOp
     flats_.back()->show_shards();
   }
 }
+
+ParamGroup::~ParamGroup() = default;
 
 ParamGroup::Hooks ParamGroup::make_hooks(const FlatParameter& parameter, std::size_t flat) {
   if (!parameter.spec().can_require_grad()) return {};
@@ -156,7 +166,7 @@ void ParamGroup::show_waiting(bool shows) {
   for (const auto& flat : flats_) flat->accumulated().show_waiting(shows);
 }
 
-void ParamGroup::reduce_by(const FlatGradient::ReduceHook& hook) {
+void ParamGroup::reduce_by(const ReduceHook& hook) {
   for (const auto& flat : flats_) flat->gradient().reduce_by(hook);
 }
 

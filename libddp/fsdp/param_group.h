@@ -25,20 +25,23 @@
 #include <string>
 #include <vector>
 
-#include "libddp/autograd/accumulate_hooks.h"
-#include "libddp/autograd/late_hooks.h"
-#include "libddp/fsdp/flat_parameter.h"
 #include "libddp/fsdp/owned_tensors.h"
+#include "libddp/fsdp/reduce_hook.h"
 #include "libddp/fsdp/shard_options.h"
 #include "libddp/module/named_tensor.h"
 
 namespace libddp {
+
+class AccumulateHooks;
+class FlatParameter;
+class LateHooks;
 
 class ParamGroup {
  public:
   /// `parameters`: of this unit alone, named as in its module; may be empty. Collective.
   /// Throws ArgumentError where a parameter is not a leaf on the CPU, or wrapped already.
   ParamGroup(std::string name, const NamedTensors& parameters, ShardOptions options);
+  ~ParamGroup();
   ParamGroup(const ParamGroup&) = delete;
   ParamGroup& operator=(const ParamGroup&) = delete;
 
@@ -87,7 +90,7 @@ class ParamGroup {
 
   /// `hook` in place of the group's collective, which it must agree on with the other ranks' hooks;
   /// null = the group's. REQUIRES: not both groups.
-  void reduce_by(const FlatGradient::ReduceHook& hook);
+  void reduce_by(const ReduceHook& hook);
   bool has_reduce_hook() const;
 
   /// The part of a pass that concerns this unit.
@@ -145,10 +148,7 @@ class ParamGroup {
   /// What the parameters show.
   enum class Values : std::uint8_t { Shards, Whole, Held };
   /// Those of one array; null where the dtype has no gradients.
-  struct Hooks {
-    std::unique_ptr<LateHooks> late;
-    std::unique_ptr<AccumulateHooks> accumulate;
-  };
+  struct Hooks;
 
   Hooks make_hooks(const FlatParameter& parameter, std::size_t flat);
   void handle_gradient(std::size_t flat, std::size_t index);

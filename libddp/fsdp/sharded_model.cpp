@@ -8,7 +8,11 @@
 #include <utility>
 
 #include "libddp/autograd/after_backward.h"
+#include "libddp/autograd/graph_task.h"
 #include "libddp/base/error.h"
+#include "libddp/base/first_line.h"
+#include "libddp/fsdp/flat_parameter.h"
+#include "libddp/fsdp/small_reductions.h"
 
 namespace libddp {
 namespace {
@@ -62,7 +66,9 @@ std::shared_ptr<ShardedModel> ShardedModel::create(std::vector<ParamGroupPtr> un
 }
 
 ShardedModel::ShardedModel(std::vector<ParamGroupPtr> units, ShardedModelOptions options)
-    : units_(std::move(units)), options_(std::move(options)) {}
+    : units_(std::move(units)),
+      options_(std::move(options)),
+      small_(std::make_unique<SmallReductions>()) {}
 
 ShardedModel::~ShardedModel() {
   for (const ParamGroupPtr& unit : units_) unit->on_gradient(nullptr);
@@ -98,7 +104,6 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
   --depth_;
   --unit.forward.running;
   if (!pass_) unit.forward.end = ++clock_;
-  const bool is_root = &unit == units_.front().get();
   bool will_be_back = false;
   if (c10::GradMode::is_enabled()) {
     auto leaves =
@@ -113,17 +118,35 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
   }
   // Not where its backward follows at once, or a call around this one still computes with it.
   if (!unit.is_in_pass() && unit.forward.running == 0) {
-    const bool stays = will_be_back && (is_root || unit.options().keep_unsharded);
+    const bool stays = will_be_back && (is_root(unit) || unit.options().keep_unsharded);
     reshard_values(unit, /*frees=*/!stays);
   }
+  if (is_root(unit)) awaits_backward_ = c10::GradMode::is_enabled();
   if (depth_ == 0 && !pass_) end_reading(units_, kEndOfForward);
 }
 
-void ShardedModel::forward_failed(ParamGroup& unit) {
+void ShardedModel::forward_failed(ParamGroup& unit, const std::string& what) {
   --depth_;
   --unit.forward.running;
   if (!unit.is_in_pass() && unit.forward.running == 0) reshard_values(unit);
   if (depth_ == 0 && !pass_) end_failed_reading(units_);
+  if (is_root(unit)) report_error("in forward: " + what);
+}
+
+void ShardedModel::report_error(const std::string& what) const noexcept {
+  if (c10::GradMode::is_enabled()) tell_others(what);
+}
+
+void ShardedModel::tell_others(const std::string& what) const noexcept {
+  const ShardOptions& options = units_.front()->options();
+  const Group& group = options.shard ? options.shard : options.replicate;
+  if (group) group->report_error(what);
+}
+
+bool ShardedModel::backward_failed(const std::string& what) noexcept {
+  if (!std::exchange(awaits_backward_, false)) return false;
+  tell_others("in backward: " + what);
+  return true;
 }
 
 void ShardedModel::begin_step() {
@@ -136,7 +159,7 @@ void ShardedModel::begin_step() {
 
 // What an exception in the last step has left behind.
 void ShardedModel::recover() {
-  small_.abandon();
+  small_->abandon();
   pass_ = nullptr;
   for (const ParamGroupPtr& unit : units_) {
     unit->forward.running = 0;
@@ -211,11 +234,17 @@ void ShardedModel::begin_pass() {
   if (options_.faces) options_.faces->take_over();
   const auto pass = std::make_shared<Pass>(weak_from_this(), syncs_);
   pass_ = pass.get();
+  awaits_backward_ = true;
   call_after_backward([pass] {
     const auto self = pass->model.lock();
     if (self && self->pass_ == pass.get()) self->guarded([&] { self->end_pass(); });
   });
 }
+
+ShardedModel::Pass::Pass(std::weak_ptr<ShardedModel> of, bool averages)
+    : model(std::move(of)),
+      syncs(averages),
+      failure(std::make_unique<PassFailure>(PassFailure::of_current())) {}
 
 // Autograd drops the callback of a pass that fails. Where averages are under way, the next forward
 // waits for them: the error must come out now.
@@ -223,7 +252,10 @@ ShardedModel::Pass::~Pass() {
   const auto self = model.lock();
   if (!self || self->pass_ != this) return;
   self->pass_ = nullptr;
-  if (self->depth_ > 0 || !reducing.empty() || self->small_.is_running()) return;
+  if (const std::exception_ptr error = failure->error()) {
+    self->backward_failed(first_line_of(error));
+  }
+  if (self->depth_ > 0 || !reducing.empty() || self->small_->is_running()) return;
   try {
     self->recover();
   } catch (const Error&) {
@@ -256,16 +288,16 @@ void ShardedModel::begin_again(ParamGroup& unit) {
   std::erase(pass_->reducing, &unit);
   unit.collect();
   if (!unit.is_averaged()) {
-    small_.start(/*async=*/false);
-    small_.collect();
+    small_->start(/*async=*/false);
+    small_->collect();
   }
   if (!has_late_hooks(unit)) unit.begin_again();
 }
 
 void ShardedModel::reduce(ParamGroup& unit) {
   if (SmallReductions::takes(unit)) {
-    small_.add(unit);
-    if (small_.is_full()) small_.start(/*async=*/true);
+    small_->add(unit);
+    if (small_->is_full()) small_->start(/*async=*/true);
   } else {
     collect_oldest(kMostReductions - 1);
     unit.reduce();
@@ -305,16 +337,17 @@ void ShardedModel::run_late_hooks(ParamGroup& unit) {
 void ShardedModel::end_pass() {
   bool must_meet = pass_->must_meet && depth_ == 0;
   if (pass_->accumulates && pass_->syncs && reduce_rest()) must_meet = false;
-  if (small_.is_waiting()) must_meet = false;
-  small_.start(/*async=*/false);
+  if (small_->is_waiting()) must_meet = false;
+  small_->start(/*async=*/false);
   collect_oldest(0);
-  small_.collect();
+  small_->collect();
   if (must_meet) end_reading(units_, "the end of a sharded backward pass");
   for (const ParamGroupPtr& unit : units_) {
     reshard_values(*unit);
     unit->end_pass();
   }
   pass_ = nullptr;
+  awaits_backward_ = false;
   if (options_.faces) options_.faces->show_gradients();
   for (const ParamGroupPtr& unit : units_) run_late_hooks(*unit);
 }
@@ -352,7 +385,7 @@ bool ShardedModel::reduce_rest() {
 }
 
 void ShardedModel::show_copies(const std::vector<ParamGroupPtr>& units,
-                               const FullCopies::Options& options) {
+                               const CopyOptions& options) {
   if (depth_ > 0 || pass_) {
     throw StateError(
         "libddp fsdp: parameters cannot be summoned inside a forward or backward pass. Hint: call "

@@ -60,43 +60,19 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "libddp/fsdp/copy_options.h"
 #include "libddp/fsdp/param_group.h"
-#include "libddp/fsdp/small_reductions.h"
+#include "libddp/fsdp/parameter_faces.h"
+#include "libddp/fsdp/sharded_model_options.h"
 
 namespace libddp {
 
-/// What stands for the parameters of a model where scripts see them, if it is not the parameters
-/// themselves: a language binding's sharded tensors. Their `.grad` and `requires_grad` are what
-/// counts; the units' own follow. Each function may throw.
-class ParameterFaces {
- public:
-  virtual ~ParameterFaces() = default;
-  /// A unit's parameters show whole tensors from now on, or what this rank owns of them.
-  virtual void show(ParamGroup& unit, bool whole) = 0;
-  /// A step or a pass begins: takes what scripts have changed over to the units' parameters.
-  virtual void take_over() = 0;
-  /// A pass has put gradients into the units' parameters: shows them.
-  virtual void show_gradients() = 0;
-  /// The same in the middle of a pass, of one unit.
-  virtual void show_gradients(ParamGroup& unit) = 0;
-  /// Hooks that users want to be run when a unit's averages are there: see NOTE [Late hooks].
-  virtual bool has_late_hooks(ParamGroup& unit) = 0;
-  /// Of those parameters that have got averages.
-  virtual void run_late_hooks(ParamGroup& unit) = 0;
-};
-
-struct ShardedModelOptions {
-  /// Gather the next unit while one computes (where anything is gathered).
-  bool forward_prefetch = true;
-  bool backward_prefetch = true;
-  /// Throws the given error; lets a language binding throw a type of its own out of backward().
-  std::function<void(std::exception_ptr)> rethrow = nullptr;
-  /// Null: scripts see the parameters.
-  std::shared_ptr<ParameterFaces> faces = nullptr;
-};
+class PassFailure;
+class SmallReductions;
 
 class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
  public:
@@ -109,8 +85,16 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
   void before_forward(ParamGroup& unit);
   void after_forward(ParamGroup& unit, const std::vector<at::Tensor>& outputs);
-  /// Instead of after_forward, where the forward threw.
-  void forward_failed(ParamGroup& unit);
+  /// Instead of after_forward, where the forward threw; `what` in words. The other ranks may wait
+  /// for this one: where it was the outermost forward, they are told.
+  void forward_failed(ParamGroup& unit, const std::string& what);
+  /// The same where before_forward threw, or what the caller does ahead of it.
+  void report_error(const std::string& what) const noexcept;
+  /// After a backward pass that threw, of this model or not: the other ranks are told `what`, if a
+  /// forward of this model still waits for its backward. A pass that had reached the model needs
+  /// no call: its failure is seen. Returns whether they were told.
+  bool backward_failed(const std::string& what) noexcept;
+  bool is_root(const ParamGroup& unit) const { return units_.front().get() == &unit; }
 
   /// Whether backward passes average their gradients (the opposite of no_sync).
   void set_sync(bool sync) { syncs_ = sync; }
@@ -133,7 +117,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void reshard(ParamGroup& unit);
   /// Lets the parameters of some units show copies of the whole tensors; collective, outside of any
   /// forward.
-  void show_copies(const std::vector<ParamGroupPtr>& units, const FullCopies::Options& options);
+  void show_copies(const std::vector<ParamGroupPtr>& units, const CopyOptions& options);
   void show_copies() { show_copies(units_, {}); }
   /// `keep`: changes of the copies go into the parameters; every rank takes what it owns.
   void end_copies(const std::vector<ParamGroupPtr>& units, bool keep);
@@ -144,10 +128,11 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
  private:
   /// A backward pass, which may fail. Autograd has it.
   struct Pass {
-    Pass(std::weak_ptr<ShardedModel> of, bool averages) : model(std::move(of)), syncs(averages) {}
+    Pass(std::weak_ptr<ShardedModel> of, bool averages);
     ~Pass();
     const std::weak_ptr<ShardedModel> model;
     const bool syncs;
+    const std::unique_ptr<PassFailure> failure;
     /// Whether it writes gradients; one that computes those of given inputs does not.
     bool accumulates = false;
     /// Whether others may read parameters after the last average that this rank has.
@@ -164,6 +149,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Of the unit's parameters, and of the faces that stand for them.
   void unshard_values(ParamGroup& unit);
   void reshard_values(ParamGroup& unit, bool frees = true);
+  void tell_others(const std::string& what) const noexcept;
   void begin_step();
   void recover();
   void before_backward(ParamGroup& unit, bool accumulates);
@@ -188,6 +174,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   const std::vector<ParamGroupPtr> units_;
   const ShardedModelOptions options_;
   bool syncs_ = true;
+  /// The outermost forward has recorded gradients, and no backward pass has ended since.
+  bool awaits_backward_ = false;
   /// Modules whose forward runs, one inside the other.
   int depth_ = 0;
   /// The one that runs, or has failed without having been cleared away.
@@ -196,7 +184,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::uint64_t clock_ = 0;
   /// Units in the order of the first step's forward.
   std::vector<ParamGroup*> order_;
-  SmallReductions small_;
+  std::unique_ptr<SmallReductions> small_;
   /// See call_before_backward.
   std::vector<std::shared_ptr<void>> output_leaves_;
 };

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/fsdp/flat_parameter.h"
 
 namespace libddp {
 namespace {

@@ -1,6 +1,5 @@
 #include "libddp/fsdp/wrapped_module.h"
 
-#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <mutex>
@@ -9,6 +8,8 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/first_line.h"
+#include "libddp/fsdp/flat_parameter.h"
+#include "libddp/fsdp/sharded_model.h"
 #include "libddp/module/module_tensors.h"
 
 namespace libddp {
@@ -117,23 +118,24 @@ std::shared_ptr<ShardedModel> WrappedModule::begin() {
   try {
     model->before_forward(*unit_);
   } catch (...) {
-    announce(*model, std::current_exception());
+    if (model->is_root(*unit_)) {
+      model->report_error("in forward: " + first_line_of(std::current_exception()));
+    }
     throw;
   }
   return model;
 }
 
-void WrappedModule::fail(ShardedModel& model, const std::exception_ptr& error) {
-  model.forward_failed(*unit_);
-  announce(model, error);
+void WrappedModule::end(ShardedModel& model, const std::vector<at::Tensor>& outputs) {
+  model.after_forward(*unit_, outputs);
 }
 
-// The other ranks may wait for this one: they are told why it does not come.
-void WrappedModule::announce(const ShardedModel& model, const std::exception_ptr& error) const {
-  const Group& group = unit_->options().shard ? unit_->options().shard : unit_->options().replicate;
-  const bool is_root = model.units().front() == unit_;
-  if (!is_root || !group || !c10::GradMode::is_enabled()) return;
-  group->report_error("in forward: " + first_line_of(error));
+void WrappedModule::fail(ShardedModel& model, const std::exception_ptr& error) {
+  model.forward_failed(*unit_, first_line_of(error));
+}
+
+const std::optional<at::ScalarType>& WrappedModule::input_dtype() const {
+  return unit_->options().param_dtype;
 }
 
 }  // namespace libddp

@@ -3,7 +3,8 @@
 // A torch::nn::Module whose parameters are a unit, and where to find it: LibTorch's modules have no
 // hooks, so whoever runs the module asks here for what belongs around its forward.
 //
-// A module is found by its address until it ends or the model around it does.
+// A module is found by its address until it ends or the model around it does. What happens around a
+// forward is ShardedModel's; this is the face that LibTorch's modules have.
 // Thread rule: finding and adding from any thread; one forward or backward at a time per model.
 //
 //   if (const auto wrapped = WrappedModule::find(block)) wrapped->run([&] { return f(x); });
@@ -16,12 +17,16 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "libddp/autograd/output_tensors.h"
-#include "libddp/fsdp/sharded_model.h"
-#include "libddp/module/named_tensor.h"
+#include "libddp/fsdp/shard_options.h"
+#include "libddp/fsdp/sharded_model_options.h"
 
 namespace libddp {
+
+class ParamGroup;
+class ShardedModel;
 
 class WrappedModule {
  public:
@@ -48,12 +53,11 @@ class WrappedModule {
   auto run(const Forward& forward) {
     const std::shared_ptr<ShardedModel> model = begin();
     auto output = guarded(*model, forward);
-    model->after_forward(*unit_, output_tensors(output));
+    end(*model, output_tensors(output));
     return output;
   }
   /// What floating-point inputs are converted to.
-  const std::optional<at::ScalarType>& input_dtype() const { return unit_->options().param_dtype; }
-  const std::shared_ptr<ParamGroup>& unit() const { return unit_; }
+  const std::optional<at::ScalarType>& input_dtype() const;
 
  private:
   template <typename Forward>
@@ -66,8 +70,8 @@ class WrappedModule {
     }
   }
   std::shared_ptr<ShardedModel> begin();
+  void end(ShardedModel& model, const std::vector<at::Tensor>& outputs);
   void fail(ShardedModel& model, const std::exception_ptr& error);
-  void announce(const ShardedModel& model, const std::exception_ptr& error) const;
 
   const std::weak_ptr<torch::nn::Module> module_;
   const std::shared_ptr<ParamGroup> unit_;

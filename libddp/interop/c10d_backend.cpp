@@ -6,10 +6,12 @@
 
 #include "libddp/group/profiler_event.h"
 #include "libddp/group/sparse_all_reduce.h"
+#include "libddp/interop/c10d_checks.h"
 #include "libddp/interop/c10d_run.h"
 #include "libddp/interop/callback_thread.h"
 #include "libddp/interop/convert.h"
 #include "libddp/interop/local_reduce.h"
+#include "libddp/interop/monitored_barrier.h"
 #include "libddp/interop/torch_errors.h"
 #include "libddp/interop/work_chain.h"
 
@@ -26,7 +28,7 @@ c10::intrusive_ptr<C10dBackend> C10dBackend::create(c10::intrusive_ptr<c10d::Sto
 C10dBackend::C10dBackend(c10::intrusive_ptr<c10d::Store> store, Group group)
     : c10d::Backend(group->rank(), group->size()),
       group_(std::move(group)),
-      monitored_barrier_(std::move(store), group_) {}
+      monitored_barrier_(std::make_unique<MonitoredBarrier>(std::move(store), group_)) {}
 
 C10dBackend::~C10dBackend() { CallbackThread::release(group_.get()); }
 
@@ -90,7 +92,7 @@ C10dBackend::WorkHandle C10dBackend::barrier(const c10d::BarrierOptions& opts) {
 void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   // Zero means zero here, as with Gloo: rank 0 looks once who is there.
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? group_->timeout() : opts.timeout;
-  for_torch([&] { monitored_barrier_.wait(timeout, wait_all_ranks); });
+  for_torch([&] { monitored_barrier_->wait(timeout, wait_all_ranks); });
 }
 
 // C10dBackend: all_reduce, reduce, broadcast.

@@ -20,13 +20,15 @@
 #include <vector>
 
 #include "libddp/group/process_group.h"
-#include "libddp/interop/c10d_checks.h"
-#include "libddp/interop/monitored_barrier.h"
 
 namespace libddp {
 
+class MonitoredBarrier;
+
 class C10dBackend final : public c10d::Backend {
  public:
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<Tensors>;
   static constexpr const char* kName = "libddp";
 
   /// Joins over `store`, whose keys belong to this group alone. Blocks until all ranks have come.
@@ -114,7 +116,7 @@ class C10dBackend final : public c10d::Backend {
   };
 
   const Group group_;
-  MonitoredBarrier monitored_barrier_;
+  const std::unique_ptr<MonitoredBarrier> monitored_barrier_;
   std::mutex batch_mutex_;
   std::optional<Batch> batch_;
 };

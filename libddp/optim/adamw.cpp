@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/optim/adamw_shards.h"
 #include "libddp/optim/fused_adamw.h"
 
 namespace libddp {
@@ -28,16 +29,15 @@ AdamwOptions fused_options(const AdamWOptions& options, bool maximize) {
           options.amsgrad(), maximize};
 }
 
-/// By the order of AdamwShards.
-const at::Tensor& moment_of(const AdamWParamState& state, std::size_t moment) {
-  if (moment == 0) return state.exp_avg();
-  return moment == 1 ? state.exp_avg_sq() : state.max_exp_avg_sq();
+/// In the order of AdamwShards.
+Tensors moments_of(const AdamWParamState& state) {
+  return {state.exp_avg(), state.exp_avg_sq(), state.max_exp_avg_sq()};
 }
 
-void set_moment(AdamWParamState& state, std::size_t moment, const at::Tensor& value) {
-  if (moment == 0) state.exp_avg(value);
-  if (moment == 1) state.exp_avg_sq(value);
-  if (moment == 2) state.max_exp_avg_sq(value);
+void set_moments(AdamWParamState& state, const Tensors& moments) {
+  state.exp_avg(moments[0]);
+  state.exp_avg_sq(moments[1]);
+  if (moments.size() > 2) state.max_exp_avg_sq(moments[2]);
 }
 
 }  // namespace
@@ -164,11 +164,7 @@ void AdamW::add_states(const Tensors& parameters, bool amsgrad) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto state = std::make_unique<ParamState>();
     if (shards_) {
-      const std::size_t index = shards_->index_of(parameters[i]);
-      for (std::size_t moment = 0; moment < shards_->num_moments(); ++moment) {
-        at::Tensor own = shards_->moment(moment, index);
-        set_moment(*state, moment, own.zero_());
-      }
+      set_moments(*state, shards_->new_moments(parameters[i]));
     } else {
       state->exp_avg(zeros.exp_avgs[i]);
       state->exp_avg_sq(zeros.exp_avg_sqs[i]);
@@ -200,10 +196,7 @@ void AdamW::save(torch::serialize::OutputArchive& archive) const {
     const auto entry = state().find(parameter.unsafeGetTensorImpl());
     if (entry == state().end()) continue;
     AdamWParamState copy = static_cast<const AdamWParamState&>(*entry->second);
-    const std::size_t index = shards_->index_of(parameter);
-    for (std::size_t moment = 0; moment < shards_->num_moments(); ++moment) {
-      set_moment(copy, moment, shards_->whole_moment(moment, index));
-    }
+    set_moments(copy, shards_->whole_moments(parameter));
     whole.state()[entry->first] = std::make_unique<AdamWParamState>(std::move(copy));
   }
   whole.save(archive);
@@ -222,16 +215,11 @@ void AdamW::load(torch::serialize::InputArchive& archive) {
 
 // Whole states that were loaded become this rank's part of them.
 void AdamW::cut_state() {
-  const c10::NoGradGuard no_grad;
   for (const at::Tensor& parameter : all_parameters()) {
     const auto entry = state_.find(parameter.unsafeGetTensorImpl());
     if (entry == state_.end()) continue;
     auto& state = static_cast<AdamWParamState&>(*entry->second);
-    const std::size_t index = shards_->index_of(parameter);
-    for (std::size_t moment = 0; moment < shards_->num_moments(); ++moment) {
-      shards_->load_moment(moment, index, moment_of(state, moment));
-      set_moment(state, moment, shards_->moment(moment, index));
-    }
+    set_moments(state, shards_->load_moments(parameter, moments_of(state)));
   }
 }
 

@@ -23,10 +23,10 @@
 #include <memory>
 #include <vector>
 
-#include "libddp/ddp/replicated_model.h"
-#include "libddp/optim/adamw_shards.h"
-
 namespace libddp {
+
+class AdamwShards;
+class ReplicatedModel;
 
 /// What torch::optim::AdamWOptions lacks.
 struct AdamWExtras {

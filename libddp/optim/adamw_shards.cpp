@@ -1,7 +1,6 @@
 #include "libddp/optim/adamw_shards.h"
 
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/stack.h>
+#include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,6 +11,8 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/ddp/reducer.h"
+#include "libddp/ddp/replicated_model.h"
 #include "libddp/module/grad_norm.h"
 
 namespace libddp {
@@ -34,7 +35,7 @@ AdamwShards::AdamwShards(ReplicatedModel& replica, const std::vector<at::Tensor>
                          bool shard_gradients)
     : reducer_(replica.reducer().weak_from_this()),
       has_own_averages_only_(shard_gradients),
-      parameters_(replica.reducer().parameters()),
+      parameters_(replica.trained_parameters()),
       group_(replica.group()) {
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
     indices_.emplace(parameters_[index].tensor.unsafeGetTensorImpl(), index);
@@ -124,9 +125,9 @@ std::size_t AdamwShards::update(const std::vector<at::Tensor>& parameters,
     const std::size_t index = indices[place];
     values.push_back(sharded_->own(index));
     gradients.push_back(sharded_->own_gradient(index));
-    state.exp_avgs.push_back(moment(0, index));
-    state.exp_avg_sqs.push_back(moment(1, index));
-    if (options.amsgrad) state.max_exp_avg_sqs.push_back(moment(2, index));
+    state.exp_avgs.push_back(moments_[0]->own(index));
+    state.exp_avg_sqs.push_back(moments_[1]->own(index));
+    if (options.amsgrad) state.max_exp_avg_sqs.push_back(moments_[2]->own(index));
     state.steps.push_back(steps[place]);
   }
   return fused_adamw(values, gradients, state, options, grad_scale, found_inf);
@@ -134,19 +135,20 @@ std::size_t AdamwShards::update(const std::vector<at::Tensor>& parameters,
 
 at::Tensor AdamwShards::clip_grad_norm(double max_norm, double norm_type) {
   const c10::NoGradGuard no_grad;
-  std::vector<at::Tensor> whole;
-  std::vector<at::Tensor> own;
+  RankGradients all{.group = has_own_averages_only_ ? group_ : nullptr,
+                    .dtype = parameters_.front().tensor.scalar_type(),
+                    .gradients = {}};
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
-    if (!parameters_[index].tensor.grad().defined()) continue;
-    whole.push_back(parameters_[index].tensor.grad());
-    if (has_own_averages_only_) own.push_back(own_gradient(index));
+    const at::Tensor& parameter = parameters_[index].tensor;
+    all.dtype = at::promote_types(all.dtype, parameter.scalar_type());
+    const bool is_cut = has_own_averages_only_ && parameter.grad().defined();
+    all.gradients.push_back(is_cut ? own_gradient(index) : parameter.grad());
   }
-  const at::Tensor of_all = has_own_averages_only_ ? norm_over_ranks(own, norm_type, group_)
-                                                   : norm_of_all(whole, norm_type);
-  // The outer one is that of torch's clip_grad_norm_, of all there is.
-  const at::Tensor norm = at::linalg_vector_norm(at::stack({of_all}), norm_type);
+  const at::Tensor norm = total_norm({all}, norm_type);
   const at::Tensor factor = clip_factor(norm, max_norm);
-  for (at::Tensor& gradient : whole) gradient.mul_(factor);
+  for (const auto& [name, parameter] : parameters_) {
+    if (at::Tensor gradient = parameter.grad(); gradient.defined()) gradient.mul_(factor);
+  }
   return norm;
 }
 
@@ -155,7 +157,41 @@ const std::vector<std::string>& AdamwShards::moment_names() {
   return names;
 }
 
-void AdamwShards::load_moment(std::size_t moment, std::size_t index, const at::Tensor& whole) {
+std::vector<at::Tensor> AdamwShards::moments(const at::Tensor& parameter) const {
+  const std::size_t index = index_of(parameter);
+  std::vector<at::Tensor> own;
+  for (const auto& numbers : moments_) own.push_back(numbers->own(index));
+  return own;
+}
+
+std::vector<at::Tensor> AdamwShards::new_moments(const at::Tensor& parameter) {
+  std::vector<at::Tensor> own = moments(parameter);
+  for (at::Tensor& moment : own) moment.zero_();
+  return own;
+}
+
+std::vector<at::Tensor> AdamwShards::whole_moments(const at::Tensor& parameter) const {
+  const std::size_t index = index_of(parameter);
+  std::vector<at::Tensor> whole;
+  for (const auto& numbers : moments_) whole.push_back(numbers->whole(index));
+  return whole;
+}
+
+std::vector<at::Tensor> AdamwShards::load_moments(const at::Tensor& parameter,
+                                                  const std::vector<at::Tensor>& whole) {
+  const c10::NoGradGuard no_grad;
+  const std::size_t index = index_of(parameter);
+  for (std::size_t moment = 0; moment < moments_.size(); ++moment) {
+    check_moment(moment, index, whole[moment]);
+  }
+  for (std::size_t moment = 0; moment < moments_.size(); ++moment) {
+    moments_[moment]->load(index, whole[moment]);
+  }
+  return moments(parameter);
+}
+
+void AdamwShards::check_moment(std::size_t moment, std::size_t index,
+                               const at::Tensor& whole) const {
   const auto& [name, parameter] = parameters_[index];
   if (!whole.defined() || whole.sizes() != parameter.sizes()) {
     throw ArgumentError(fmt::format(
@@ -165,7 +201,6 @@ void AdamwShards::load_moment(std::size_t moment, std::size_t index, const at::T
         whole.defined() ? fmt::format("has [{}]", fmt::join(whole.sizes(), ", ")) : "is missing",
         fmt::join(parameter.sizes(), ", ")));
   }
-  moments_[moment]->load(index, whole);
 }
 
 }  // namespace libddp

@@ -6,7 +6,7 @@
 //
 // What a rank owns is known from the end of the first pass that synchronises on.
 // Thread rule: one thread at a time. Collectives: make_ready the first time, begin_update, publish,
-// clip_grad_norm, and whole_moment between hosts.
+// clip_grad_norm, and whole_moments between hosts.
 //
 //   AdamwShards shards(model.replica(), net->parameters());
 //   loss.backward();
@@ -23,11 +23,15 @@
 #include <unordered_map>
 #include <vector>
 
-#include "libddp/ddp/replicated_model.h"
 #include "libddp/ddp/sharded_parameters.h"
+#include "libddp/group/process_group.h"
+#include "libddp/module/named_tensor.h"
 #include "libddp/optim/fused_adamw.h"
 
 namespace libddp {
+
+class Reducer;
+class ReplicatedModel;
 
 /// Throws ArgumentError naming the first parameter that is no floating-point tensor on the CPU, or
 /// whose gradient is sparse.
@@ -56,7 +60,7 @@ class AdamwShards {
   /// moments, three of them with `amsgrad`, else two.
   bool make_ready(bool amsgrad);
   bool is_ready() const { return sharded_ != nullptr; }
-  /// From here on REQUIRES: is_ready(). See NOTE [Two meetings per update].
+  /// From here on REQUIRES: is_ready(). See NOTE [Two barriers per update].
   void begin_update() { sharded_->begin_update(); }
   void publish() { sharded_->publish(); }
   /// What this rank owns of `parameters`, which have gradients. Otherwise as fused_adamw.
@@ -69,22 +73,24 @@ class AdamwShards {
   /// Scales all gradients to a norm over the whole model; returns the norm before.
   at::Tensor clip_grad_norm(double max_norm, double norm_type);
 
-  // The state. Moments by torch's order: exp_avg, exp_avg_sq, max_exp_avg_sq.
+  // The state: `num_moments` moments of each parameter, in torch's order. What a rank owns of one
+  // is a view, so a state that has it is up to date.
 
+  /// exp_avg, exp_avg_sq, max_exp_avg_sq.
   static const std::vector<std::string>& moment_names();
   std::size_t num_moments() const { return moments_.size(); }
-  /// What this rank owns.
-  const at::Tensor& moment(std::size_t moment, std::size_t index) const {
-    return moments_[moment]->own(index);
-  }
-  /// A copy in the parameter's shape.
-  at::Tensor whole_moment(std::size_t moment, std::size_t index) const {
-    return moments_[moment]->whole(index);
-  }
-  /// Takes this rank's part. Throws ArgumentError where `whole` is undefined or has another shape.
-  void load_moment(std::size_t moment, std::size_t index, const at::Tensor& whole);
+  /// What this rank owns, set to zeros.
+  std::vector<at::Tensor> new_moments(const at::Tensor& parameter);
+  /// Takes this rank's part of whole tensors and returns it. Throws ArgumentError where one is
+  /// undefined or has another shape than the parameter.
+  std::vector<at::Tensor> load_moments(const at::Tensor& parameter,
+                                       const std::vector<at::Tensor>& whole);
+  /// Copies in the parameter's shape; a collective between hosts.
+  std::vector<at::Tensor> whole_moments(const at::Tensor& parameter) const;
 
  private:
+  std::vector<at::Tensor> moments(const at::Tensor& parameter) const;
+  void check_moment(std::size_t moment, std::size_t index, const at::Tensor& whole) const;
   std::vector<std::size_t> in_memory_order(const std::vector<std::size_t>& indices) const;
 
   const std::weak_ptr<Reducer> reducer_;

@@ -9,6 +9,8 @@
 
 #include "libddp/autograd/accumulate_hooks.h"
 #include "libddp/autograd/after_backward.h"
+#include "libddp/autograd/graph_task.h"
+#include "libddp/base/first_line.h"
 #include "tests/support/catch.h"
 
 namespace libddp {
@@ -56,6 +58,31 @@ TEST_CASE("the start and the end of a pass are seen", "[hooks]") {
   // As torch.autograd.grad: nothing is accumulated, so it is no pass of ours.
   torch::autograd::grad({loss}, {output}, {}, /*retain_graph=*/true);
   CHECK(events.size() == 3);
+}
+
+TEST_CASE("who outlives a pass learns what it has failed of", "[hooks]") {
+  const at::Tensor a = leaf();
+  PassFailure failure;
+  const AccumulateHooks hooks({a}, [&](std::size_t) {
+    CHECK(current_graph_task() != nullptr);
+    failure = PassFailure::of_current();
+    throw std::out_of_range("mine\nand more");
+  });
+  CHECK(current_graph_task() == nullptr);
+  CHECK(PassFailure::of_current().error() == nullptr);
+  const at::Tensor loss = (a * 2).sum();
+  CHECK_THROWS_AS(loss.backward(), std::out_of_range);
+  REQUIRE(failure.error() != nullptr);
+  CHECK(first_line_of(failure.error()) == "mine");
+  CHECK_THROWS_AS(std::rethrow_exception(failure.error()), std::out_of_range);
+}
+
+TEST_CASE("a pass that goes well has no failure", "[hooks]") {
+  const at::Tensor a = leaf();
+  PassFailure failure;
+  const AccumulateHooks hooks({a}, [&](std::size_t) { failure = PassFailure::of_current(); });
+  (a * 2).sum().backward();
+  CHECK(failure.error() == nullptr);
 }
 
 }  // namespace

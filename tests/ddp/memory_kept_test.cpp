@@ -11,6 +11,8 @@
 #include <string>
 #include <system_error>
 
+#include "libddp/ddp/gradient_buckets.h"
+#include "libddp/ddp/reducer.h"
 #include "libddp/ddp/replicated_model.h"
 #include "tests/ddp/with_groups.h"
 #include "tests/support/catch.h"

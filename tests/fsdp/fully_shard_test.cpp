@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "libddp/fsdp/fully_sharded_data_parallel.h"
+#include "libddp/fsdp/sharded_model.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/torch_group_fixture.h"

@@ -1,6 +1,7 @@
 // Units and the sharded model against a plain model on the whole batch.
 
 #include "libddp/fsdp/sharded_model.h"
+#include "libddp/fsdp/flat_parameter.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
@@ -241,8 +242,8 @@ TEST_CASE("gradients are out of sight while a unit is whole", "[sharded_model]")
       model.before_forward(*model.units()[0]);
       model.before_forward(unit);
       expect(!parameter.grad().defined(), "no shard beside a whole tensor");
-      fails ? model.forward_failed(unit) : model.after_forward(unit, {});
-      model.forward_failed(*model.units()[0]);
+      fails ? model.forward_failed(unit, "it throws") : model.after_forward(unit, {});
+      model.forward_failed(*model.units()[0], "it throws");
       expect(parameter.grad().is_same(grad), "the same gradient again");
     }
   });
@@ -352,8 +353,8 @@ TEST_CASE("a forward that fails leaves a model that goes on", "[sharded_model]")
     ShardedModel& model = sharded.model();
     model.before_forward(*model.units()[0]);
     model.before_forward(*model.units()[1]);
-    model.forward_failed(*model.units()[1]);
-    model.forward_failed(*model.units()[0]);
+    model.forward_failed(*model.units()[1], "it throws");
+    model.forward_failed(*model.units()[0], "it throws");
     loss_of(sharded.forward(batch(group.rank(), 0))).backward();
     sharded.net().step();
     expect_whole(sharded, wanted, 1e-5);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "libddp/interop/c10d_backend.h"
+#include "libddp/interop/c10d_checks.h"
 #include "tests/support/expect.h"
 #include "tests/support/run_ranks.h"
 

@@ -1,6 +1,7 @@
 // AdamW for LibTorch modules: alone, over sharded units, and shared over a DDP model's ranks.
 
 #include "libddp/optim/adamw.h"
+#include "libddp/optim/adamw_shards.h"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>

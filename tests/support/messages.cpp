@@ -16,7 +16,7 @@ void run(Comm& comm, const CommCall& call, const std::vector<Comm::Transfer*>& p
     comm.progress(parts);
     if (std::all_of(parts.begin(), parts.end(), is_done)) return;
     if (deadline.expired()) {
-      comm.fail({.kind = CommFailure::Kind::Timeout, .message = "the messages did not move"});
+      comm.fail({.kind = GroupFailure::Kind::Timeout, .message = "the messages did not move"});
       comm.throw_if_failed(&call);
     }
     comm.wait_for_mail(ticket, deadline.remaining(100ms));

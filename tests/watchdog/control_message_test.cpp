@@ -45,7 +45,7 @@ TEST_CASE("control messages arrive whole and in order", "[control]") {
   ControlOutbox outbox;
   ControlMessage failure;
   failure.kind = ControlMessage::Kind::Failure;
-  failure.failure = {CommFailure::Kind::Timeout, std::string(5000, 'x'), 3, 4711};
+  failure.failure = {GroupFailure::Kind::Timeout, std::string(5000, 'x'), 3, 4711};
   ControlMessage goodbye;
   goodbye.sequence = 42;
   REQUIRE(outbox.send(pair.left.get(), failure));
@@ -53,7 +53,7 @@ TEST_CASE("control messages arrive whole and in order", "[control]") {
   ControlInbox inbox;
   const auto messages = inbox.take(pair.right.get());
   REQUIRE(messages.size() == 2);
-  REQUIRE(messages[0].failure.kind == CommFailure::Kind::Timeout);
+  REQUIRE(messages[0].failure.kind == GroupFailure::Kind::Timeout);
   REQUIRE(messages[0].failure.message == std::string(ControlMessage::kMaxText, 'x'));
   REQUIRE(messages[0].failure.peer_rank == 3);
   REQUIRE(messages[0].failure.peer_pid == 4711);

@@ -75,45 +75,39 @@ class Shards:
 
     # The state.
 
-    def _moments(self) -> list[str]:
-        return self._shards.moment_names[: self._shards.num_moments]
-
     def add_state(self, parameters: list[torch.Tensor], state: dict) -> None:
         """Zeros for what is owned."""
         for parameter in parameters:
-            moments = zip(self._moments(), self._shards.new_moments(parameter), strict=True)
-            state[parameter].update(
-                {"step": torch.zeros((), dtype=torch.float32, device="cpu"), **dict(moments)}
-            )
+            step = torch.zeros((), dtype=torch.float32, device="cpu")
+            moments = self._named(self._shards.new_moments(parameter))
+            state[parameter].update({"step": step, **moments})
 
     def cut(self, state: dict) -> None:
         """Whole states that were loaded become this rank's part of them."""
         if not self._shards.is_ready:
             return
+        names = self._shards.moment_names
         for parameter, entries in state.items():
-            mine = {
-                "step": torch.as_tensor(entries["step"], dtype=torch.float32, device="cpu").clone()
-            }
-            for number, key in enumerate(self._moments()):
-                mine[key] = self._shards.load_moment(number, parameter, entries.get(key))
-            state[parameter] = mine
+            step = torch.as_tensor(entries["step"], dtype=torch.float32, device="cpu").clone()
+            own = self._shards.load_moments(parameter, [entries.get(name) for name in names])
+            state[parameter] = {"step": step, **self._named(own)}
 
     def whole(self, state_dict: dict[str, Any], groups: list[dict]) -> dict[str, Any]:
         """`state_dict` with whole tensors; a collective between hosts."""
         if not self._shards.is_ready:
             return state_dict
         parameters = [p for group in groups for p in group["params"]]
-        moments = {key: number for number, key in enumerate(self._moments())}
         state = {
             number: {
-                key: self._shards.whole_moment(moments[key], parameters[number])
-                if key in moments
-                else value.clone()
-                for key, value in entries.items()
+                "step": entries["step"].clone(),
+                **self._named(self._shards.whole_moments(parameters[number])),
             }
             for number, entries in state_dict["state"].items()
         }
         return {**state_dict, "state": state}
+
+    def _named(self, moments: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return dict(zip(self._shards.moment_names, moments, strict=True))
 
 
 def _parameters(groups: list[dict]) -> list[torch.Tensor]:

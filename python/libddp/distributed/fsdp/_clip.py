@@ -19,7 +19,10 @@ import torch.distributed as dist
 import torch.nn.utils.clip_grad as torchs
 from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
+from libddp._load import load
 from libddp.distributed.fsdp import _registry
+
+_C = load()
 
 
 def watch() -> None:
@@ -91,7 +94,7 @@ def _clip(listed, spread, max_norm, norm_type, error_if_nonfinite=False, foreach
     parts = {group: _Part(group) for group in spread}
     for parameter, group in zip(listed, spread, strict=True):
         parts[group].add_gradient(parameter)
-    total = _total(list(parts.values()), float(norm_type), error_if_nonfinite, foreach)
+    total = _total(parts.values(), float(norm_type), error_if_nonfinite)
     torchs._clip_grads_with_norm_(listed, max_norm, total, foreach)
     return total
 
@@ -123,30 +126,9 @@ class _Part:
         self._dtypes.append(tensor.dtype)
         self._entries.append(tensor)
 
-    def norm(self, norm_type: float, foreach: bool | None) -> torch.Tensor:
-        """Of all ranks' parts together: a collective, if there is a group."""
-        tensors = [tensor for tensor in self._entries if tensor is not None]
-        if self.group is None:
-            return _torchs_total_norm(tensors, norm_type, False, foreach)
-        if norm_type == 0:
-            return self._count_nonzero()
-        filled = [tensor for tensor in tensors if tensor.numel() > 0]
-        own = _torchs_total_norm(filled, norm_type, False, foreach) if filled else None
-        return _across(own, norm_type, self.group).to(self._dtype())
-
-    def _count_nonzero(self) -> torch.Tensor:
-        """torch's norm of order 0: how many tensors, not elements, have a value other than 0."""
-        has_any = [tensor is not None and bool(tensor.any()) for tensor in self._entries]
-        on_any_rank = torch.tensor(has_any, dtype=torch.double, device="cpu")
-        self.group.all_reduce(on_any_rank, op=dist.ReduceOp.MAX)
-        return on_any_rank.sum().to(self._dtype())
-
-    def _dtype(self) -> torch.dtype:
-        return functools.reduce(torch.promote_types, self._dtypes)
-
-
-def _torchs_total_norm(*args):
-    return torchs._get_total_norm.__wrapped__(*args)
+    def for_norm(self) -> tuple:
+        """What libddp/module/grad_norm.h makes a norm of."""
+        return self.group, functools.reduce(torch.promote_types, self._dtypes), self._entries
 
 
 def _of_tensors(original: Callable) -> Callable:
@@ -162,7 +144,7 @@ def _of_tensors(original: Callable) -> Callable:
         parts = {group: _Part(group) for group in groups}
         for tensor, place, group in zip(tensors, found, groups, strict=True):
             parts[group].add(place.own(tensor) if group else tensor)
-        return _total(list(parts.values()), float(norm_type), error_if_nonfinite, foreach)
+        return _total(parts.values(), float(norm_type), error_if_nonfinite)
 
     total_norm._libddp = True
     return total_norm
@@ -196,12 +178,8 @@ def _has_memory(tensor: torch.Tensor) -> bool:
     return is_plain and tensor.untyped_storage().data_ptr() != 0
 
 
-def _total(
-    parts: list[_Part], norm_type: float, error_if_nonfinite: bool, foreach: bool | None
-) -> torch.Tensor:
-    norms = [part.norm(norm_type, foreach) for part in parts]
-    each = torch.stack(norms)
-    total = each.sum() if norm_type == 0 else torch.linalg.vector_norm(each, norm_type)
+def _total(parts: Iterable[_Part], norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
+    total = _C.total_norm([part.for_norm() for part in parts], norm_type)
     if error_if_nonfinite and not math.isfinite(total.item()):
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "
@@ -209,32 +187,6 @@ def _total(
             "non-finite norm anyway, set `error_if_nonfinite=False`"
         )
     return total
-
-
-def _across(norm: torch.Tensor | None, norm_type: float, group) -> torch.Tensor:
-    """The norm of what all ranks of `group` have together; None where a rank has nothing."""
-    if math.isinf(norm_type):
-        return _largest(norm, math.copysign(1.0, norm_type), group)
-    power = (
-        torch.zeros((), dtype=torch.double, device="cpu")
-        if norm is None
-        else norm.double().pow(norm_type)
-    )
-    group.all_reduce(power, op=dist.ReduceOp.SUM)
-    return power.pow(1.0 / norm_type)
-
-
-def _largest(norm: torch.Tensor | None, sign: float, group) -> torch.Tensor:
-    """Largest (sign 1) or smallest (-1) of all ranks' norms; NaN if one is, which MAX may drop."""
-    nothing = 0.0 if sign > 0 else -math.inf
-    own = nothing if norm is None else sign * norm.item()
-    both = torch.tensor(
-        [nothing if math.isnan(own) else own, math.isnan(own)], dtype=torch.double, device="cpu"
-    )
-    group.all_reduce(both, op=dist.ReduceOp.MAX)
-    return (
-        torch.tensor(math.nan, dtype=torch.double, device="cpu") if both[1] > 0 else sign * both[0]
-    )
 
 
 @torch.no_grad()

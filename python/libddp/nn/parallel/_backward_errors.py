@@ -18,7 +18,7 @@ from libddp.nn.parallel import _logging_data
 
 _models = weakref.WeakSet()
 #: Roots of sharded models.
-_shards = weakref.WeakSet()
+_roots = weakref.WeakSet()
 
 
 class _Engine(torch._C._ImperativeEngine):
@@ -26,13 +26,10 @@ class _Engine(torch._C._ImperativeEngine):
 
     def run_backward(self, *args, **kwargs):
         try:
-            result = super().run_backward(*args, **kwargs)
+            return super().run_backward(*args, **kwargs)
         except BaseException as error:
             tell(error)
             raise
-        for shard in list(_shards):
-            shard.backward_ended()
-        return result
 
 
 @cache
@@ -48,10 +45,10 @@ def watch(model) -> None:
     _models.add(model)
 
 
-def watch_shard(root) -> None:
-    """The same for a sharded model: `root.backward_failed(what)` after `root.awaits_backward`."""
+def watch_root(root) -> None:
+    """The same for a sharded model, `root.model`."""
     _install()
-    _shards.add(root)
+    _roots.add(root)
 
 
 def tell(error: BaseException) -> None:
@@ -60,7 +57,6 @@ def tell(error: BaseException) -> None:
         replica = model.__dict__.get("_replica")
         if replica is not None and replica.backward_failed(describe(error)):
             _logging_data.note(model, error)
-    for shard in list(_shards):
-        if shard.awaits_backward:
-            shard.awaits_backward = False
-            shard.backward_failed(describe(error))
+    for root in list(_roots):
+        if root.model is not None:
+            root.model.backward_failed(describe(error))

@@ -55,8 +55,6 @@ class WrappedModule:
     params: list[ShardedParam] = field(default_factory=list)
     #: The same for the bindings, see rows_of.
     rows: list[tuple] = field(default_factory=list)
-    #: A script wants whole parameters outside of the forward.
-    is_held: bool = False
     #: Parameters show copies of whole tensors.
     summoned: SummonedForward | None = None
     #: The unit was made anew: the model that has the old one must be made anew too.
@@ -67,13 +65,9 @@ class WrappedModule:
     hook: Callable | None = None
     #: Called when the module becomes part of a model that is used.
     on_join: Callable[[], None] | None = None
-    #: How many calls of the module are running.
-    running: int = 0
     #: Of the whole model; None before the first forward.
     model: Any = None
     is_root: bool = False
-    #: A forward under grad has ended and no backward pass has since.
-    awaits_backward: bool = False
     #: (registry of a module, name in it, name in the unit, parameter) wherever one is registered.
     places: list[tuple] = field(default_factory=list)
     #: Of the root: those of the whole model, and what the C++ model calls.
@@ -184,7 +178,12 @@ class WrappedModule:
     @property
     def is_running(self) -> bool:
         """Whether parameters are whole, in a call of the module or of the model around it."""
-        return self.running > 0
+        return self.made is not None and self.made.is_running
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a script wants whole parameters outside of the forward."""
+        return self.made is not None and self.made.is_held
 
     def _make_deferred(self) -> None:
         """Of what the module has by now: parameters may have been replaced, or tied."""
@@ -210,39 +209,25 @@ class WrappedModule:
             model.before_forward(unit)
         except BaseException as error:
             if self.is_root:
-                self._announce(f"in forward: {describe(error)}")
+                model.report_error(f"in forward: {describe(error)}")
             raise
-        self.running += 1
         try:
             output = forward(*args, **kwargs)
         except BaseException as error:
-            self._end_run()
-            model.forward_failed(unit)
-            if self.is_root:
-                self._announce(f"in forward: {describe(error)}")
+            model.forward_failed(unit, describe(error))
             raise
-        self._end_run()
         if sharding.output_dtype is not None:
             output = _cast(output, sharding.output_dtype)
         model.after_forward(unit, output)
-        self.awaits_backward = self.is_root and torch.is_grad_enabled()
         return output
-
-    def _end_run(self) -> None:
-        self.running -= 1
-        if self.running == 0:
-            self.is_held = False
 
     def hold(self) -> None:
         """Whole parameters from now on, until the module's forward has ended; a collective."""
-        if not self.is_held and not self.is_running:
-            model_of(self).unshard(self.unit)
-            self.is_held = True
+        model_of(self).unshard(self.unit)
 
     def let_go(self) -> None:
         """Ends hold()."""
         if self.is_held:
-            self.is_held = False
             self.model.reshard(self.unit)
 
     def groups(self) -> tuple:
@@ -262,20 +247,6 @@ class WrappedModule:
         self.made = None  # of another dtype: the unit is made anew
         self._find_and_make()
         self.is_stale = True
-
-    def backward_ended(self) -> None:
-        """Called for the root, after any backward pass of this process."""
-        self.awaits_backward = False
-
-    def backward_failed(self, what: str) -> None:
-        """What the other ranks learn of an exception in a backward pass."""
-        self._announce(f"in backward: {what}")
-
-    def _announce(self, what: str) -> None:
-        """The other ranks may wait for this one: they are told why it does not come."""
-        group = self.sharding.shard or self.sharding.replicate
-        if group is not None and torch.is_grad_enabled():
-            group.announce_trouble(what)
 
     def _check_parameters(self) -> None:
         """A parameter that was replaced would train unseen, on each rank by itself."""
@@ -368,7 +339,7 @@ def announcing(function):
             if not getattr(error, "_libddp_is_known", False):
                 error._libddp_is_known = True
                 for group in live_groups():
-                    group.announce_trouble(f"in wrapping: {describe(error)}")
+                    group.report_error(f"in wrapping: {describe(error)}")
             raise
 
     return announce
@@ -461,7 +432,7 @@ def join(root: WrappedModule):
     for wrapped in wrapped_modules:
         wrapped.model = model
     root.is_root = True
-    _backward_errors.watch_shard(root)
+    _backward_errors.watch_root(root)
     group = root.sharding.shard
     if len(wrapped_modules) == 1 and group is not None and group.size() > 1 and group.rank() == 0:
         _one_unit_warning.warn_of_one_unit(root.module, root.parameters, root.unit)
@@ -496,7 +467,7 @@ def whole_parameters(
         model.show_copies(units, with_gradients=with_gradients, here=here)
     except StateError as error:
         if group is not None:  # whose ranks may wait
-            group.announce_trouble(f"in making parameters whole: {describe(error)}")
+            group.report_error(f"in making parameters whole: {describe(error)}")
         raise
     try:
         yield

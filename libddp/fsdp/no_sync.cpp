@@ -1,0 +1,13 @@
+#include "libddp/fsdp/no_sync.h"
+
+#include "libddp/fsdp/sharded_model.h"
+
+namespace libddp {
+
+NoSync::NoSync(ShardedModel& model) : model_(model), before_(model.syncs()) {
+  model.set_sync(false);
+}
+
+NoSync::~NoSync() { model_.set_sync(before_); }
+
+}  // namespace libddp
