@@ -6,13 +6,58 @@ include(CMakePackageConfigHelpers)
 
 set_target_properties(libddp PROPERTIES INSTALL_RPATH "$ORIGIN/../../torch/lib" OUTPUT_NAME ddp)
 install(TARGETS libddp LIBRARY DESTINATION lib COMPONENT library)
-install(
-    DIRECTORY "${CMAKE_SOURCE_DIR}/libddp/"
-    DESTINATION include/libddp
-    FILES_MATCHING
-    PATTERN "*.h"
-    PATTERN "cmake" EXCLUDE
+# What docs/api.md names, and what that includes; tests/house holds the list to both.
+set(public_headers
+    activation/checkpoint.h
+    activation/checkpoint_node.h
+    autograd/output_tensors.h
+    base/deadline.h
+    base/dtype.h
+    base/error.h
+    base/first_line.h
+    base/group_identity.h
+    base/op_description.h
+    base/reduce_op.h
+    ddp/bucket_plan.h
+    ddp/distributed_data_parallel.h
+    ddp/gradient_buckets.h
+    ddp/options.h
+    ddp/replicated_model.h
+    ddp/sharded_parameters.h
+    ddp/sparse_modules.h
+    fsdp/clip_grad_norm.h
+    fsdp/copy_options.h
+    fsdp/full_state.h
+    fsdp/fully_shard.h
+    fsdp/fully_sharded_data_parallel.h
+    fsdp/no_sync.h
+    fsdp/owned_tensors.h
+    fsdp/param_group.h
+    fsdp/parameter_faces.h
+    fsdp/reduce_hook.h
+    fsdp/shard_options.h
+    fsdp/sharded_model.h
+    fsdp/sharded_model_options.h
+    fsdp/wrapped_module.h
+    group/backend.h
+    group/init_process_group.h
+    group/process_group.h
+    group/work.h
+    interop/c10d_backend.h
+    interop/from_c10d.h
+    interop/gloo_engine.h
+    interop/inter_engine.h
+    libddp.h
+    module/broadcast_tensors.h
+    module/module_tensors.h
+    module/named_tensor.h
+    optim/adamw.h
+    rendezvous/rendezvous.h
 )
+foreach(header IN LISTS public_headers)
+    get_filename_component(room "${header}" DIRECTORY)
+    install(FILES "${CMAKE_SOURCE_DIR}/libddp/${header}" DESTINATION "include/libddp/${room}")
+endforeach()
 if(TARGET _C)
     set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/lib")
     install(TARGETS _C LIBRARY DESTINATION .)

@@ -86,3 +86,45 @@ def test_python_package_imports_only_the_extension_module():
         if "import tests" in tree.read(p) or "from examples" in tree.read(p)
     ]
     assert not wrong
+
+
+def reached_from(headers: set[str]) -> set[str]:
+    """These headers, and what they include."""
+    reached, ahead = set(), sorted(headers)
+    while ahead:
+        header = ahead.pop()
+        if header not in reached:
+            reached.add(header)
+            ahead += tree.includes(header)
+    return reached
+
+
+def test_installed_are_the_headers_that_docs_name():
+    api = tree.read("docs/api.md")
+    table = re.search(r"\| header under libddp/ \|.*?\n\n", api, re.S)[0]
+    rows = [line.split("|")[1] for line in table.strip().splitlines()]
+    named = {f"libddp/{h}" for row in rows for h in re.findall(r"`([\w/]+\.h)`", row)}
+    assert len(named) > 10, "the table has another form"
+    listed = re.search(r"set\(public_headers\n([^)]*)\)", tree.read("libddp/cmake/Install.cmake"))[
+        1
+    ]
+    assert {f"libddp/{h}" for h in listed.split()} == reached_from(named | {"libddp/libddp.h"})
+
+
+def test_docs_and_examples_include_public_headers_only():
+    listed = re.search(r"set\(public_headers\n([^)]*)\)", tree.read("libddp/cmake/Install.cmake"))[
+        1
+    ]
+    public = {f"libddp/{h}" for h in listed.split()}
+    wrong = [
+        f"{path}: {header}"
+        for path in [
+            "README.md",
+            *tree.files(".md", under="docs/"),
+            *tree.files(".cpp", ".h", ".md", under="examples/"),
+            *tree.files(".cpp", under="tests/consume/"),
+        ]
+        for header in re.findall(r"<(libddp/[\w/]+\.h)>", tree.read(path))
+        if header not in public
+    ]
+    assert not wrong

@@ -37,7 +37,7 @@ ROOMS = {
     "optim": {"ddp", "module", "group", "base"},
     "fsdp": {"module", "autograd", "group", "memory", "base"},
     "interop": {"host", "group", "rendezvous", "collectives", "kernels", "base"},
-    "activation": {"base"},
+    "activation": {"autograd", "base"},
 }
 #: Rooms that know no torch.
 CORE = {"base", "kernels", "memory", "transport", "bootstrap", "collectives", "watchdog"}
