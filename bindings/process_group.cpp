@@ -61,8 +61,7 @@ void bind_life(GroupClass& group) {
       .def("report_error", &ProcessGroup::report_error, py::arg("what"),
            py::call_guard<py::gil_scoped_release>(),
            "Ranks that wait for this one raise `what` after 250 ms, unless it is taken back.")
-      .def("retract_error", &ProcessGroup::retract_error,
-           py::call_guard<py::gil_scoped_release>(),
+      .def("retract_error", &ProcessGroup::retract_error, py::call_guard<py::gil_scoped_release>(),
            "Takes report_error back; so does this rank's next collective.")
       .def("flight_log", &ProcessGroup::flight_log, py::call_guard<py::gil_scoped_release>(),
            "The last operations as JSON; docs/failures.md.")
