@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "libddp/base/error.h"
 #include "libddp/base/log.h"
 #include "libddp/base/monotonic_clock.h"
 #include "libddp/base/process.h"
@@ -335,6 +336,13 @@ void Watchdog::report_frozen(Watched& watched, std::int64_t now_ns) {
 void Watchdog::check_reports(std::int64_t now_ns) {
   const auto report = reports_.due(hooks_.running(), now_ns);
   if (!report) return;
+  // That rank may report what it has met of another one's failure, which this rank is late to see.
+  try {
+    comm_.throw_if_failed();
+  } catch (const Error&) {
+    if (const auto kept = comm_.failure()) announce(*kept);
+    return hooks_.on_failure();
+  }
   for (const Watched& watched : watched_) {
     if (watched.peer().rank != report->rank) continue;
     fail({GroupFailure::Kind::Peer,
