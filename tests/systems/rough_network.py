@@ -12,7 +12,6 @@ from one to the other, so the kernel's TCP sees what a bad network does, without
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import fcntl
 import heapq
@@ -24,11 +23,11 @@ import struct
 import threading
 import time
 
+import namespaces
 from network import Network, ip
 
 TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
-CLONE_NEWNET = 0x40000000
 #: Small segments, so that every message comes in pieces.
 MTU = 1200
 #: What a capped wire keeps at most; more is dropped, as a switch does it.
@@ -48,10 +47,7 @@ class Wire:
 
 def open_tun(namespace: str) -> int:
     """A new TUN device eth0 in a namespace; moves the calling thread there for good."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with open(f"/run/netns/{namespace}", "rb") as handle:
-        if libc.setns(handle.fileno(), CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), "setns")
+    namespaces.enter_network(namespace)
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH14x", b"eth0", IFF_TUN | IFF_NO_PI))
     return tun

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import ranks
 from host_ranks import PORT, launch, run
 from network import Network
 from strangers import Crowd, listening_ports
@@ -115,9 +116,9 @@ def count_ranks():
 def test_ranks_with_a_key_meet_and_nothing_shows_it(key_file, ipv6):
     key = key_file.read_text().strip()
     with Network(2, ipv6=ipv6) as net:
-        outcomes = launch(net, [0, 0, 1], count_ranks, env=with_key(key_file))
+        outcomes = launch(net, [0, 0, 1], count_ranks, env=with_key(key_file), anew=True)
     for outcome in outcomes:
-        assert not outcome.failed, outcome.output
+        assert not outcome.failed, ranks.describe(outcome)
         total, listeners, shown = outcome.value
         assert total == 3
         assert key.encode() not in shown

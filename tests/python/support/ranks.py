@@ -13,6 +13,7 @@ interpreter with torch (rank_server.py): starting one anew takes seconds.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import pickle
@@ -25,10 +26,25 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from rank_server import RankServer
+from rank_server import ForkedRank, RankServer, print_stacks
 
-CHILD = Path(__file__).with_name("ranks_child.py")
 TAIL_CHARACTERS = 6000
+#: Variables that are read when a group is made or used, and not when a library is loaded.
+READ_LATE = {
+    "GLOO_SOCKET_IFNAME",
+    "LIBDDP_FLIGHT_LOG_DIR",
+    "LIBDDP_HOST_ID",
+    "LIBDDP_LOG_LEVEL",
+    "LIBDDP_NAN_CHECK",
+    "LIBDDP_REQUIRE_KEY",
+    "LIBDDP_RUN_KEY_FILE",
+    "LIBDDP_SOCKETS_PER_LINK",
+    "LIBDDP_SOCKET_IFNAME",
+    "LIBDDP_WIRE_DTYPE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "NCCL_SOCKET_IFNAME",
+}
 
 
 @dataclass
@@ -59,7 +75,10 @@ class RanksError(AssertionError):
 
 def run(function, world_size: int = 2, *args, deadline: float = 120.0, env=None) -> list:
     """`function(*args)` on every rank; returns the ranks' values, raises RanksError on failure."""
-    outcomes = launch(function, world_size, *args, deadline=deadline, env=env)
+    return values(launch(function, world_size, *args, deadline=deadline, env=env))
+
+
+def values(outcomes: list[Outcome]) -> list:
     if any(outcome.failed for outcome in outcomes):
         raise RanksError("\n".join(describe(outcome) for outcome in outcomes))
     return [outcome.value for outcome in outcomes]
@@ -68,27 +87,32 @@ def run(function, world_size: int = 2, *args, deadline: float = 120.0, env=None)
 def launch(function, world_size: int = 2, *args, deadline: float = 120.0, env=None):
     """As `run`, but hands back an Outcome for each rank, whatever happened to it."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def start(folder: str, rank: int) -> ForkedRank:
+        return start_child(folder, rank, world_size, store.port, env or {})
+
+    return supervise(start, world_size, function, args, deadline)
+
+
+def supervise(start, world_size: int, function, args, deadline: float, on_start=None):
+    """Outcomes of ranks that `start(folder, rank)` starts; `on_start(folder)` runs beside them."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        (Path(folder) / "call").write_bytes(
-            pickle.dumps((inspect.getsourcefile(function), function.__qualname__, args))
-        )
-        children = [
-            start_child(folder, rank, world_size, store.port, env or {})
-            for rank in range(world_size)
-        ]
-        try:
+        call = (inspect.getsourcefile(function), function.__qualname__, args)
+        (Path(folder) / "call").write_bytes(pickle.dumps(call))
+        children = []
+        with contextlib.ExitStack() as stack:
+            for rank in range(world_size):
+                children.append(start(folder, rank))
+                stack.callback(kill_session, children[-1])
+            if on_start:
+                on_start(Path(folder))
             timed_out = wait_until(children, time.monotonic() + deadline)
-        finally:
-            for child in children:
-                kill_session(child)
+            print_stacks([child for child in children if child.pid in timed_out])
         return [read_outcome(folder, r, c, timed_out) for r, c in enumerate(children)]
 
 
-def start_child(folder: str, rank: int, world_size: int, port: int, env: dict):
-    """Forked from an interpreter that has imported torch; a fresh one where `env` says something,
-    which libraries may read when they are loaded."""
-    environment = {
-        **os.environ,
+def start_child(folder: str, rank: int, world_size: int, port: int, env: dict) -> ForkedRank:
+    place = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -96,13 +120,31 @@ def start_child(folder: str, rank: int, world_size: int, port: int, env: dict):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    return fork(folder, place, env)
+
+
+def fork(
+    folder: str, place: dict, env: dict, *, namespace: str | None = None, anew: bool = False
+) -> ForkedRank:
+    """Forked from an interpreter that has imported torch; a fresh one, which takes seconds to
+    start, where libraries may read something of `env` when they are loaded."""
+    environment = {
+        **os.environ,
+        **place,
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
+        "RANKS_FOLDER": folder,
         **env,
     }
-    environment = {name: value for name, value in environment.items() if value is not None}
-    output = Path(folder) / f"output-{rank}"
-    return RankServer.get().start(folder, environment, output, anew=bool(env))
+    return RankServer.get().start(
+        "ranks_child:main",
+        folder,
+        environment={name: value for name, value in environment.items() if value is not None},
+        output=Path(folder) / f"output-{place['RANK']}",
+        namespace=namespace,
+        anew=anew or not READ_LATE.issuperset(env),
+    )
 
 
 def wait_until(children, end: float) -> set[int]:

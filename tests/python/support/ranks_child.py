@@ -1,4 +1,4 @@
-"""One rank of ranks.run: loads the test file, calls the function, writes down what came of it."""
+"""A rank of ranks.run: loads the test file, calls the function, writes down what came of it."""
 
 import importlib.util
 import os
@@ -27,12 +27,9 @@ def outcome_of(path: str, name: str, args: tuple) -> dict:
         return {"error": type(error).__name__, "message": str(error), "bases": bases}
 
 
-def main(folder: Path) -> None:
+def main(path: str) -> None:
+    folder = Path(path)
     outcome = outcome_of(*pickle.loads((folder / "call").read_bytes()))
     partial = folder / f"partial-{os.environ['RANK']}"
     partial.write_bytes(pickle.dumps(outcome))
     partial.rename(folder / f"result-{os.environ['RANK']}")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

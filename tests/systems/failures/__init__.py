@@ -5,6 +5,6 @@
     python tests/systems/failures --only kill      # cases whose name has the word
 
 The same cases are tests (test_failures.py); `LIBDDP_FAILURE_TRIALS=full` or a number changes how
-often each is tried there. Parts: zygote.py forks ranks quickly, fleet.py drives it, rank.py is what
-a rank uses, case.py is what a case is, cases_*.py are the cases, leftovers.py looks for remains.
+often each is tried there. Parts: fleet.py starts ranks and ends them, rank.py is what a rank uses,
+case.py is what a case is, cases_*.py are the cases, leftovers.py looks for remains.
 """

@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
+TESTS = Path(__file__).parents[2]
+sys.path[:0] = [str(TESTS / "systems"), str(TESTS / "python" / "support")]
 
 from failures.bench import open_bench  # noqa: E402
 from failures.cases import CASES  # noqa: E402

@@ -1,6 +1,6 @@
 """Starts ranks on one or several hosts in milliseconds, and ends whatever is left of them.
 
-with Fleet() as fleet:                                  # Fleet(network): one zygote per host
+with Fleet() as fleet:                                  # Fleet(network): on its hosts
     run = fleet.start("failures.work", "loop", hosts=[0, 0, 0, 0])
     run.wait_for("ready")
     fault = run.signal(2, signal.SIGKILL)               # the time at which it was sent
@@ -10,23 +10,22 @@ with Fleet() as fleet:                                  # Fleet(network): one zy
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import select
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rank_server import ForkedRank, RankServer, print_stacks
+
 from failures import leftovers
 
-START_S = 120.0
+SYSTEMS = str(Path(__file__).parents[1])
 
 
 @dataclass
@@ -44,61 +43,23 @@ class Outcome:
     left_at: float = 0.0
 
 
-class Zygote:
-    """One per host; see zygote.py."""
-
-    def __init__(self, prefix: list[str], folder: Path, env: dict):
-        self.log = folder / "zygote.log"
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                [*prefix, sys.executable, str(Path(__file__).with_name("zygote.py"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **env},
-            )
-        self.pid = self._answer()["pid"]
-
-    def _answer(self) -> dict:
-        ready, _, _ = select.select([self.process.stdout], [], [], START_S)
-        line = self.process.stdout.readline() if ready else b""
-        if not line:
-            raise RuntimeError(f"the zygote does not answer: {self.log.read_text()[-2000:]}")
-        return json.loads(line)
-
-    def ask(self, command: dict) -> dict:
-        self.process.stdin.write(json.dumps(command).encode() + b"\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
-
-
 class Run:
     """The ranks of one trial."""
 
-    def __init__(self, fleet: Fleet, folder: Path, hosts: list[int]):
-        self.fleet, self.folder, self.hosts = fleet, folder, hosts
-        self.pids: list[int] = []
-        self.pidfds: list[int] = []
+    def __init__(self, fleet: Fleet, folder: Path):
+        self.fleet, self.folder = fleet, folder
+        self.ranks: list[ForkedRank] = []
 
-    def add(self, pid: int) -> None:
-        self.pids.append(pid)
-        self.pidfds.append(os.pidfd_open(pid))
+    @property
+    def pids(self) -> list[int]:
+        return [rank.pid for rank in self.ranks]
 
     def wait_for(self, mark: str, ranks=None, deadline_s: float = 60.0) -> None:
         """Until these ranks (all) have marked it."""
         end = time.monotonic() + deadline_s
-        for rank in range(len(self.pids)) if ranks is None else ranks:
+        for rank in range(len(self.ranks)) if ranks is None else ranks:
             while not (self.folder / f"{mark}-{rank}").exists():
-                if time.monotonic() > end or self._is_over(rank):
+                if time.monotonic() > end or self.ranks[rank].has_ended():
                     raise AssertionError(f"rank {rank} is not {mark}: {self._output(rank)}")
                 time.sleep(0.001)
 
@@ -107,65 +68,55 @@ class Run:
 
     def signal(self, rank: int, number: int) -> float:
         now = time.monotonic()
-        signal.pidfd_send_signal(self.pidfds[rank], number)
+        self.ranks[rank].send_signal(number)
         return now
 
     def end_of(self, rank: int, deadline_s: float) -> float:
         """Waits for the end of a rank; the time of it."""
-        if not select.select([self.pidfds[rank]], [], [], max(0.0, deadline_s))[0]:
+        if not self.ranks[rank].has_ended(deadline_s):
             raise AssertionError(f"rank {rank} did not end: {self._output(rank)}")
         return time.monotonic()
 
     def finish(self, deadline_s: float = 30.0, stragglers=()) -> list[Outcome]:
         """Outcomes of all ranks. Those in `stragglers` are killed once the others have ended."""
         end = time.monotonic() + deadline_s
-        waiting = {fd: r for r, fd in enumerate(self.pidfds) if r not in stragglers}
+        waiting = {child: r for r, child in enumerate(self.ranks) if r not in stragglers}
         ended: dict[int, float] = {}
         while waiting:
             ready, _, _ = select.select(list(waiting), [], [], max(0.0, end - time.monotonic()))
-            ended.update({waiting.pop(fd): time.monotonic() for fd in ready})
+            ended.update({waiting.pop(child): time.monotonic() for child in ready})
             if not ready:
                 break
+        print_stacks(list(waiting))
         hung = set(waiting.values())
-        for rank in hung:  # its stacks go to its output
-            self.signal(rank, signal.SIGUSR1)
-        time.sleep(0.5 if hung else 0)
         self.kill()
         self.fleet.open_runs.remove(self)
         return [
             self._outcome(rank, ended.get(rank, time.monotonic()), rank in hung)
-            for rank in range(len(self.pids))
+            for rank in range(len(self.ranks))
         ]
 
     def kill(self) -> None:
         """Ends every rank and its children, and waits for that."""
-        for pid, fd in zip(self.pids, self.pidfds, strict=True):
-            if not self._is_ended(fd):
+        for rank in self.ranks:
+            if not rank.has_ended():
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
-        for fd in self.pidfds:
-            select.select([fd], [], [], 10)
-
-    def _is_ended(self, fd: int) -> bool:
-        return bool(select.select([fd], [], [], 0)[0])
-
-    def _is_over(self, rank: int) -> bool:
-        return self._is_ended(self.pidfds[rank])
+                    os.killpg(rank.pid, signal.SIGKILL)
+        for rank in self.ranks:
+            rank.wait(10)
 
     def _output(self, rank: int) -> str:
         path = self.folder / f"output-{rank}"
         return path.read_text(errors="replace")[-4000:] if path.exists() else ""
 
     def _outcome(self, rank: int, ended_at: float, is_hung: bool) -> Outcome:
-        pid = self.pids[rank]
-        status = self.fleet.zygotes[self.hosts[rank]].ask({"reap": pid})["status"]
-        os.close(self.pidfds[rank])
+        child = self.ranks[rank]
         result = self.folder / f"result-{rank}"
         found = pickle.loads(result.read_bytes()) if result.exists() else {}
         return Outcome(
             rank,
-            pid,
-            None if is_hung else status,
+            child.pid,
+            None if is_hung else child.returncode,
             ended_at,
             found.get("value"),
             found.get("error"),
@@ -179,24 +130,23 @@ class Run:
 
 
 class Fleet:
-    def __init__(self, network=None, num_hosts: int = 1, env: dict | None = None):
+    """With a server of ranks of its own: what that has for children is this fleet's."""
+
+    def __init__(self, network=None, env: dict | None = None):
         self.network = network
-        self.num_hosts = len(network.hosts) if network else num_hosts
+        self.hosts = network.hosts if network else [None]
         self.addresses = network.addresses if network else ["127.0.0.1"]
         self.folder = Path(tempfile.mkdtemp(prefix="failures-"))
         self.temporary = self.folder / "tmp"
         self.temporary.mkdir()
-        self.zygotes: list[Zygote] = []
         self.num_runs = 0
         self.open_runs: list[Run] = []
         #: Further variables of all ranks.
         self.env = {"TMPDIR": str(self.temporary), **(env or {})}
 
     def __enter__(self) -> Fleet:
+        self.server = RankServer(self.env)
         try:
-            for host in range(self.num_hosts):
-                prefix = self.network.inside(host) if self.network else []
-                self.zygotes.append(Zygote(prefix, self.folder, self.env))
             self.store = self._open_store()
         except BaseException:
             self.__exit__()
@@ -206,8 +156,7 @@ class Fleet:
     def __exit__(self, *_) -> None:
         for run in self.open_runs:  # also those of a case that failed in the midst
             run.kill()
-        for zygote in self.zygotes:
-            zygote.close()
+        self.server.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _open_store(self) -> tuple[str, int]:
@@ -224,25 +173,37 @@ class Fleet:
         self.num_runs += 1
         folder = self.folder / f"run-{self.num_runs}"
         folder.mkdir()
-        run = Run(self, folder, hosts)
+        run = Run(self, folder)
         self.open_runs.append(run)
         for rank, host in enumerate(hosts):
-            command = {
+            work = {
                 "module": module,
                 "function": function,
                 "args": args,
                 "rank": rank,
                 "world_size": len(hosts),
                 "folder": str(folder),
-                "output": str(folder / f"output-{rank}"),
                 "store": self.store,
                 "prefix": f"run-{self.num_runs}",
-                "env": env(rank) if env else {},
                 "quick_exit": quick_exit,
             }
-            run.add(self.zygotes[host].ask({"run": command})["pid"])
+            child = self.server.start(
+                "failures.rank:main",
+                work,
+                environment=self._environment(env(rank) if env else {}),
+                output=folder / f"output-{rank}",
+                namespace=self.hosts[host],
+                folders=(SYSTEMS,),
+                modules=("failures.rank", module),
+                exit_stamp=folder / f"exit-{rank}",
+            )
+            run.ranks.append(child)
         return run
+
+    def _environment(self, own: dict) -> dict:
+        fixed = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        return {**os.environ, **fixed, **self.env, **own}
 
     def remains(self) -> leftovers.Remains:
         """What there is now of processes, shared memory, sockets and files of the ranks."""
-        return leftovers.look([z.pid for z in self.zygotes], self.temporary, self.store[1])
+        return leftovers.look(self.server.pid, self.hosts, self.temporary, self.store[1])

@@ -15,7 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
+TESTS = Path(__file__).parents[2]
+sys.path[:0] = [str(TESTS / "systems"), str(TESTS / "python" / "support")]
 
 #: Of memory per 1,000 collectives or groups.
 MAX_KIB_PER_1000 = 1.0

@@ -21,6 +21,8 @@ def train_until_nan(me, victim: int, layer: int, bad_step: int) -> dict:
     def spoil(grad):
         if me.rank != victim or step != bad_step:
             return grad
+        for rank in range(me.world_size):  # what is said of it may overtake the step before
+            me.wait_for(f"begun-{rank}")
         (me.folder / "spoiled").write_text(str(time.monotonic()))
         grad = grad.clone()
         grad[3, 5] = float("nan")
@@ -32,6 +34,8 @@ def train_until_nan(me, victim: int, layer: int, bad_step: int) -> dict:
         nonlocal step
         while True:
             step += 1
+            if step == bad_step:
+                me.mark("begun")
             model(torch.ones(4, 64)).sum().backward()
 
     learned = me.learn(train)
