@@ -9,7 +9,8 @@
 # What runs: house rules, C++ tests of every room against the installed library, Python tests, systems
 # of several hosts (network namespaces: as root, else skipped), the core under address,
 # undefined-behaviour and thread sanitizers, fuzz targets for two seconds each (LIBDDP_FUZZ_SECONDS
-# for longer; clang, else skipped), a C++ program that consumes the installed package.
+# for longer; clang, else skipped), a C++ program that consumes the installed package. Everything is
+# built at low priority behind the house rules and the Python tests, which mostly wait.
 set -uo pipefail
 if [ $# -gt 1 ] || { [ $# = 1 ] && [ "$1" != --quick ]; }; then
     echo "usage: bash tests/run.sh [--quick]" >&2
@@ -31,6 +32,9 @@ export OMP_NUM_THREADS=1
 python="$LIBDDP_VENV/bin/python"
 package="$("$python" -m libddp --cmake-dir)" || exit 1
 failed_steps=()
+times=()
+declare -A builds # process ids
+last_build=
 
 # step NAME COMMAND...: runs it, and remembers a failure so that the tally cannot miss it.
 step() {
@@ -38,32 +42,76 @@ step() {
     shift
     printf '\n== %s\n' "$name"
     if "$@"; then
-        printf -- '-- %s: %d s\n' "$name" $((SECONDS - start))
+        times+=("$(printf '%5d s  %s' $((SECONDS - start)) "$name")")
     else
-        printf -- '-- %s: FAILED after %d s\n' "$name" $((SECONDS - start))
+        times+=("$(printf '%5d s  %s: FAILED' $((SECONDS - start)) "$name")")
         failed_steps+=("$name")
     fi
+    printf -- '-- %s\n' "${times[-1]}"
 }
 
-# build_tests DIRECTORY PREFIX CMAKE_ARGUMENTS...: configure, build.
+# finish: what the steps took, and the tally.
+finish() {
+    printf '\n'
+    printf '%s\n' "${times[@]}"
+    printf '%5d s  in all, after installation\n' $((SECONDS - begin))
+    exec "$python" tests/tally.py "$results" "${failed_steps[@]+"${failed_steps[@]}"}"
+}
+
+# build NAME COMMAND...: in the background, after the builds before it.
+build() {
+    local name="$1" before="$last_build"
+    shift
+    set -m # a process group of its own
+    {
+        [ -z "$before" ] || tail --pid="$before" -f /dev/null
+        renice -n 19 -p "$BASHPID" >/dev/null
+        start=$SECONDS
+        "$@" || exit 1
+        echo $((SECONDS - start)) >"$results/$name-build.seconds"
+    } >"$results/$name-build.log" 2>&1 &
+    last_build=$!
+    builds[$name]=$!
+    set +m
+}
+
+# built NAME: waits for the end of that build; a failed one is shown and counts.
+built() {
+    local start=$SECONDS
+    if ! wait "${builds[$1]}"; then
+        cat "$results/$1-build.log"
+        echo "<testsuite><testcase classname=\"build\" name=\"$1\"><failure>its output stands" \
+            'above</failure></testcase></testsuite>' >"$results/$1-build.xml"
+        return 1
+    fi
+    printf 'built in %d s behind other steps, waited for %d s of it\n' \
+        "$(<"$results/$1-build.seconds")" $((SECONDS - start))
+}
+
+stop_builds() {
+    local pid
+    for pid in "${builds[@]}"; do
+        kill -- "-$pid" 2>/dev/null
+    done
+}
+trap stop_builds EXIT
+
+# build_tests NAME CMAKE_ARGUMENTS...: configure, build.
 build_tests() {
-    local directory="$1" prefix="$2"
-    shift 2
-    cmake -S . -B "$directory" -G Ninja -DPython_EXECUTABLE="$python" -DLIBDDP_BUILD_TESTS=ON \
-        -DLIBDDP_WERROR=ON -DCMAKE_UNITY_BUILD=ON -DLIBDDP_TEST_RESULTS="$results/$prefix" "$@" \
-        >"$results/$prefix-cmake.log" ||
-        { cat "$results/$prefix-cmake.log"; return 1; }
-    ninja -C "$directory" --quiet
+    local name="$1"
+    shift
+    cmake -S . -B "$build/$name" -G Ninja -DPython_EXECUTABLE="$python" -DLIBDDP_BUILD_TESTS=ON \
+        -DLIBDDP_WERROR=ON -DCMAKE_UNITY_BUILD=ON -DLIBDDP_TEST_RESULTS="$results/$name" "$@" &&
+        ninja -C "$build/$name"
 }
 
-# build_and_test DIRECTORY PREFIX CMAKE_ARGUMENTS...: configure, build, ctest.
-build_and_test() {
-    local directory="$1" prefix="$2"
-    build_tests "$@" || return 1
+# run_programs NAME NUMBER: so many at a time; they mostly wait.
+run_programs() {
+    built "$1" || return 1
     # What failed is named where it failed: the programs' own output is long.
-    ctest --test-dir "$directory" --timeout 900 || {
-        "$python" tests/tally.py "$results/$prefix"
-        tail -n 40 "$directory/Testing/Temporary/LastTest.log"
+    ctest --test-dir "$build/$1" --parallel "$2" || {
+        "$python" tests/tally.py "$results/$1"
+        tail -n 40 "$build/$1/Testing/Temporary/LastTest.log"
         return 1
     }
 }
@@ -75,35 +123,32 @@ run_pytest() {
 }
 
 # Whether clang++ and libFuzzer are there.
-can_fuzz() {
-    local body='extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }'
-    clang++ -x c++ - -fsanitize=fuzzer,address -o "$results/can-fuzz" <<<"$body" 2>/dev/null
+can_build_fuzzers() {
+    cmake -S . -B "$build/fuzz" -G Ninja -DCMAKE_CXX_COMPILER=clang++ \
+        -DPython_EXECUTABLE="$python" -DLIBDDP_CORE_ONLY=ON -DLIBDDP_BUILD_FUZZERS=ON \
+        -DLIBDDP_WERROR=ON -DCMAKE_UNITY_BUILD=ON && ninja -C "$build/fuzz" fuzzers
 }
 
 fuzz() {
-    local directory="$build/fuzz"
-    can_fuzz || libddp_need clang libclang-rt-dev
     if ! can_fuzz; then
         echo 'SKIPPED: no clang++ with libFuzzer here (Debian: clang, libclang-rt-dev)'
         echo '<testsuite><testcase classname="fuzz" name="all, for want of clang"><skipped/>' \
             '</testcase></testsuite>' >"$results/fuzz.xml"
         return 0
     fi
-    cmake -S . -B "$directory" -G Ninja -DCMAKE_CXX_COMPILER=clang++ \
-        -DPython_EXECUTABLE="$python" -DLIBDDP_CORE_ONLY=ON -DLIBDDP_BUILD_FUZZERS=ON \
-        -DLIBDDP_WERROR=ON -DCMAKE_UNITY_BUILD=ON >"$results/fuzz-cmake.log" ||
-        { cat "$results/fuzz-cmake.log"; return 1; }
-    ninja -C "$directory" --quiet fuzzers || return 1
-    ctest --test-dir "$directory" --output-on-failure --output-junit "$results/fuzz.xml"
+    built fuzz || return 1
+    ctest --test-dir "$build/fuzz" --parallel 2 --output-on-failure \
+        --output-junit "$results/fuzz.xml"
 }
 
-# The programs mostly wait, so that they share two cores well.
-quick_programs() {
-    build_tests "$build/cpp" cpp -DLIBDDP_PREBUILT="$package" || return 1
-    mkdir -p "$results/cpp"
-    find "$build/cpp/tests" -maxdepth 1 -name 'libddp_test_*' -type f -executable -print0 |
-        xargs -0 -P 4 -I{} sh -c 'exec timeout 600 "$1" -r junit -o "$2/${1##*_}.xml" >/dev/null' \
-            sh {} "$results/cpp"
+build_consumer() {
+    cmake -S tests/consume -B "$build/consume" -G Ninja -DCMAKE_PREFIX_PATH="$package" \
+        -DPython_EXECUTABLE="$python" && ninja -C "$build/consume"
+}
+
+consume() {
+    built consume &&
+        ctest --test-dir "$build/consume" --output-on-failure --output-junit "$results/consume.xml"
 }
 
 # One file per thing that people use.
@@ -116,28 +161,27 @@ quick_python=(
     optim
 )
 
+[ "${1:-}" = --quick ] || can_fuzz || libddp_need clang libclang-rt-dev
+begin=$SECONDS
+
+build cpp build_tests cpp -DLIBDDP_PREBUILT="$package"
 if [ "${1:-}" = --quick ]; then
     step "house rules" run_pytest house tests/house
-    step "C++ tests" quick_programs
+    step "C++ tests" run_programs cpp 4
     step "the core of the Python tests" run_pytest python "${quick_python[@]/#/tests/python/}"
-    exec "$python" tests/tally.py "$results" "${failed_steps[@]+"${failed_steps[@]}"}"
+    finish
 fi
+build address build_tests address -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE=address,undefined
+build thread build_tests thread -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE=thread
+! can_fuzz || build fuzz build_fuzzers
+build consume build_consumer
 
 step "house rules" run_pytest house tests/house
-step "C++ tests" build_and_test "$build/cpp" cpp -DLIBDDP_PREBUILT="$package"
 step "Python tests" run_pytest python tests/python
+step "C++ tests" run_programs cpp 4
 step "systems of several hosts" run_pytest systems tests/systems
-step "core under the address and undefined sanitizers" build_and_test "$build/address" address \
-    -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE=address,undefined
-step "core under the thread sanitizer" build_and_test "$build/thread" thread \
-    -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE=thread
+step "core under the address and undefined sanitizers" run_programs address 2
+step "core under the thread sanitizer" run_programs thread 2
 step "fuzz targets" fuzz
-consume() {
-    cmake -S tests/consume -B "$build/consume" -G Ninja -DCMAKE_PREFIX_PATH="$package" \
-        -DPython_EXECUTABLE="$python" >"$results/consume-cmake.log" &&
-        ninja -C "$build/consume" --quiet &&
-        ctest --test-dir "$build/consume" --output-on-failure --output-junit "$results/consume.xml"
-}
 step "a C++ program that consumes the package" consume
-
-exec "$python" tests/tally.py "$results" "${failed_steps[@]+"${failed_steps[@]}"}"
+finish

@@ -8,8 +8,9 @@ function(libddp_compile_options target)
         target_compile_options(${target} PRIVATE -Werror)
     endif()
     if(LIBDDP_SANITIZE)
-        # -O1, after the build type's own level: the reports stay exact and the build is twice as fast.
-        set(flags "-fsanitize=${LIBDDP_SANITIZE}" -fno-omit-frame-pointer -g -O1)
+        # -O1, after the build type's own level, and of debug information only lines: the reports stay
+        # exact and the build is more than twice as fast.
+        set(flags "-fsanitize=${LIBDDP_SANITIZE}" -fno-omit-frame-pointer -g1 -O1)
         if(LIBDDP_SANITIZE MATCHES "undefined")
             list(APPEND flags -fno-sanitize-recover=all)
         endif()
