@@ -30,18 +30,17 @@ void collect(py::handle value, int depth, std::vector<at::Tensor>& found) {
   }
 }
 
-/// The exception and its traceback; null where it is not of Python.
+/// The exception, as it comes out of backward(), and its traceback if it has one.
 std::pair<py::object, py::object> python_exception_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
-  } catch (const python_error& python) {
-    return {py::reinterpret_borrow<py::object>(python.value),
-            py::reinterpret_borrow<py::object>(python.traceback)};
   } catch (const py::error_already_set& python) {
-    return {python.value(), python.trace()};
+    return {python.value(), python.trace()};  // which may be restored once only
   } catch (...) {
-    return {};  // of C++: it speaks for itself
+    torch::translate_exception_to_python(error);
   }
+  const py::error_already_set python;
+  return {python.value(), python.trace()};
 }
 
 }  // namespace
@@ -66,7 +65,6 @@ std::string describe_python_error(const std::exception_ptr& error) {
   const py::gil_scoped_acquire gil;
   try {
     const auto [value, trace] = python_exception_of(error);
-    if (!value) return {};
     if (trace) PyException_SetTraceback(value.ptr(), trace.ptr());
     const auto module = py::module_::import("libddp.distributed._exit");
     return module.attr("describe")(value).cast<std::string>();

@@ -10,11 +10,11 @@
 
 namespace libddp {
 
-/// The first line of an exception's message, cut where it is very long. Exceptions of another
-/// language as `describe_errors_by` has it.
+/// The first line of an exception's message, cut where it is very long; in a language binding, what
+/// `describe_errors_by` makes of it.
 std::string first_line_of(const std::exception_ptr& error);
 
-/// A language binding's words for exceptions of its language; empty for others.
+/// A language binding's words for exceptions; empty where it has none.
 using ErrorDescriber = std::string (*)(const std::exception_ptr& error);
 void describe_errors_by(ErrorDescriber describer);
 
