@@ -23,7 +23,7 @@ from libddp._version import __version__
 
 if TYPE_CHECKING:
     from libddp import distributed, errors, nn, optim, plan, utils
-    from libddp._drop_in import install, uninstall
+    from libddp._torch_patches.drop_in import install, uninstall
     from libddp.errors import (
         ArgumentError,
         DeviceError,
@@ -65,7 +65,7 @@ def __getattr__(name: str):
     if name in _PACKAGES:
         return import_module(f"libddp.{name}")
     if name in _DROP_IN:
-        return getattr(import_module("libddp._drop_in"), name)
+        return getattr(import_module("libddp._torch_patches.drop_in"), name)
     if name in __all__:
         return getattr(import_module("libddp.errors"), name)
     raise AttributeError(f"module 'libddp' has no attribute {name!r}")

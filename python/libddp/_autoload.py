@@ -3,7 +3,7 @@
 `register` is the entry point of group `torch.backends`: torch calls it at the end of `import torch`
 in every process of an environment that has libddp, so it only writes a name into a table. The
 extension is loaded when a group is created, or at once with LIBDDP_DROP_IN=1 in the environment:
-then libddp takes the place of torch's process group and DDP (libddp._drop_in).
+then libddp takes the place of torch's process group and DDP (libddp._torch_patches.drop_in).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def register() -> None:
     """The entry point: registers the backend, and installs libddp where the user wants that."""
     register_backend(_create)
     if drop_in_wanted():
-        from libddp._drop_in import install
+        from libddp._torch_patches.drop_in import install
 
         install()
 

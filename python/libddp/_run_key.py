@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import functools
 import mmap
 import os
 import select
 import stat
-import subprocess
 
 FILE = "LIBDDP_RUN_KEY_FILE"
 DESCRIPTOR = "LIBDDP_RUN_KEY_FD"
@@ -148,11 +146,10 @@ def memory_file(source, limit: int) -> tuple[int, int]:
 
 def pass_on(key: int) -> None:
     """Lets the workers find the key by its path, and inherit it."""
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    from libddp._torch_patches import workers_descriptors
 
     os.environ[FILE] = path_of(key)
-    # torch's launcher has no argument for descriptors of its workers.
-    subprocess_handler.Popen = functools.partial(subprocess.Popen, pass_fds=(key,))
+    workers_descriptors.put(key)
 
 
 def path_of(descriptor: int) -> str:

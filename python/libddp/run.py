@@ -67,7 +67,7 @@ def wish_drop_in(args) -> None:
     Raises:
         ArgumentError: it would not reach them; the message says why.
     """
-    from libddp._drop_in import require_automatic
+    from libddp._torch_patches.drop_in import require_automatic
     from libddp.errors import ArgumentError
 
     if args.no_python:

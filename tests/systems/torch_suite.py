@@ -130,11 +130,11 @@ def open_tests(base) -> None:
 
 def put_libddp_in_gloos_place() -> None:
     """The names of libddp.install() without its DDP, and no Gloo but the debug wrapper's helper."""
+    from libddp._torch_patches import process_group
+    from libddp._torch_patches.replacing import DROP_IN
     from torch.distributed import distributed_c10d as c10d
 
-    from libddp import _drop_in
-
-    _drop_in._replace_group()
+    process_group.put(DROP_IN)
     gloo, wrap = c10d.ProcessGroupGloo, c10d._create_process_group_wrapper
 
     class NoGloo(gloo):

@@ -51,12 +51,13 @@ class SharedWork:
 def watch(shards) -> None:
     """Norms, gradient scalers and other optimizers respect `shards` from now on."""
     global _num_watched
-    from libddp.distributed.fsdp import _clip, _registry, _scaler
+    from libddp._torch_patches import clip_grad_norm, grad_scaler
+    from libddp.distributed.fsdp import _registry
 
     if _num_watched == 0:
         register_optimizer_step_pre_hook(_refuse_others)
-        _clip.watch()
-        _scaler.watch()
+        clip_grad_norm.put()
+        grad_scaler.put()
     _num_watched += 1
     for parameter in shards.parameters:
         _registry.register(parameter, SharedWork(shards, parameter))

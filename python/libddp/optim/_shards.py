@@ -116,16 +116,10 @@ def _parameters(groups: list[dict]) -> list[torch.Tensor]:
 
 def _check_model(model) -> None:
     from libddp.nn.parallel import DistributedDataParallel
-    from libddp.nn.parallel._reducer_handle import Unhooked
 
     if not isinstance(model, DistributedDataParallel):
         raise ArgumentError(
             f"libddp: AdamW(shard_over=...) takes a libddp.nn.parallel.DistributedDataParallel "
             f"model, and got {type(model).__name__}. Hint: pass the wrapped model; sharded units "
             "(FSDP) have their state sharded without it."
-        )
-    if isinstance(model._replica, Unhooked):
-        raise StateError(
-            "libddp: AdamW(shard_over=model): the model's autograd hooks have been removed. "
-            "Hint: wrap the inner module again."
         )

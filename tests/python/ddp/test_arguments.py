@@ -144,11 +144,11 @@ def check_sync_batch_norm_needs_a_gpu():
 def check_ignored_names_leave_marks():
     net = models.ConvNet()
     ignored = ["out.weight", "norm.running_mean"]
-    models.libddp_ddp()._set_params_and_buffers_to_ignore_for_model(net, ignored)
+    models.drop_in_ddp()._set_params_and_buffers_to_ignore_for_model(net, ignored)
     assert net.out.weight._ddp_ignored
     assert net.norm.running_mean._ddp_ignored
     net.norm.running_mean.fill_(RANK)
-    model = wrap(net)
+    model = models.wrap_in_torchs_place(net)
     assert model.parameters_to_ignore == set(ignored)
     assert net.norm.running_mean[0] == RANK
     assert "norm.running_mean" not in model.named_module_buffers
@@ -200,7 +200,7 @@ def data_and_tensor_parallel():
     net = TwoLayers()
     whole = train(copy.deepcopy(net), [data_of(0), data_of(1)])
     parallelize_module(net, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    model = wrap(net, device_mesh=mesh["dp"])
+    model = models.wrap_in_torchs_place(net, device_mesh=mesh["dp"])
     mine = net.up.weight  # a local tensor; torch puts a DTensor in its place in each forward
     train(model, [data_of(mesh["dp"].get_local_rank())])
     num_tensors = model._get_ddp_logging_data()["num_parameter_tensors"]

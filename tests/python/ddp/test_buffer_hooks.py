@@ -101,7 +101,7 @@ def check_buffer_hooks_have_rules():
 
 
 def check_new_buffers_are_found():
-    model = wrap(Counter())
+    model = models.wrap_in_torchs_place(Counter())
     model.module.register_buffer("late", torch.tensor(float(RANK)))
     assert sorted(model.named_module_buffers) == ["count", "late"]
     assert len(model.modules_buffers) == 2

@@ -125,7 +125,7 @@ def check_autograd_graphs_of_the_compiler():
 
 
 def check_the_active_module():
-    ddp_class = models.libddp_ddp()
+    ddp_class = models.drop_in_ddp()
     seen = []
 
     class Asks(models.Mlp):
@@ -133,8 +133,8 @@ def check_the_active_module():
             seen.append((ddp_class._get_active_ddp_module(), ddp_class._active_ddp_module))
             return super().forward(value)
 
-    inner = wrap(Asks())
-    outer = wrap(torch.nn.Sequential(inner.module, Asks()))
+    inner = models.wrap_in_torchs_place(Asks())
+    outer = models.wrap_in_torchs_place(torch.nn.Sequential(inner.module, Asks()))
     outer.module[0] = inner
     outer(torch.ones(2, 16))
     assert seen == [(inner, inner), (outer, outer)]

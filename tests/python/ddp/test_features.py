@@ -318,7 +318,7 @@ def check_mixed_dtypes():
 
 def check_ignored_names():
     net = models.Mlp(layers=2)
-    type(wrap())._set_params_and_buffers_to_ignore_for_model(net, ["layers.0.weight"])
+    models.drop_in_ddp()._set_params_and_buffers_to_ignore_for_model(net, ["layers.0.weight"])
     model = wrap(net)
     model(x()).sum().backward()
     assert not equal_on_all_ranks(net.layers[0].weight.grad)

@@ -6,13 +6,13 @@ import checks
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_models import Heads, Mlp, libddp_ddp
+from ddp_models import Heads, Mlp, drop_in_ddp, libddp_ddp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 
-def wrapped(**options):
+def wrapped(kind=None, **options):
     torch.manual_seed(6)
-    model = libddp_ddp()(Mlp(), bucket_cap_mb=0.002, **options)
+    model = (kind or libddp_ddp())(Mlp(), bucket_cap_mb=0.002, **options)
     model.require_manual_backward_finalization = True
     return model
 
@@ -36,7 +36,7 @@ def assert_averaged(model, expected):
 
 
 def check_averages_stand_there_after_finalizing():
-    model = wrapped()
+    model = wrapped(drop_in_ddp())
     assert model.require_manual_backward_finalization
     assert not model.should_finalize_after_backward
     for step in range(4):  # the buckets are rebuilt on the way

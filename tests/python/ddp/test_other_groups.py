@@ -7,7 +7,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from ddp_models import Mlp, is_equal_on_all_ranks, libddp_ddp
+from ddp_models import Mlp, drop_in_ddp, is_equal_on_all_ranks, libddp_ddp
 from states import assert_same
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -93,7 +93,7 @@ def check_a_group_in_python_of_one_rank():
     """It may know more than this rank does about who is there: it is asked all the same."""
     groups = [dist.new_group([rank]) for rank in range(2)]
     group = ByFuture(groups[dist.get_rank()])
-    model = libddp_ddp()(Mlp(), process_group=group)
+    model = drop_in_ddp()(Mlp(), process_group=group)
     model(torch.randn(3, 16)).sum().backward()
     assert "allreduce" in group.calls
     assert model._get_ddp_logging_data()["world_size"] == 1
@@ -157,7 +157,7 @@ def without_a_default_group():
             return self.work
 
     group = Lonely(0, 1)
-    model = libddp_ddp()(Mlp(), process_group=group)
+    model = drop_in_ddp()(Mlp(), process_group=group)
     model(torch.ones(2, 16)).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
     assert model._get_ddp_logging_data()["rank"] == 0

@@ -1,4 +1,4 @@
-"""torch's internal names: reducer, logging, groups, copies."""
+"""torch's private names in the class of the drop-in: reducer, logging, groups, copies."""
 
 import copy
 import os
@@ -6,11 +6,13 @@ import pickle
 
 import checks
 import ddp_models as models
+import drop_in
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from ddp_models import is_equal_on_all_ranks, wrap
+from ddp_models import is_equal_on_all_ranks
+from ddp_models import wrap_in_torchs_place as wrap
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -97,7 +99,7 @@ def check_logging_data_of_errors_and_built_in_hooks():
     model._register_builtin_comm_hook(kind)
     assert model._get_ddp_logging_data()["comm_hook"] == str(kind)
     partial = wrap(models.Heads())
-    with pytest.raises(RuntimeError):
+    with drop_in.installed(), pytest.raises(RuntimeError):
         partial(torch.ones(2, 4), 0).sum().backward()
     assert "got no gradient" in partial._get_ddp_logging_data()["error"]
     assert "got no gradient" not in model._get_ddp_logging_data()["error"]
@@ -160,6 +162,19 @@ def check_small_names():
     assert torch.equal(args[0][0], kwargs[0]["a"])
     model._assign_modules_buffers()
     assert model.modules_buffers == []
+
+
+def check_libddps_own_class_has_none_of_them():
+    own, torchs_too = models.libddp_ddp(), models.drop_in_ddp()
+    added = {name for name in vars(torchs_too) if not name.startswith("__")}
+    inherited = {"_abc_impl", "_after_forward", "_replicate", "join_hook", "register_comm_hook"}
+    private = added - inherited - {"_register_builtin_comm_hook"}
+    assert len(private) > 20
+    plain = models.wrap()
+    assert not [name for name in private if hasattr(own, name) or hasattr(plain, name)]
+    assert issubclass(torchs_too, own)
+    assert isinstance(plain, torchs_too)
+    assert not isinstance(plain.module, torchs_too)
 
 
 def check_copies_after_all_this():

@@ -5,7 +5,7 @@ import os
 import checks
 import pytest
 import torch
-from ddp_models import Mlp
+from ddp_models import Mlp, drop_in_ddp
 from states import assert_same
 from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
@@ -143,7 +143,7 @@ def check_unfrozen_after_wrapping_is_refused_by_name():
 
 
 def check_what_a_model_tells_of_itself_while_frozen():
-    model = ours(Mlp(2))
+    model = drop_in_ddp()(Mlp(2))
     freeze(model.module.layers[0])
     told = model._get_ddp_logging_data()
     assert told["num_parameter_tensors"] == 4

@@ -16,6 +16,7 @@ from libddp.errors import PeerError
 from libddp.nn.parallel import DistributedDataParallel
 from torch.distributed import DistError
 
+import libddp
 from libddp import distributed as ddp_dist
 
 #: The bound is 0.5 s on an idle machine.
@@ -68,9 +69,11 @@ def start():
     return ddp_dist.get_rank(), model
 
 
-def learn_of_an_error(fails_in):
+def learn_of_an_error(fails_in, with_drop_in=True):
     """Rank 1 catches its error and stays away; the others say what they learn, and when."""
     rank, model = start()
+    if with_drop_in:
+        libddp.install()  # whose engine knows the model that is there
     if rank == 1:
         with pytest.raises(ValueError, match="no such"):
             train(model, fails_in)
@@ -104,6 +107,66 @@ def test_a_caught_error_of_one_rank_is_told_to_those_who_wait(fails_in, words):
         assert all(word in text for word in [*words, "rank 1 (pid ", "all_reduce"]), text
         assert culprit == 1
         assert seconds < SOON
+
+
+def test_without_the_drop_in_what_breaks_off_a_pass_through_the_model_is_told():
+    first, second = ranks.launch(learn_of_an_error, 2, "backward", False)
+    assert not second.failed, ranks.describe(second)
+    assert not first.failed, ranks.describe(first)
+    text, culprit, seconds = first.value
+    assert "in backward: ValueError: no such gradient (test_reported_errors.py:" in text
+    assert "rank 1 (pid " in text
+    assert culprit == 1
+    assert seconds < SOON
+
+
+class UncaughtError(BaseException):
+    """No `except Exception` on its way catches it."""
+
+
+class Fatal(Picky):
+    def fail(self, grad):
+        raise UncaughtError("no such gradient")
+
+
+class FatalLoss(FailsInBackward):
+    @staticmethod
+    def backward(ctx, grad):
+        raise UncaughtError("no such loss")
+
+
+def end_in_backward(kind, fails_in):
+    """Nobody catches rank 1's error."""
+    ddp_dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+    if kind == "DistributedDataParallel":
+        model = DistributedDataParallel(Fatal())
+    else:
+        from libddp.distributed import fsdp
+
+        model = getattr(fsdp, kind)(Fatal())
+    model(torch.ones(2, 4)).sum().backward()
+    if ddp_dist.get_rank() == 0:
+        with pytest.raises(PeerError) as caught:
+            model(torch.ones(2, 4)).sum().backward()
+        return str(caught.value)
+    if fails_in == "backward":
+        next(m for m in model.modules() if isinstance(m, Fatal)).fails_in = "backward"
+    output = model(torch.ones(2, 4))
+    (FatalLoss.apply(output) if fails_in == "loss" else output.sum()).backward()
+
+
+@pytest.mark.parametrize("fails_in", ["backward", "loss"])
+@pytest.mark.parametrize(
+    "kind", ["DistributedDataParallel", "FullyShardedDataParallel", "fully_shard"]
+)
+def test_without_the_drop_in_an_uncaught_error_in_backward_is_told(kind, fails_in):
+    first, second = ranks.launch(end_in_backward, 2, kind, fails_in)
+    assert not first.failed, ranks.describe(first)
+    what = {"backward": "no such gradient", "loss": "no such loss"}[fails_in]
+    assert f"UncaughtError: {what} (test_reported_errors.py:" in first.value
+    assert "rank 1 (pid " in first.value
+    assert second.failed
+    assert f"UncaughtError: {what}" in second.output
 
 
 def go_on_after_errors():

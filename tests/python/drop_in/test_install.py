@@ -4,8 +4,9 @@ import sys
 
 import drop_in
 import pytest
+from libddp._torch_patches import after_import
 
-from libddp import _after_import, run
+from libddp import run
 
 
 def python(code: str, folder, **variables) -> str:
@@ -54,8 +55,8 @@ dist.destroy_process_group()
 
 libddp.uninstall(); libddp.uninstall()
 assert [getattr(o, n) for o, n in places] == before
-from libddp import _after_import
-left = set(_after_import._waiting)
+from libddp._torch_patches import after_import
+left = set(after_import._waiting)
 assert left <= {"torch._dynamo.trace_rules"}, left  # by the class of libddp
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 try:
@@ -147,21 +148,21 @@ def test_a_module_is_handed_over_at_the_end_of_its_import(tmp_path, monkeypatch)
     (tmp_path / "late_module.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     # libddp itself may wait for modules of torch in this process.
-    monkeypatch.setattr(_after_import, "_waiting", {})
-    others = [finder for finder in sys.meta_path if finder is not _after_import._Finder]
+    monkeypatch.setattr(after_import, "_waiting", {})
+    others = [finder for finder in sys.meta_path if finder is not after_import._Finder]
     monkeypatch.setattr(sys, "meta_path", others)
     found = []
-    _after_import.call("late_module", lambda module: found.append(module.value))
+    after_import.call("late_module", lambda module: found.append(module.value))
     assert found == []
     import late_module
 
     assert found == [1]
-    _after_import.call("late_module", lambda module: found.append(module))
+    after_import.call("late_module", lambda module: found.append(module))
     assert found == [1, late_module]
-    _after_import.call("never_imported", drop := found.append)
-    assert _after_import._Finder in sys.meta_path
-    _after_import.forget([drop])
-    assert _after_import._Finder not in sys.meta_path
+    after_import.call("never_imported", drop := found.append)
+    assert after_import._Finder in sys.meta_path
+    after_import.forget([drop])
+    assert after_import._Finder not in sys.meta_path
 
 
 def refusal(*arguments: str) -> str:
@@ -177,7 +178,7 @@ def test_what_would_keep_it_from_the_workers_is_an_error(monkeypatch):
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 forbids it" in refusal()
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD")
-    monkeypatch.setattr("libddp._drop_in.entry_points", lambda group: ())
+    monkeypatch.setattr("libddp._torch_patches.drop_in.entry_points", lambda group: ())
     assert "no entry point" in refusal()
     monkeypatch.setenv("PYTHON_EXEC", "/no/such/python")
     assert "PYTHON_EXEC=/no/such/python is not the Python" in refusal()

@@ -3,6 +3,7 @@
 import math
 
 import checks
+import drop_in
 import fsdp_models as models
 import pytest
 import torch
@@ -54,7 +55,8 @@ def by_function(model, norm_type):
 
 def by_two_functions(model, norm_type):
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    total = torch.nn.utils.get_total_norm(gradients, norm_type)
+    with drop_in.installed():
+        total = torch.nn.utils.get_total_norm(gradients, norm_type)
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, total)
     return total
 
@@ -142,8 +144,21 @@ def check_with_ordinary_parameters():
 def check_norms_of_parameters():
     model, plain = models.shard_plain(), models.build()
     wanted = torch.nn.utils.get_total_norm(list(plain.parameters()))
-    found = torch.nn.utils.get_total_norm(list(model.parameters()))
+    with drop_in.installed():
+        found = torch.nn.utils.get_total_norm(list(model.parameters()))
     torch.testing.assert_close(same_everywhere(found), wanted)
+
+
+def check_get_total_norm_is_that_of_a_rank_without_the_drop_in():
+    """As with torch's FullyShardedDataParallel; of DTensors it is that of all ranks there too."""
+    model = one_pass(models.shard_plain())
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    parts = torch.stack([gradient.norm() for gradient in gradients])
+    own = torch.nn.utils.get_total_norm(gradients)
+    torch.testing.assert_close(own, parts.norm())
+    squares = own.pow(2)
+    dist.all_reduce(squares)
+    torch.testing.assert_close(by_function(model, 2.0), squares.sqrt())
 
 
 def check_whole_gradients_are_counted_once():

@@ -17,6 +17,18 @@ def wrap(model=None, **arguments):
     return libddp_ddp()(Mlp() if model is None else model, **arguments)
 
 
+def drop_in_ddp():
+    """The class that libddp.install() puts in torch's place, which has torch's private names."""
+    from libddp._torch_patches.ddp.distributed import DistributedDataParallel
+
+    return DistributedDataParallel
+
+
+def wrap_in_torchs_place(model=None, **arguments):
+    """As `wrap`, under the class of the drop-in."""
+    return drop_in_ddp()(Mlp() if model is None else model, **arguments)
+
+
 def is_equal_on_all_ranks(tensor) -> bool:
     """The same answer on every rank, so that what follows is the same too."""
     first = tensor.detach().clone()

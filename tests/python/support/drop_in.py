@@ -2,6 +2,8 @@
 
 theirs, ours = drop_in.both("nanogpt_train.py", tmp_path)   # lists of results, by rank
 drop_in.verify(theirs, ours)
+
+In a process of its own: `with drop_in.installed(): ...`
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -20,6 +23,18 @@ SCRIPTS = Path(__file__).parents[1] / "drop_in" / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 LIBDDP_RUN = ("-m", "libddp.run", "--drop-in", "--nproc-per-node=2")
 DEADLINE = 300
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """libddp is in torch's place inside."""
+    import libddp
+
+    libddp.install()
+    try:
+        yield
+    finally:
+        libddp.uninstall()
 
 
 def both(script: str, folder: Path, *arguments: str) -> tuple[list[dict], list[dict]]:

@@ -84,6 +84,9 @@ def train_and_raise(me, victim: int) -> dict:
 
 def train_and_catch(me, victim: int, fails_in: str = "forward") -> dict:
     """The victim catches what its step raised, and does something else."""
+    import libddp
+
+    libddp.install()  # its engine sees what a backward pass raises
     dist, train = training(me, victim, fails_in)
     learned = me.learn(train)
     if me.rank == victim:

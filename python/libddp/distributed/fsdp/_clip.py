@@ -1,93 +1,21 @@
-"""Gradient norms over the whole model, also where a script calls torch's clip_grad_norm_.
+"""Gradient norms over the whole model, of which each rank has a part.
 
-torch computes the norm of the tensors that it is given; of sharded gradients a rank has only part.
-Once something is sharded, clip_grad_norm_ asks the registry about each parameter, and adds what the
-other ranks have; models that are not sharded go the old way. get_total_norm knows no parameters: it
-looks for tensors that are, or share memory with, the gradient of a sharded one.
+Also what libddp._torch_patches puts behind torch's clip_grad_norm_ and get_total_norm.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import math
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 import torch.nn.utils.clip_grad as torchs
-from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from libddp._load import load
 from libddp.distributed.fsdp import _registry
 
 _C = load()
-
-
-def watch() -> None:
-    """Norms respect sharded parameters from now on."""
-    if hasattr(torchs._get_total_norm, "_libddp"):
-        return
-    torchs._get_total_norm = _of_tensors(torchs._get_total_norm)
-    torchs.get_total_norm = torchs._get_total_norm
-    torch.nn.utils.get_total_norm = torchs._get_total_norm
-    _replace_clipping()
-
-
-#: Parameters of FullyShardedDataParallel, of which torch's function takes each rank's own norm.
-_told_of: WeakIdKeyDictionary = WeakIdKeyDictionary(ref_type=WeakIdRef)
-_TOLD = (
-    "libddp fsdp: torch.nn.utils.clip_grad_norm_ takes the norm over all ranks here; with torch's "
-    "FullyShardedDataParallel it takes the norm of each rank's part, so losses will differ from "
-    "such a run. Hint: model.clip_grad_norm_() is the same in both."
-)
-
-
-def tell_of(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """A run that gives these to torch's function learns once what differs."""
-    for parameter in parameters:
-        _told_of[parameter] = True
-
-
-@functools.cache
-def _tell() -> None:
-    """On the first rank, once."""
-    if dist.get_rank() == 0:
-        warnings.warn(_TOLD, stacklevel=4)
-
-
-def _replace_clipping() -> None:
-    """Also for scripts that have imported the function by its name already.
-
-    torch wraps it in one that switches autograd off; what that one calls is replaced.
-    """
-    function = torchs.clip_grad_norm_
-    names = function.__code__.co_freevars
-    if "func" in names:
-        cell = function.__closure__[names.index("func")]
-        cell.cell_contents = _of_parameters(cell.cell_contents)
-        return
-    torchs.clip_grad_norm_ = torch.no_grad()(_of_parameters(function))
-    torch.nn.utils.clip_grad_norm_ = torchs.clip_grad_norm_
-
-
-def _of_parameters(original: Callable) -> Callable:
-    """clip_grad_norm_ whose collectives depend on the parameters alone."""
-
-    @functools.wraps(original)
-    def clip(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-        listed = _listed(parameters)
-        spread = [_registry.spread_of(parameter) for parameter in listed]
-        if not any(spread):
-            is_spent = inspect.isgenerator(parameters) and listed
-            given = listed if is_spent else parameters
-            return original(given, max_norm, norm_type, error_if_nonfinite, foreach)
-        if any(g is not None and p in _told_of for p, g in zip(listed, spread, strict=True)):
-            _tell()
-        return _clip(listed, spread, max_norm, norm_type, error_if_nonfinite, foreach)
-
-    return clip
 
 
 def _clip(listed, spread, max_norm, norm_type, error_if_nonfinite=False, foreach=None):
@@ -129,53 +57,6 @@ class _Part:
     def for_norm(self) -> tuple:
         """What libddp/module/grad_norm.h makes a norm of."""
         return self.group, functools.reduce(torch.promote_types, self._dtypes), self._entries
-
-
-def _of_tensors(original: Callable) -> Callable:
-    @functools.wraps(original)
-    @torch.no_grad()
-    def total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-        tensors = _listed(tensors)
-        known = _Known()
-        found = [known.find(tensor) for tensor in tensors]
-        groups = [place.spread() if place else None for place in found]
-        if not any(groups):
-            return original(tensors, norm_type, error_if_nonfinite, foreach)
-        parts = {group: _Part(group) for group in groups}
-        for tensor, place, group in zip(tensors, found, groups, strict=True):
-            parts[group].add(place.own(tensor) if group else tensor)
-        return _total(parts.values(), float(norm_type), error_if_nonfinite)
-
-    total_norm._libddp = True
-    return total_norm
-
-
-class _Known:
-    """Tensors that belong to sharded parameters now."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[int, _registry.Place] = {}
-        self._by_memory: dict[int, _registry.Place] = {}
-        for parameter, place in _registry.all_places():
-            shows_part, grad = place.has_parts_of_values(), parameter.grad
-            if shows_part:
-                self._by_id[id(parameter)] = place
-            if grad is None:
-                continue
-            self._by_id[id(grad)] = place
-            if shows_part and _has_memory(grad):
-                self._by_memory[grad.untyped_storage().data_ptr()] = place
-
-    def find(self, tensor: torch.Tensor) -> _registry.Place | None:
-        place = self._by_id.get(id(tensor))
-        if place is None and self._by_memory and _has_memory(tensor):
-            place = self._by_memory.get(tensor.untyped_storage().data_ptr())
-        return place
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    is_plain = tensor.layout == torch.strided and type(tensor) is torch.Tensor
-    return is_plain and tensor.untyped_storage().data_ptr() != 0
 
 
 def _total(parts: Iterable[_Part], norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:

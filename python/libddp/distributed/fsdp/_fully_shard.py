@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, ShardingStrategy
 from torch.distributed.utils import _get_root_modules
 
+from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler
 from libddp.distributed._init import init_process_group
-from libddp.distributed.fsdp import _clip, _scaler, _torch_state
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
 from libddp.distributed.fsdp.wrap import _modules, _process_groups, _wrapped_module
 from libddp.distributed.fsdp.wrap._sharding import Sharding
@@ -77,9 +77,8 @@ def fully_shard(
     name = ", ".join(type(each).__name__ for each in modules)
     _wrapped_module.attach(modules, name, parameters, sharding, ignored)
     if not use_dtensor:
-        _clip.watch()
-        _scaler.watch()
-        _torch_state.watch()
+        for patch in (clip_grad_norm, grad_scaler, checkpoint_state):
+            patch.put()
     for each in modules:
         each.__class__ = _sharded_class(type(each))
     return module

@@ -1,22 +1,20 @@
 """torch.distributed.checkpoint.state_dict's functions, for models that libddp has sharded.
 
-Once something is sharded, get_model_state_dict and its five siblings look whether the model that
-they are given is; any other goes the old way. Without options they give DTensors or ShardedTensors,
-which DCP saves and loads in place; with full_state_dict whole tensors, gathered one by one.
+libddp._torch_patches.checkpoint_state puts them in torch's place. Without options they give
+DTensors or ShardedTensors, which DCP saves and loads in place; with full_state_dict whole tensors,
+gathered one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, wraps
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import ShardedOptimStateDictConfig, StateDictType
 
-from libddp import _after_import
 from libddp.distributed.fsdp.state import _loading, _optim_state
 from libddp.distributed.fsdp.state._shard_specs import whole_of
 from libddp.distributed.fsdp.state._sharded_state_dict import sharded_state
@@ -26,40 +24,21 @@ from libddp.distributed.fsdp.wrap import _deferred
 from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_modules_in
 
-_MODULE = "torch.distributed.checkpoint.state_dict"
+
+def is_torchs(model: torch.nn.Module) -> bool:
+    """Whether torch's functions know what is in it: plain parameters and DTensors."""
+    return all(wrapped.sharding.use_dtensor for wrapped in wrapped_modules_in(model))
 
 
-@cache
-def watch() -> None:
-    """The functions know sharded models from now on."""
-    _after_import.call(_MODULE, _extend)
+def settled(model: torch.nn.Module) -> torch.nn.Module:
+    """The model itself, where it is compiled, with all of its units made; a collective then."""
+    model = getattr(model, "_orig_mod", model)
+    _deferred.settle(model)
+    return model
 
 
-def _extend(torchs) -> None:
-    ours = {
-        "_get_model_state_dict": _get_model,
-        "_load_model_state_dict": _load_model,
-        "_get_optim_state_dict": _get_optimizers,
-        "_load_optim_state_dict": _load_optimizers,
-    }
-    for name, function in ours.items():
-        setattr(torchs, name, _for_sharded(getattr(torchs, name), function))
-
-
-def _for_sharded(theirs: Callable, ours: Callable) -> Callable:
-    @wraps(theirs)
-    @torch.no_grad()
-    def choose(model, *args, **kwargs):
-        if all(wrapped.sharding.use_dtensor for wrapped in wrapped_modules_in(model)):
-            return theirs(model, *args, **kwargs)
-        model = getattr(model, "_orig_mod", model)
-        _deferred.settle(model)
-        return ours(model, *args, **kwargs)
-
-    return choose
-
-
-def _get_model(model, info) -> dict[str, Any]:
+def get_model(model, info) -> dict[str, Any]:
+    """_get_model_state_dict: the pieces of this rank, or what the options want."""
     if not info.handle_model:
         return {}
     state = dict(sharded_state(model, use_dtensor=info.full_state_dict))
@@ -72,7 +51,8 @@ def _get_model(model, info) -> dict[str, Any]:
     return _finished(state, info)
 
 
-def _get_optimizers(model, optimizers, info) -> dict[str, Any]:
+def get_optimizers(model, optimizers, info) -> dict[str, Any]:
+    """_get_optim_state_dict: the same of optimizers' states."""
     if not info.handle_optim:
         return {}
     from torch.distributed.checkpoint import state_dict as torchs
@@ -89,7 +69,8 @@ def _get_optimizers(model, optimizers, info) -> dict[str, Any]:
     return _finished(state, info)
 
 
-def _load_model(model, state, info):
+def load_model(model, state, info):
+    """_load_model_state_dict: takes this rank's part."""
     from torch.nn.modules.module import _IncompatibleKeys
 
     if not info.handle_model or not (state or info.broadcast_from_rank0):
@@ -107,7 +88,8 @@ def _load_model(model, state, info):
         return torch.nn.Module.load_state_dict(model, state, strict=info.strict)
 
 
-def _load_optimizers(model, optimizers, state, info) -> None:
+def load_optimizers(model, optimizers, state, info) -> None:
+    """_load_optim_state_dict: the same of optimizers' states."""
     if not info.handle_optim:
         return
     from torch.distributed.checkpoint import state_dict as torchs

@@ -24,8 +24,9 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp import OptimStateKeyType as OptimStateKeyType  # scripts ask for it here
 
+from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler
 from libddp.distributed._groups import native
-from libddp.distributed.fsdp import _clip, _scaler, _torch_state
+from libddp.distributed.fsdp import _clip
 from libddp.distributed.fsdp.state import _load_hooks
 from libddp.distributed.fsdp.state._state_methods import StateMethods
 from libddp.distributed.fsdp.wrap import (
@@ -178,10 +179,9 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         )
         self._wrapped.on_join = self._cast_buffers
         self._precisions = _conversion.Precisions.of(sharding, self.mixed_precision)
-        _clip.watch()
-        _clip.tell_of(parameter for _, parameter in parameters)
-        _scaler.watch()
-        _torch_state.watch()
+        for patch in (clip_grad_norm, grad_scaler, checkpoint_state):
+            patch.put()
+        clip_grad_norm.tell_of(parameter for _, parameter in parameters)
         self._state_dict_type = StateDictType.FULL_STATE_DICT
         self._state_dict_config: Any = FullStateDictConfig()
         self._optim_state_dict_config: Any = FullOptimStateDictConfig()

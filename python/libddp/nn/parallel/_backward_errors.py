@@ -1,62 +1,44 @@
-"""What the other ranks hear of an exception in a backward pass.
+"""The models whose other ranks hear of an exception in a backward pass, once somebody sees it.
 
-C++ sees that a pass of the model broke off, but not why: autograd carries the exception past it to
-the caller of backward(). All of torch's Python calls for a backward pass go through one object,
-`torch.autograd.Variable._execution_engine`; ours is the same with one `except`.
+C++ tells them of one that breaks off a pass which has reached the model. One before that, in the
+loss, it does not see: autograd carries it to the caller of backward(). Whoever stands there calls
+`tell`: with the drop-in that is autograd's engine (libddp._torch_patches.backward_engine).
 """
 
 from __future__ import annotations
 
 import weakref
-from functools import cache
-
-import torch
-from torch.autograd import Variable
 
 from libddp.distributed._exit import describe
-from libddp.nn.parallel import _logging_data
 
 _models = weakref.WeakSet()
 #: Roots of sharded models.
 _roots = weakref.WeakSet()
 
 
-class _Engine(torch._C._ImperativeEngine):
-    """Autograd's engine, which lets the models know of what it raises."""
-
-    def run_backward(self, *args, **kwargs):
-        try:
-            return super().run_backward(*args, **kwargs)
-        except BaseException as error:
-            tell(error)
-            raise
-
-
-@cache
-def _install() -> None:
-    """Once; an engine that somebody else has put there stays, and C++ tells the others less."""
-    if type(Variable._execution_engine) is torch._C._ImperativeEngine:
-        Variable._execution_engine = _Engine()
-
-
 def watch(model) -> None:
-    """From now on the other ranks of `model` learn why one of its backward passes broke off."""
-    _install()
+    """`tell` tells the other ranks of `model` why one of its backward passes broke off."""
     _models.add(model)
 
 
 def watch_root(root) -> None:
     """The same for a sharded model, `root.model`."""
-    _install()
     _roots.add(root)
 
 
-def tell(error: BaseException) -> None:
-    """To the ranks that may wait for gradients of this one."""
+def tell(error: BaseException) -> list:
+    """To the ranks that may wait for gradients of this one.
+
+    Returns:
+        The DistributedDataParallel models whose pass it was, as far as is known.
+    """
+    what = describe(error)
+    failed = []
     for model in list(_models):
         replica = model.__dict__.get("_replica")
-        if replica is not None and replica.backward_failed(describe(error)):
-            _logging_data.note(model, error)
+        if replica is not None and replica.backward_failed(what):
+            failed.append(model)
     for root in list(_roots):
         if root.model is not None:
-            root.model.backward_failed(describe(error))
+            root.model.backward_failed(what)
+    return failed

@@ -136,19 +136,6 @@ class SynchronisesBuffers:
         for node in nodes:
             node.register_prehook(wait_at_end)
 
-    def _distributed_broadcast_coalesced(
-        self, tensors, buffer_size: int, authoritative_rank: int = 0
-    ) -> None:
-        """All ranks take these tensors' values of one rank; messages have a size of their own."""
-        self._replica.broadcast(list(tensors), authoritative_rank)
-
-    def _default_broadcast_coalesced(
-        self, bufs=None, bucket_size: int | None = None, authoritative_rank: int = 0
-    ) -> None:
-        """As _distributed_broadcast_coalesced; of the buffers where no tensors are given."""
-        tensors = self.modules_buffers if bufs is None else bufs
-        self._distributed_broadcast_coalesced(tensors, bucket_size or 0, authoritative_rank)
-
 
 def _tensors_in(output: Any) -> list[torch.Tensor]:
     """Tensors in containers and dataclasses."""

@@ -32,7 +32,3 @@ class FinishesByHand:
             StateError: finalization is not manual, no pass waits for it, or gradients are missing.
         """
         self._replica.finish_backward()
-
-    def _check_reducer_finalized(self) -> None:
-        """Raises StateError where a backward pass has not averaged its gradients."""
-        self._replica.check_finished()

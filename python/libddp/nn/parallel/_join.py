@@ -80,7 +80,6 @@ class DistributedDataParallelJoinHook(JoinHook):
                 "AdamW(shard_over=...) or the join context."
             )
         self.ddp = ddp
-        ddp._has_joined = True
         ddp._divide_by_initial_world_size = divide_by_initial_world_size
 
     def main_hook(self) -> None:

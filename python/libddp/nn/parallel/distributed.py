@@ -15,27 +15,21 @@ from torch.distributed.algorithms.join import Joinable
 from torch.distributed.utils import _cast_forward_inputs
 
 from libddp._load import load
+from libddp._torch_patches import dynamo
 from libddp.distributed._exit import describe
 from libddp.distributed._groups import native
-from libddp.errors import Error, StateError
-from libddp.nn.parallel import (
-    _arguments,
-    _backward_errors,
-    _dynamo,
-    _join,
-    _logging_data,
-    _options,
-)
+from libddp.errors import StateError
+from libddp.nn.parallel import _arguments, _backward_errors, _join, _options
 from libddp.nn.parallel._buffers import SynchronisesBuffers
 from libddp.nn.parallel._comm_hooks import builtin_dtype, check_comm_hook, checked
 from libddp.nn.parallel._diagnosis import Diagnoses
 from libddp.nn.parallel._finalize import FinishesByHand
+from libddp.nn.parallel._inputs import MovesInputs
 from libddp.nn.parallel._optimizers import StepsInBackward
-from libddp.nn.parallel._torch_face import TorchFace
 
 _C = load()
-_TorchsClass = _dynamo.TorchsClass
-_dynamo.keep_out("libddp.nn.parallel")
+_TorchsClass = dynamo.TorchsClass
+dynamo.keep_out("libddp.nn.parallel")
 #: Attributes that a copy builds anew.
 _NOT_PICKLED = (
     "process_group",
@@ -49,7 +43,7 @@ _NOT_PICKLED = (
 
 
 class DistributedDataParallel(
-    TorchFace,
+    MovesInputs,
     SynchronisesBuffers,
     StepsInBackward,
     FinishesByHand,
@@ -165,21 +159,16 @@ class DistributedDataParallel(
         self.static_graph = static_graph
         self.bucket_bytes_cap_list = _options.bucket_bytes_list(bucket_cap_mb_list)
         self.bucket_bytes_cap = _options.largest_bucket(bucket_cap_mb, self.bucket_bytes_cap_list)
-        self._stand_in = _dynamo.stand_in(self.bucket_bytes_cap)
+        self._stand_in = dynamo.stand_in(self.bucket_bytes_cap)
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.mixed_precision = mixed_precision
         self._require_manual_backward_finalization = False
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self._divide_by_initial_world_size = True
-        self._has_joined = False
-        self._num_synchronised = 0
         self._syncs_before = True
-        self._ddp_sink_clone = True
         self._comm_hooks = []
         self._gradient_dtype = None
-        self._builtin_hook = None
-        self._last_error = None
         self._replicate(init_sync, init_sync_buffers)
 
     def _replicate(self, init_sync: bool, init_sync_buffers: bool = False) -> None:
@@ -203,7 +192,6 @@ class DistributedDataParallel(
         )
         if self._require_manual_backward_finalization:
             self._replica.set_manual_finish(True)
-        self._first_plan = self._replica.bucket_plan()
         _backward_errors.watch(self)
 
     def _rebuild_replica(self) -> None:
@@ -260,16 +248,13 @@ class DistributedDataParallel(
             self._sync_buffers()
         if self._buffer_futures:
             self._wait_for_buffers_later(output)
-        try:
-            synchronises = self._replica.after_forward(output, self.require_backward_grad_sync)
-        except Error as error:
-            _logging_data.note(self, error)
-            raise
         # Past nn.Module.__setattr__, which looks for parameters first.
-        attributes = self.__dict__
-        attributes["require_forward_param_sync"] = synchronises
-        attributes["_num_synchronised"] += synchronises
+        self.__dict__["require_forward_param_sync"] = self._after_forward(output)
         return output
+
+    def _after_forward(self, output: Any) -> bool:
+        """Whether the backward pass of this forward averages gradients."""
+        return self._replica.after_forward(output, self.require_backward_grad_sync)
 
     def _lazy_init(self) -> None:
         """Before the first forward: takes over optimizers that are to run in the backward pass."""
@@ -316,18 +301,15 @@ class DistributedDataParallel(
             TypeError, ArgumentError: the hook does not look like one.
             StateError: a hook is registered already, or a backward pass has run.
         """
-        with _logging_data.noted(self):
-            check_comm_hook(hook)
-            self._replica.register_comm_hook(state, checked(hook))
+        check_comm_hook(hook)
+        self._replica.register_comm_hook(state, checked(hook))
         self._comm_hooks.append((hook, state))
 
     def _register_builtin_comm_hook(self, comm_hook_type) -> None:
         """One of torch's built-in hooks: ALLREDUCE or FP16_COMPRESS, in C++."""
-        with _logging_data.noted(self):
-            dtype = builtin_dtype(comm_hook_type)
-            if dtype is not None:
-                self.compress_gradients(dtype)
-        self._builtin_hook = comm_hook_type
+        dtype = builtin_dtype(comm_hook_type)
+        if dtype is not None:
+            self.compress_gradients(dtype)
 
     def compress_gradients(self, dtype: torch.dtype) -> None:
         """Averages gradients in `dtype` (float16 or bfloat16): half the bytes, one rounding.

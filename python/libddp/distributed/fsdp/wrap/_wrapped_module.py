@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.utils import _apply_to_tensors
 
 from libddp._load import load
+from libddp._torch_patches import dynamo
 from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp import _unaveraged
 from libddp.distributed.fsdp.wrap import _one_unit_warning, _sharded_place
@@ -29,10 +30,10 @@ from libddp.distributed.fsdp.wrap._sharded_param import ShardedParam, rows_of
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.distributed.fsdp.wrap._summoned_forward import SummonedForward
 from libddp.errors import ArgumentError, StateError
-from libddp.nn.parallel import _backward_errors, _dynamo
+from libddp.nn.parallel import _backward_errors
 
 _C = load()
-_dynamo.keep_out("libddp.distributed.fsdp")
+dynamo.keep_out("libddp.distributed.fsdp")
 #: Attribute of a wrapped module.
 _WRAPPED = "_libddp_wrapped_module"
 
@@ -414,7 +415,7 @@ def _places(modules: list[torch.nn.Module], parameters) -> list[tuple]:
 
 def join(root: WrappedModule):
     """Makes `root` the root of all units under it, those that had another root before too."""
-    _dynamo.keep_out("libddp.distributed.fsdp")
+    dynamo.keep_out("libddp.distributed.fsdp")
     wrapped_modules = [wrapped for module in root.modules for wrapped in wrapped_modules_in(module)]
     wrapped_modules = list(dict.fromkeys([root, *wrapped_modules]))
     for wrapped in wrapped_modules:  # the old model lets go of its units first

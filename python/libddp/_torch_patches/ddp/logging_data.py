@@ -55,7 +55,7 @@ def note(ddp, error: BaseException) -> None:
 
 
 def _texts(ddp) -> dict[str, str]:
-    dtypes = dict.fromkeys(p.dtype for p in ddp._trained_parameters())
+    dtypes = dict.fromkeys(p.dtype for p in ddp._trained)
     return {
         "module_name": type(ddp.module).__name__,
         "backend_name": "libddp",
@@ -68,7 +68,7 @@ def _texts(ddp) -> dict[str, str]:
 
 
 def _numbers(ddp) -> dict[str, int]:
-    trained = ddp._trained_parameters()
+    trained = ddp._trained
     return {
         "world_size": native(ddp.process_group).size(),
         "rank": native(ddp.process_group).rank(),
@@ -91,7 +91,7 @@ def _numbers(ddp) -> dict[str, int]:
 
 
 def _bucket_sizes(ddp, plan: list[list[int]]) -> str:
-    trained = ddp._trained_parameters()
+    trained = ddp._trained
     return ", ".join(str(sum(trained[index].nbytes for index in bucket)) for bucket in plan)
 
 

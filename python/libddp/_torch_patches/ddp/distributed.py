@@ -1,42 +1,64 @@
-"""torch's internal names of DistributedDataParallel, which libraries reach for.
+"""The class that the drop-in puts in torch's place: libddp's, with torch's private names.
 
-Whatever has a meaning here does what torch's does; the rest is accepted and says why it is without
-effect. docs/ddp_compatibility.md lists all of it.
+Libraries and trainers reach for these. Whatever has a meaning here does what torch's does; the rest
+is accepted and says why it is without effect. docs/ddp_compatibility.md lists all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.utils import _to_kwargs
-from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
+from libddp._torch_patches import dynamo
+from libddp._torch_patches.ddp import logging_data
+from libddp._torch_patches.ddp.reducer import Reducer, Unhooked
 from libddp.distributed._groups import native, torch_side
-from libddp.errors import ArgumentError
-from libddp.nn.parallel import _arguments, _join, _logging_data
+from libddp.errors import ArgumentError, Error
+from libddp.nn.parallel import _arguments, _join
+from libddp.nn.parallel import distributed as _ours
 from libddp.nn.parallel._comm_hooks import check_comm_hook
-from libddp.nn.parallel._dynamo import ActiveModule, TorchsClass
-from libddp.nn.parallel._reducer_handle import Reducer, Unhooked
+
+_TorchsClass = dynamo.TorchsClass
+dynamo.keep_out("libddp._torch_patches.ddp")
 
 
-class TorchFace:
-    """Beside the documented class; needs its attributes."""
+class _ActiveModule:
+    """`_active_ddp_module` of the class and of its objects: the model whose forward runs, if any.
+
+    Dynamo reads torch's class, so the value lives there.
+    """
+
+    def __get__(self, instance, owner):
+        return _TorchsClass._active_ddp_module
+
+
+class DistributedDataParallel(_ours.DistributedDataParallel):
+    """libddp.nn.parallel.DistributedDataParallel, whose documentation holds here too."""
 
     #: Size of one message of a broadcast, in bytes; libddp chooses its own.
     broadcast_bucket_size = 250 * 1024 * 1024
     is_multi_device_module = False
     use_side_stream_for_tensor_copies = False
-    _active_ddp_module = ActiveModule()
+    _active_ddp_module = _ActiveModule()
+    _ddp_sink_clone = True
+    # For logging_data.
+    _num_synchronised = 0
+    _has_joined = False
+    _builtin_hook = None
+    _last_error: str | None = None
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        """isinstance() is true of libddp's own class too, in modules that know only this name."""
+        if cls is DistributedDataParallel and _ours.DistributedDataParallel in other.__mro__:
+            return True
+        return NotImplemented
 
     # Parameters.
-
-    def _trained_parameters(self) -> list[torch.Tensor]:
-        """In the order of the indices in bucket plans."""
-        return self._trained
 
     @staticmethod
     def _get_data_parallel_params(module: torch.nn.Module, named_params: bool = False) -> Iterator:
@@ -55,11 +77,6 @@ class TorchFace:
                     tensor._ddp_ignored = True
 
     # The group.
-
-    @property
-    def device_type(self) -> str:
-        """The kind of device that the model is on."""
-        return self.device.type
 
     @property
     def _distributed_rank(self) -> int:
@@ -84,6 +101,21 @@ class TorchFace:
         self.process_group = torch_side(new_process_group)
         self._rebuild_replica()
 
+    # Buffers.
+
+    def _distributed_broadcast_coalesced(
+        self, tensors: Iterable[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
+    ) -> None:
+        """All ranks take these tensors' values of one rank; messages have a size of their own."""
+        self._replica.broadcast(list(tensors), authoritative_rank)
+
+    def _default_broadcast_coalesced(
+        self, bufs=None, bucket_size: int | None = None, authoritative_rank: int = 0
+    ) -> None:
+        """As _distributed_broadcast_coalesced; of the buffers where no tensors are given."""
+        tensors = self.modules_buffers if bufs is None else bufs
+        self._distributed_broadcast_coalesced(tensors, bucket_size or 0, authoritative_rank)
+
     # The reducer.
 
     @property
@@ -91,12 +123,20 @@ class TorchFace:
         """torch's names for the reducer."""
         return Reducer(self)
 
+    def _replicate(self, init_sync: bool, init_sync_buffers: bool = False) -> None:
+        super()._replicate(init_sync, init_sync_buffers)
+        self._first_plan = self._replica.bucket_plan()
+
     @property
     def _has_rebuilt_buckets(self) -> bool:
         return self._replica.bucket_plan() != self._first_plan
 
     def _check_comm_hook(self, hook) -> None:
         check_comm_hook(hook)
+
+    def _check_reducer_finalized(self) -> None:
+        """Raises StateError where a backward pass has not averaged its gradients."""
+        self._replica.check_finished()
 
     def _remove_autograd_hooks(self) -> None:
         """From now on backward passes leave the gradients of this rank as they are."""
@@ -112,9 +152,33 @@ class TorchFace:
 
     # Logging.
 
+    def register_comm_hook(self, state: object, hook) -> None:
+        with logging_data.noted(self):
+            super().register_comm_hook(state, hook)
+
+    def _register_builtin_comm_hook(self, comm_hook_type) -> None:
+        with logging_data.noted(self):
+            super()._register_builtin_comm_hook(comm_hook_type)
+        self._builtin_hook = comm_hook_type
+
+    def join_hook(self, **kwargs: Any) -> _join.DistributedDataParallelJoinHook:
+        hook = super().join_hook(**kwargs)
+        self._has_joined = True
+        return hook
+
+    def _after_forward(self, output: Any) -> bool:
+        try:
+            synchronises = super()._after_forward(output)
+        except Error as error:
+            logging_data.note(self, error)
+            raise
+        # Past nn.Module.__setattr__, which looks for parameters first.
+        self.__dict__["_num_synchronised"] = self._num_synchronised + synchronises
+        return synchronises
+
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """torch's keys, without times; see docs/ddp_compatibility.md."""
-        return _logging_data.collect(self)
+        return logging_data.collect(self)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Without effect, as timings() has every pass. ArgumentError below 1, as in torch."""
@@ -124,32 +188,18 @@ class TorchFace:
                 f"{sample_rate}."
             )
 
-    # Inputs and outputs: for scripts that call these by themselves.
-
-    def scatter(self, inputs, kwargs, device_ids):
-        """torch.nn.parallel.scatter_gather.scatter_kwargs along `dim`."""
-        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
-
-    def to_kwargs(self, inputs, kwargs, device_id):
-        """Inputs on the model's device; `device_id` has no meaning for a CPU."""
-        return _to_kwargs(inputs, kwargs, self.device, self.use_side_stream_for_tensor_copies)
-
-    def gather(self, outputs, output_device):
-        """torch.nn.parallel.scatter_gather.gather along `dim`."""
-        return gather(outputs, output_device, dim=self.dim)
-
     # torch.compile.
 
     @classmethod
     def _get_active_ddp_module(cls):
         """The model whose forward runs."""
-        return TorchsClass._active_ddp_module
+        return _TorchsClass._active_ddp_module
 
     @contextmanager
     def _inside_ddp_forward(self) -> Iterator[None]:
-        outer = TorchsClass._active_ddp_module
-        TorchsClass._active_ddp_module = self._stand_in or self
+        outer = _TorchsClass._active_ddp_module
+        _TorchsClass._active_ddp_module = self._stand_in or self
         try:
             yield
         finally:
-            TorchsClass._active_ddp_module = outer
+            _TorchsClass._active_ddp_module = outer

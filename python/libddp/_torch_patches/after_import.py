@@ -3,7 +3,8 @@
     call("torch.distributed.fsdp", lambda fsdp: ...)   # at once where it has been imported
 
 torch's larger parts take seconds to import, so whoever wants to see them when a script uses them
-waits for the script to do it.
+waits for the script to do it. Python has no event for it; a finder of ours is first in
+sys.meta_path as long as somebody waits, and changes nothing of what is imported.
 """
 
 from __future__ import annotations

@@ -1,16 +1,21 @@
 """What torch.compile knows of wrapped models.
 
-Dynamo asks torch's class which model runs its forward, and cuts a graph into the pieces that fill a
-bucket, so that their gradients come, and are sent, one piece after the other. Our own frames are
-none of its business: it starts where the inner module starts, as with torch's class.
+Changes two things of torch's that are libddp's own affair. Dynamo's list of skipped folders gets
+those of the wrappers: our frames are none of its business, it starts where the inner module starts,
+as with torch's class. And `_active_ddp_module` of torch's DistributedDataParallel is the model
+whose forward runs: dynamo asks torch's class, and cuts a graph into the pieces that fill a bucket,
+so that their gradients come, and are sent, one piece after the other. There is no other way to tell
+it. Wrapping a model asks for both; the first stays for good, the second ends with the forward.
 """
 
 from __future__ import annotations
 
-from torch.nn.parallel.distributed import DistributedDataParallel as TorchsClass
+import torch.nn.parallel.distributed
 
-from libddp import _after_import
+from libddp._torch_patches import after_import
 
+#: Whatever stands at its name later.
+TorchsClass = torch.nn.parallel.distributed.DistributedDataParallel
 _kept_out: set[str] = set()
 #: Dynamo cuts no smaller pieces, and fails where it is told to.
 _SMALLEST_PIECE = 1 << 20
@@ -27,16 +32,6 @@ def stand_in(bucket_bytes_cap: int) -> StandIn | None:
     return StandIn() if bucket_bytes_cap < _SMALLEST_PIECE else None
 
 
-class ActiveModule:
-    """`_active_ddp_module` of the class and of its objects: the model whose forward runs, if any.
-
-    Dynamo reads torch's class, so the value lives there.
-    """
-
-    def __get__(self, instance, owner):
-        return TorchsClass._active_ddp_module
-
-
 def keep_out(package: str) -> None:
     """Dynamo does not trace the frames of a package, but what they call.
 
@@ -50,4 +45,4 @@ def keep_out(package: str) -> None:
             rules.add(package)
             _kept_out.add(package)
 
-    _after_import.call("torch._dynamo.trace_rules", add)
+    after_import.call("torch._dynamo.trace_rules", add)

@@ -1,0 +1,38 @@
+"""Makes torch.amp.GradScaler decide for all ranks where each has a part of the gradients.
+
+Replaces `_unscale_grads_`, in which the scaler looks for gradients that have overflowed: it skips a
+step, and lowers its scale, for one. A rank that did so alone would have other weights from then on,
+and the scaler has no hook there. Which ranks it asks follows from the optimizer's parameters, so a
+rank that has no gradients takes part too. The first model that is sharded into plain tensors asks
+for it, or the first optimizer with shard_gradients; it stays for good.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from libddp._torch_patches.replacing import SHARDING
+
+
+@functools.cache
+def put() -> None:
+    """Once."""
+    scaler = torch.amp.GradScaler
+    SHARDING.put(scaler, "_unscale_grads_", _on_all_ranks(scaler._unscale_grads_))
+
+
+def _on_all_ranks(original):
+    from libddp.distributed.fsdp import _registry, _scaler
+
+    @functools.wraps(original)
+    def unscale(self, optimizer, *args, **kwargs):
+        found = original(self, optimizer, *args, **kwargs)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        groups = _registry.deciding(parameters)
+        if groups:
+            _scaler.agree(found, groups)
+        return found
+
+    return unscale
