@@ -35,6 +35,13 @@ bool BackwardPass::are_all_ready() const {
 }
 
 void BackwardPass::check_not_ended_early(const std::string& where) const {
+  if (stage_ == Stage::Reopened) {
+    throw StateError(fmt::format(
+        "{}: the last backward pass ended inside another one before all gradients were there, so "
+        "nothing was averaged. Hint: return tensors from forward() directly or in tuples, lists, "
+        "dicts or dataclasses, or use checkpoint(..., use_reentrant=False).",
+        where));
+  }
   if (num_sent_ == 0) return;
   throw StateError(fmt::format(
       "{}: the last backward pass ended early, after {} of {} buckets had been sent, so the "

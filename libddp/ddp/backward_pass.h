@@ -87,6 +87,7 @@ class BackwardPass {
   bool are_all_ready() const;
 
   // Buckets are sent in their order.
+  std::size_t num_buckets() const { return num_buckets_; }
   std::size_t num_sent() const { return num_sent_; }
   bool is_sent(std::size_t bucket) const { return bucket < num_sent_; }
   bool are_all_sent() const { return num_sent_ == num_buckets_; }
@@ -95,8 +96,9 @@ class BackwardPass {
   /// The next one, which counts as sent from now on.
   std::size_t take_next() { return num_sent_++; }
 
-  /// Throws StateError where an exception has ended it after buckets had been sent. One that failed
-  /// before has cost nothing: the ranks still agree. `where` begins the message.
+  /// Throws StateError where an exception has ended it after buckets had been sent, or its end was
+  /// that of a nested pass. One that failed before has cost nothing: the ranks still agree. `where`
+  /// begins the message.
   void check_not_ended_early(const std::string& where) const;
 
  private:

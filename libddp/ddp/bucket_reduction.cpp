@@ -3,13 +3,29 @@
 #include <algorithm>
 #include <utility>
 
+#include "libddp/base/error.h"
+
 namespace libddp {
 
-BucketReduction::BucketReduction(Group group)
+BucketReduction::BucketReduction(Group group, const ShardedAverages& sharded)
     : group_(std::move(group)),
       // Another library's group may know more than this about who is there.
       is_alone_(group_->size() == 1 && group_->backend_name().rfind("c10d:", 0) != 0),
-      sharded_(group_) {}
+      sharded_(sharded) {}
+
+void BucketReduction::check_may_have_hook() const {
+  if (sharded_.has_owners()) {
+    throw StateError(
+        "libddp: a communication hook cannot exchange the gradients of an optimizer whose work is "
+        "shared. Hint: "
+        "make the optimizer without shard_over.");
+  }
+  if (hook_) {
+    throw StateError(
+        "libddp: register_comm_hook or register_builtin_comm_hook can only be called once. Hint: "
+        "wrap the model again to use another hook.");
+  }
+}
 
 void BucketReduction::set_hook(std::shared_ptr<c10d::CommHookInterface> hook, std::size_t num_alone,
                                std::function<void(std::size_t)> on_result) {

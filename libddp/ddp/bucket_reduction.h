@@ -5,7 +5,7 @@
 //
 // Thread rule: as Reducer; collective order: the order of `start`, then `finish`.
 //
-//   BucketReduction reduction(group);
+//   BucketReduction reduction(group, sharded);
 //   reduction.start(buckets, 0, parameters, {.async = true, .scatters = false});
 //   reduction.finish(buckets, false, [&](std::size_t bucket, std::int64_t finished_ns) { ... });
 
@@ -36,8 +36,11 @@ class BucketReduction {
   /// A bucket has its result; when that was, on monotonic_ns().
   using OnResult = std::function<void(std::size_t bucket, std::int64_t finished_ns)>;
 
-  explicit BucketReduction(Group group);
+  /// `sharded`: of the Reducer, which outlives this.
+  BucketReduction(Group group, const ShardedAverages& sharded);
 
+  /// Throws StateError where there is a hook, or another exchange that none goes together with.
+  void check_may_have_hook() const;
   /// From now on a hook takes each bucket; see bucket_hook.h for the arguments.
   void set_hook(std::shared_ptr<c10d::CommHookInterface> hook, std::size_t num_alone,
                 std::function<void(std::size_t bucket)> on_result);
@@ -46,9 +49,6 @@ class BucketReduction {
   std::string hook_failure() const { return hook_ ? hook_->failure() : std::string(); }
   /// Multiplies the averages to come.
   void set_scale(double scale) { scale_ = scale; }
-
-  ShardedAverages& sharded() { return sharded_; }
-  const ShardedAverages& sharded() const { return sharded_; }
 
   /// Sends a bucket. False where it is done already.
   bool start(const GradientBuckets& buckets, std::size_t bucket, const NamedTensors& parameters,
@@ -66,7 +66,7 @@ class BucketReduction {
   /// Nothing is sent.
   const bool is_alone_;
   double scale_ = 1.0;
-  ShardedAverages sharded_;
+  const ShardedAverages& sharded_;
   std::optional<BucketHook> hook_;
   /// By bucket; null unless its communication is in flight.
   std::vector<WorkPtr> works_;

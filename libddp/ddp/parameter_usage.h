@@ -1,20 +1,62 @@
 #pragma once
 
-// Says which parameters got no gradient, and on which ranks. Thread rule: collective.
+// Which parameters this rank's pass has gradients for, and what becomes of the others: their pieces
+// of the buckets are filled, the flags behind the gradients tell the other ranks of them, and at
+// the end of the pass they get what others have averaged, or are refused.
 //
-//   throw StateError(describe_unused(*group, names, unused_here));
+// Thread rule: as Reducer, and `fill` from the thread that sends the bucket.
+//
+//   ParameterUsage usage(group, pass, slots, options.find_unused_parameters);
+//   usage.fill(buckets, 0);                                      // before the bucket is sent
+//   if (is_missing && !usage.tolerates_unused()) usage.refuse_unused();
+//   usage.install_gradients_of_others(buckets);
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "libddp/ddp/backward_pass.h"
+#include "libddp/ddp/gradient_buckets.h"
+#include "libddp/ddp/gradient_slots.h"
+#include "libddp/ddp/sparse_gradients.h"
 #include "libddp/group/process_group.h"
 
 namespace libddp {
 
-/// `unused[i]` != 0: this rank has no gradient for parameter i.
-/// ENSURES: the same parameters and ranks in the text of every rank.
-std::string describe_unused(ProcessGroup& group, const std::vector<std::string>& names,
-                            const std::vector<std::uint8_t>& unused);
+class ParameterUsage {
+ public:
+  ParameterUsage(Group group, const BackwardPass& pass, GradientSlots& slots,
+                 bool tolerates_unused);
+
+  /// Parameters may stay without a gradient: buckets have a flag for each of theirs.
+  bool tolerates_unused() const { return tolerates_unused_; }
+  /// For the buckets that are built from now on.
+  void tolerate_unused() { tolerates_unused_ = true; }
+
+  bool is_used(std::size_t index) const {
+    return pass_.num_fired(index) > 0 || slots_.has_own(index);
+  }
+  bool is_any_used(const std::vector<std::size_t>& parameters) const;
+  /// What this rank has for parameters without a bucket.
+  std::vector<SparseGradients::Share> shares_of(const std::vector<std::size_t>& parameters) const;
+
+  /// ENSURES: the bucket has something for each of its parameters, and this rank's flags.
+  void fill(GradientBuckets& buckets, std::size_t bucket);
+  /// After a pass: `.grad` becomes the average where only other ranks have used the parameter.
+  /// REQUIRES: buckets with flags of all ranks, for each parameter.
+  void install_gradients_of_others(const GradientBuckets& buckets);
+  /// Collective: throws StateError, which names the parameters and ranks without a gradient; the
+  /// same ones on every rank. The pass is over for the gradients.
+  [[noreturn]] void refuse_unused();
+
+ private:
+  std::string describe_unused(const std::vector<std::uint8_t>& unused) const;
+
+  const Group group_;
+  const BackwardPass& pass_;
+  GradientSlots& slots_;
+  bool tolerates_unused_;
+};
 
 }  // namespace libddp

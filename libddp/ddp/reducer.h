@@ -23,7 +23,11 @@
 // begins no pass where another reducer's pass runs over it: it belongs to that one's model.
 // For an optimizer that shares its work (`shard`), the buckets are cut into one block per rank;
 // with sharded averages too, a rank gets only those of its own blocks. See sharded_averages.h.
-// Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
+// The parts: a pass (backward_pass.h), the gradients that it has (gradient_slots.h) and lacks
+// (parameter_usage.h), their buckets (learned_buckets.h), how these are sent (bucket_launcher.h)
+// and averaged (bucket_reduction.h), passes that the caller ends (manual_finalization.h),
+// exceptions (pass_errors.h). The Reducer says when each of them has its turn. Thread rule: one
+// forward or backward at a time; not to be destroyed during a backward pass.
 //
 //   auto reducer = Reducer::create(parameters, group, {});
 //   auto loss = net->forward(x).sum();
@@ -36,20 +40,22 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "libddp/autograd/accumulate_hooks.h"
 #include "libddp/ddp/backward_pass.h"
-#include "libddp/ddp/bucket_order.h"
+#include "libddp/ddp/bucket_launcher.h"
 #include "libddp/ddp/bucket_plan.h"
 #include "libddp/ddp/bucket_reduction.h"
-#include "libddp/ddp/finite_check.h"
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/gradient_slots.h"
+#include "libddp/ddp/learned_buckets.h"
+#include "libddp/ddp/manual_finalization.h"
+#include "libddp/ddp/parameter_usage.h"
+#include "libddp/ddp/pass_errors.h"
 #include "libddp/ddp/pass_timeline.h"
+#include "libddp/ddp/sharded_averages.h"
 #include "libddp/ddp/slow_rank_report.h"
 #include "libddp/ddp/sparse_gradients.h"
 #include "libddp/group/process_group.h"
@@ -102,18 +108,20 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Passes that the caller ends.
   /// If `manual`, the end of a pass sends what is left, and only `finalize_backward_manual` waits
   /// for it and puts the averages into place. Between passes.
-  void set_manual_finalization(bool manual);
+  void set_manual_finalization(bool manual) { manual_.set(manual); }
   /// Once for each pass, when all gradients are there: at the earliest in a hook of the last one.
   void finalize_backward_manual();
   /// Whether only the end of the pass tells that all gradients are there.
-  bool should_finalize_after_backward() const;
+  bool should_finalize_after_backward() const {
+    return manual_.is_on() && (usage_.tolerates_unused() || needs_pass_end());
+  }
   /// A backward pass raised `what`: where the others may wait for this model's gradients, they are
   /// told. For a caller that sees what autograd does not show here. Returns whether it was this
   /// model's, as far as is known here.
-  bool backward_failed(const std::string& what) noexcept;
+  bool backward_failed(const std::string& what) noexcept { return errors_.backward_failed(what); }
 
   /// Throws StateError where a pass has been sent and not been finished.
-  void check_finalized() const;
+  void check_finalized() const { manual_.check_finalized(); }
 
   /// Follows parameters that have changed their dtype, for a while or for good: their hooks, and
   /// the buckets, in which the order of gradients is then learned anew. On every rank alike,
@@ -138,19 +146,17 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// alike; once, and not with a hook or sparse gradients.
   void shard(bool averages);
   /// Whether the buckets have got the shape that they keep, with blocks.
-  bool has_blocks() const { return reduction_.sharded().has_owners() && !order_.is_learning(); }
+  bool has_blocks() const { return buckets_.has_blocks(); }
   /// Whether this rank gets only the averages of its own blocks.
-  bool scatters_averages() const {
-    return reduction_.sharded().scatters() && !order_.is_learning();
-  }
+  bool scatters_averages() const { return buckets_.scatters_averages(); }
   /// For the optimizer: throws StateError naming a parameter whose gradient has not been averaged.
   void check_averaged() const { slots_.check_averaged(); }
   /// After a forward whose backward does not synchronise.
   void prepare_for_local_backward(const std::vector<at::Tensor>& outputs);
 
-  std::size_t num_buckets() const { return buckets_->size(); }
-  const GradientBuckets& buckets() const { return *buckets_; }
-  std::shared_ptr<const GradientBuckets> shared_buckets() const { return buckets_; }
+  std::size_t num_buckets() const { return buckets().size(); }
+  const GradientBuckets& buckets() const { return buckets_.current(); }
+  std::shared_ptr<const GradientBuckets> shared_buckets() const { return buckets_.shared(); }
   const NamedTensors& parameters() const { return parameters_; }
   const Group& group() const { return group_; }
   /// What lies in which bucket now, and when what happened in the last passes.
@@ -165,7 +171,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
  private:
   using Stage = BackwardPass::Stage;
-  using Told = BackwardPass::Told;
   /// How sure it is that the pass that was asked to tell its end is not nested in the true one.
   enum class PassEnd : std::uint8_t { Certain, MaybeNested };
 
@@ -191,61 +196,32 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void take(std::size_t index);
   void mark_ready(std::size_t index);
 
-  // The way of a bucket.
-  void launch_ready_buckets();
-  void launch(std::size_t bucket, bool async);
-  void fill(std::size_t bucket);
-  bool can_skip(std::size_t bucket) const;
-  void refuse_non_finite(std::size_t bucket);
-
   // The end of a pass.
   void queue_finalization(PassEnd end);
   void on_pass_end(PassEnd end);
   void finalize_backward();
-  void send_rest(bool last_is_async);
   void take_averages();
-  bool collect_results();
-  bool average_sparse_gradients();
+  void learn();
   bool is_complete() const;
   /// Whether something is to be done that no bucket tells the moment for.
   bool needs_pass_end() const { return options_.after_pass || !sparse_.indices().empty(); }
-  bool is_used(std::size_t index) const;
-  bool tolerates_unused() const { return options_.find_unused_parameters || options_.static_graph; }
-  void refuse_unused();
-  void install_gradients_of_others();
-  void learn();
-
-  // The shape of the buckets.
-  void build_buckets(BucketPlan plan);
-  void describe_layout();
-  void rebuild_buckets();
-
-  /// An exception ends the pass that runs, if one does. Other ranks may wait for what it has not
-  /// sent: they are told.
-  void break_pass(const std::string& what, Told told) noexcept;
-  /// After a pass that ended with `error`; null where that is not known.
-  void break_off(const std::exception_ptr& error) noexcept;
-  template <typename Function>
-  void guarded(Function&& function);
   class PassGuard;
 
   const NamedTensors parameters_;
   const Group group_;
   ReducerOptions options_;
+  BackwardPass pass_;
   SparseGradients sparse_;
   GradientSlots slots_;
-  BucketOrder order_;
-  std::shared_ptr<GradientBuckets> buckets_;
-  BucketReduction reduction_;
+  ParameterUsage usage_;
+  ShardedAverages sharded_;
   PassTimeline timeline_;
+  LearnedBuckets buckets_;
+  BucketReduction reduction_;
+  BucketLauncher launcher_;
+  ManualFinalization manual_;
+  PassErrors errors_;
   SlowRankReport slow_ranks_;
-  BackwardPass pass_;
-  std::mutex launch_mutex_;
-
-  /// The last pass was refused at its end, by all ranks.
-  bool is_refused_ = false;
-  bool is_manual_ = false;
-  const bool checks_gradients_ = checks_gradients();
   /// Of the last forward; see call_before_backward.
   std::shared_ptr<void> output_leaves_;
 

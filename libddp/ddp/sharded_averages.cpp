@@ -1,10 +1,34 @@
 #include "libddp/ddp/sharded_averages.h"
 
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
 
 #include <utility>
 
+#include "libddp/base/error.h"
+
 namespace libddp {
+
+void ShardedAverages::check_may_begin(const Asked& asked) const {
+  const auto refuse = [](const char* why, const char* hint) {
+    throw StateError(
+        fmt::format("libddp: the optimizer's work cannot be shared: {}. Hint: {}.", why, hint));
+  };
+  if (has_owners_) {
+    refuse("another optimizer shares it already", "wrap the model again for another one");
+  }
+  if (asked.has_hook) {
+    refuse("a communication hook exchanges the gradients", "use an optimizer without shard_over");
+  }
+  if (asked.has_sparse) {
+    refuse("some gradients are sparse", "use an optimizer without shard_over");
+  }
+  if (asked.is_in_pass) refuse("a backward pass runs", "make the optimizer before it");
+  if (asked.scatters && !asked.as_bucket_view) {
+    refuse("its gradients are no views of their buckets, of which it would share out the averages",
+           "leave out gradient_as_bucket_view=False or shard_gradients");
+  }
+}
 
 void ShardedAverages::begin(bool scatters) {
   has_owners_ = true;

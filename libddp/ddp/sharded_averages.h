@@ -34,8 +34,20 @@ namespace libddp {
 
 class ShardedAverages {
  public:
+  /// What a Reducer is when an optimizer asks to share its work.
+  struct Asked {
+    bool scatters = false;
+    bool has_hook = false;
+    bool has_sparse = false;
+    bool is_in_pass = false;
+    /// See ReducerOptions::gradient_as_bucket_view.
+    bool as_bucket_view = true;
+  };
+
   explicit ShardedAverages(Group group) : group_(std::move(group)) {}
 
+  /// Throws StateError saying what is against it.
+  void check_may_begin(const Asked& asked) const;
   /// Buckets are cut from now on; `scatters`: each rank gets its own averages only.
   void begin(bool scatters);
   bool has_owners() const { return has_owners_; }
