@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "libddp/fsdp/buffer_pool.h"
+#include "libddp/fsdp/flat_gradient.h"
 #include "libddp/fsdp/param_group.h"
 
 namespace libddp {
