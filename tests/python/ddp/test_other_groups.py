@@ -129,20 +129,11 @@ def check_what_is_no_group():
         libddp_ddp()(Mlp(), process_group="x")
 
 
-def run_all():
+def begin():
     dist.init_process_group("gloo")
-    try:
-        return checks.run(globals())
-    finally:
-        dist.destroy_process_group()
 
 
-results = checks.fixture(run_all, world_size=2)
-
-
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_over_other_groups(results, name):
-    checks.verify(results, name)
+results, test_over_other_groups = checks.suite(globals(), 2, begin=begin)
 
 
 def without_a_default_group():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import checks
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from ddp_models import Mlp
@@ -280,26 +279,15 @@ def check_a_rank_that_runs_out_of_data():
     out_of_data(nn.Sequential(nn.Linear(16, 4), nn.BatchNorm1d(4)), r"broadcast #\d+ .*\(buffers\)")
 
 
-def run_all():
-    from libddp.distributed import destroy_process_group, init_process_group
-
-    init_process_group("libddp")
-    results = checks.run(globals())
-    destroy_process_group()
-    return results
-
-
 def leftovers():
     return {p.name for p in Path("/dev/shm").iterdir() if re.search("libddp", p.name)}
 
 
-@pytest.fixture(scope="module")
-def results():
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left():
     before = leftovers()
-    yield ranks.run(run_all, 2, deadline=180)
+    yield
     assert leftovers() <= before
 
 
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_every_rank_is_told(results, name):
-    checks.verify(results, name)
+results, test_every_rank_is_told = checks.suite(globals(), 2)

@@ -32,14 +32,8 @@ BITS = {
 }
 
 
-def run_all():
+def begin():
     dist.init_process_group("libddp")
-    found = checks.run(globals())
-    dist.destroy_process_group()
-    return found
-
-
-results = checks.fixture(run_all, WORLD)
 
 
 def rank():
@@ -417,6 +411,4 @@ def check_sequence_numbers():
         assert backend._get_sequence_number_for_group() == start + step
 
 
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_on_four_ranks(results, name):
-    checks.verify(results, name)
+results, test_on_four_ranks = checks.suite(globals(), WORLD, begin=begin)

@@ -16,17 +16,6 @@ from libddp import distributed as ddp_dist
 WORLD = 2
 
 
-def run_all():
-    ddp_dist.init_process_group("gloo")
-    found = checks.run(globals())
-    ddp_dist.destroy_process_group()
-    assert not ddp_dist.is_initialized()
-    return found
-
-
-results = checks.fixture(run_all, WORLD)
-
-
 def rank():
     return ddp_dist.get_rank()
 
@@ -352,6 +341,4 @@ def check_a_group_again_after_destroy():
     assert ddp_dist.native().name() == "world"
 
 
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_on_two_ranks(results, name):
-    checks.verify(results, name)
+results, test_on_two_ranks = checks.suite(globals(), WORLD, backend="gloo")

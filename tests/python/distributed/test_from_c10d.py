@@ -14,17 +14,11 @@ WORLD = 3
 KEEPS_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters  # torch 2.15
 
 
-def run_all():
+def begin():
     from libddp import distributed as ddp_dist
 
     dist.init_process_group("gloo")
     ddp_dist.from_c10d()
-    found = checks.run(globals())
-    ddp_dist.destroy_process_group()
-    return found
-
-
-results = checks.fixture(run_all, WORLD)
 
 
 def api():
@@ -246,9 +240,7 @@ def check_bad_arguments():
         api().all_reduce(torch.ones(2, dtype=torch.int64), ReduceOp.AVG)
 
 
-@pytest.mark.parametrize("name", checks.names(globals()))
-def test_over_gloo(results, name):
-    checks.verify(results, name)
+results, test_over_gloo = checks.suite(globals(), WORLD, begin=begin)
 
 
 def test_without_a_default_group():

@@ -58,14 +58,18 @@ def fixture(function, world_size: int, deadline: float = 180.0):
     return results
 
 
-def suite(namespace: dict, *world_sizes: int, backend: str = "libddp"):
-    """(fixture, test) of a file whose checks run inside a group, for each number of ranks."""
+def suite(namespace: dict, *world_sizes: int, backend: str = "libddp", begin=None):
+    """(fixture, test) of a file whose checks run inside a group, for each number of ranks.
+
+    `begin()` makes the group where init_process_group(backend) does not.
+    """
     import group_checks
 
     @pytest.fixture(scope="module", params=world_sizes, ids="{}-ranks".format)
     def results(request):
         path = namespace["__file__"]
-        return ranks.run(group_checks.run, request.param, path, backend, deadline=180.0)
+        how = begin.__name__ if begin else backend
+        return ranks.run(group_checks.run, request.param, path, how, deadline=180.0)
 
     @pytest.mark.parametrize("name", names(namespace))
     def test(results, name):

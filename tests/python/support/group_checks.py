@@ -7,13 +7,19 @@ import ranks_child
 import torch.distributed as dist
 
 
-def run(path: str, backend: str) -> dict[str, str | None]:
-    from libddp.distributed import destroy_process_group, init_process_group
+def run(path: str, begin: str) -> dict[str, str | None]:
+    """`begin`: a backend, or the function of the test file that makes the group."""
+    from libddp.distributed import destroy_process_group, init_process_group, is_initialized
 
-    init_process_group(backend)
-    results = checks.run(vars(ranks_child.load(path)))
+    namespace = vars(ranks_child.load(path))
+    if begin in namespace:
+        namespace[begin]()
+    else:
+        init_process_group(begin)
+    results = checks.run(namespace)
     dist.barrier()
     for folder in checks.folders if dist.get_rank() == 0 else ():
         shutil.rmtree(folder, ignore_errors=True)
     destroy_process_group()
+    assert not is_initialized()
     return results
