@@ -19,8 +19,8 @@ import libddp
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "cpp"
 SOURCES = EXAMPLES / "ddp"
-BUILD_SECONDS = 300
-RUN_SECONDS = 120
+BUILD_SECONDS = 900
+RUN_SECONDS = 300
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LINE = re.compile(r"^step (\d+) loss (\S+) average (\S+)$", re.M)
 

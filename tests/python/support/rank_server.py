@@ -38,7 +38,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 #: What most ranks need, so that none spends time on it; nothing of it starts a thread, which a fork
-#: would lose. torch loads its compiler in the first step of any optimizer.
+#: would lose. Any optimizer's first step imports torch._dynamo.
 MODULES = (
     "libddp.nn.parallel",
     "libddp.distributed.fsdp",
@@ -292,8 +292,13 @@ def main() -> None:
     atexit.register(stamp_exit)  # the first one registered runs last
     if sys.argv[1:]:
         return run(json.loads(sys.argv[1]))
+    # torch finds no triton here, and remembers that: on CPUs it is of no use, takes a second to
+    # load, and prints in every rank that ends what a frozen collector has left of it.
+    sys.modules["triton"] = None
     for module in MODULES:
         importlib.import_module(module)
+    del sys.modules["triton"]
+
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a server that forks has one thread, not {len(threads)}"
     gc.collect()

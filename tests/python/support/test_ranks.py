@@ -41,6 +41,10 @@ def test_an_error_comes_back_with_its_class_and_text():
         raise ranks.RanksError(ranks.describe(outcome))
 
 
+def test_a_rank_prints_nothing_of_its_own():
+    assert [outcome.output for outcome in ranks.launch(add, 2, 10)] == ["", ""]
+
+
 def test_a_rank_that_hangs_is_ended_at_the_deadline():
     started = time.monotonic()
     with pytest.raises(ranks.RanksError, match=r"(?s)rank 0: timed out.* in hang") as caught:
