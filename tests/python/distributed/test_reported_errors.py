@@ -55,23 +55,34 @@ class Picky(torch.nn.Module):
         raise ValueError("no such gradient")
 
 
+KINDS = ("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard")
+
+
+def wrapped(kind, module):
+    if kind == "DistributedDataParallel":
+        return DistributedDataParallel(module)
+    from libddp.distributed import fsdp
+
+    return getattr(fsdp, kind)(module)
+
+
 def train(model, fails_in=None):
-    model.module.fails_in = fails_in
+    next(part for part in model.modules() if isinstance(part, Picky)).fails_in = fails_in
     output = model(torch.ones(2, 4))
     loss = FailsInBackward.apply(output) if fails_in == "loss" else output.sum()
     loss.backward()
 
 
-def start():
+def start(kind="DistributedDataParallel"):
     ddp_dist.init_process_group("gloo", timeout=timedelta(minutes=10))
-    model = DistributedDataParallel(Picky())
+    model = wrapped(kind, Picky())
     train(model)
     return ddp_dist.get_rank(), model
 
 
-def learn_of_an_error(fails_in, with_drop_in=True):
+def learn_of_an_error(fails_in, kind="DistributedDataParallel", with_drop_in=True):
     """Rank 1 catches its error and stays away; the others say what they learn, and when."""
-    rank, model = start()
+    rank, model = start(kind)
     if with_drop_in:
         libddp.install()  # whose engine knows the model that is there
     if rank == 1:
@@ -109,8 +120,9 @@ def test_a_caught_error_of_one_rank_is_told_to_those_who_wait(fails_in, words):
         assert seconds < SOON
 
 
-def test_without_the_drop_in_what_breaks_off_a_pass_through_the_model_is_told():
-    first, second = ranks.launch(learn_of_an_error, 2, "backward", False)
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_drop_in_what_breaks_off_a_pass_through_the_model_is_told(kind):
+    first, second = ranks.launch(learn_of_an_error, 2, "backward", kind, False)
     assert not second.failed, ranks.describe(second)
     assert not first.failed, ranks.describe(first)
     text, culprit, seconds = first.value
@@ -138,12 +150,7 @@ class FatalLoss(FailsInBackward):
 def end_in_backward(kind, fails_in):
     """Nobody catches rank 1's error."""
     ddp_dist.init_process_group("gloo", timeout=timedelta(minutes=10))
-    if kind == "DistributedDataParallel":
-        model = DistributedDataParallel(Fatal())
-    else:
-        from libddp.distributed import fsdp
-
-        model = getattr(fsdp, kind)(Fatal())
+    model = wrapped(kind, Fatal())
     model(torch.ones(2, 4)).sum().backward()
     if ddp_dist.get_rank() == 0:
         with pytest.raises(PeerError) as caught:
@@ -156,9 +163,7 @@ def end_in_backward(kind, fails_in):
 
 
 @pytest.mark.parametrize("fails_in", ["backward", "loss"])
-@pytest.mark.parametrize(
-    "kind", ["DistributedDataParallel", "FullyShardedDataParallel", "fully_shard"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_without_the_drop_in_an_uncaught_error_in_backward_is_told(kind, fails_in):
     first, second = ranks.launch(end_in_backward, 2, kind, fails_in)
     assert not first.failed, ranks.describe(first)
