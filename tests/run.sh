@@ -123,7 +123,12 @@ run_pytest() {
 }
 
 # Whether clang++ and libFuzzer are there.
-can_build_fuzzers() {
+can_fuzz() {
+    local body='extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }'
+    clang++ -x c++ - -fsanitize=fuzzer,address -o "$results/can-fuzz" <<<"$body" 2>/dev/null
+}
+
+build_fuzzers() {
     cmake -S . -B "$build/fuzz" -G Ninja -DCMAKE_CXX_COMPILER=clang++ \
         -DPython_EXECUTABLE="$python" -DLIBDDP_CORE_ONLY=ON -DLIBDDP_BUILD_FUZZERS=ON \
         -DLIBDDP_WERROR=ON -DCMAKE_UNITY_BUILD=ON && ninja -C "$build/fuzz" fuzzers

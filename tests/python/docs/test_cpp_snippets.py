@@ -1,4 +1,5 @@
-"""Every C++ snippet in README.md and docs compiles as it is printed, and runs on two ranks."""
+"""Every C++ snippet in README.md and docs compiles as it is printed, with the installed headers
+alone, and runs on two ranks."""
 
 import re
 import shutil
@@ -40,14 +41,15 @@ def built(tmp_path_factory):
         pytest.skip("there is no C++ compiler")
     folder = tmp_path_factory.mktemp("cpp")
     (folder / "snippets.cpp").write_text(program())
-    include = TORCH / "include"
-    library = Path(libddp.__file__).parent / "lib"
-    command = [compiler, "-std=c++20", "-O0", "-w", f"-I{snippets.ROOT}", f"-isystem{include}"]
+    include, package = TORCH / "include", Path(libddp.__file__).parent
+    library = package / "lib"
+    command = [compiler, "-std=c++20", "-O0", "-w"]
+    command += [f"-I{package / 'include'}", f"-isystem{include}"]
     command += [f"-isystem{include}/torch/csrc/api/include", "-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO"]
     command += ["snippets.cpp", "-o", "snippets", f"-L{library}", "-l:libddp.so"]
     command += [f"-L{TORCH}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
     command += [f"-Wl,-rpath,{library}:{TORCH}/lib", "-Wl,--allow-shlib-undefined"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return folder / "snippets"
 
