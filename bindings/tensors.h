@@ -32,8 +32,8 @@ at::Tensor alias_of(const at::Tensor& tensor);
 /// backward() as a plain RuntimeError. Takes the lock itself.
 [[noreturn]] void rethrow_as_python_error(std::exception_ptr error);
 
-/// What other ranks are told of a Python exception: libddp.distributed._exit.describe. Empty for
-/// any other exception. Takes the lock itself.
+/// What other ranks are told of an exception, with the class that scripts see:
+/// libddp.distributed._exit.describe. Empty where that fails. Takes the lock itself.
 std::string describe_python_error(const std::exception_ptr& error);
 
 }  // namespace libddp

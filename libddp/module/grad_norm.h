@@ -3,9 +3,9 @@
 // The norm of a model's gradients, of which each rank may have a part, as torch's clip_grad_norm_
 // computes it of whole ones. Thread rule: collectives of the groups in it, in their order.
 //
-//   at::Tensor norm = total_norm({{group, at::kFloat, own_parts}, {nullptr, at::kFloat, whole}},
-//   2); const at::Tensor factor = clip_factor(norm, 1.0); for (at::Tensor& gradient : gradients)
-//   gradient.mul_(factor);
+//   const at::Tensor norm = total_norm({{group, at::kFloat, own_parts}}, 2.0);
+//   const at::Tensor factor = clip_factor(norm, 1.0);
+//   for (at::Tensor& gradient : gradients) gradient.mul_(factor);
 
 #include <ATen/core/Tensor.h>
 

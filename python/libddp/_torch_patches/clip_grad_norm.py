@@ -69,7 +69,7 @@ def _over_all_ranks(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def clip(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-        listed = _clip._listed(parameters)
+        listed = _clip.listed_of(parameters)
         spread = [_registry.spread_of(parameter) for parameter in listed]
         if not any(spread):
             is_spent = inspect.isgenerator(parameters) and listed
@@ -77,6 +77,6 @@ def _over_all_ranks(original: Callable) -> Callable:
             return original(given, max_norm, norm_type, error_if_nonfinite, foreach)
         if any(g is not None and p in _told_of for p, g in zip(listed, spread, strict=True)):
             _tell()
-        return _clip._clip(listed, spread, max_norm, norm_type, error_if_nonfinite, foreach)
+        return _clip.clip(listed, spread, max_norm, norm_type, error_if_nonfinite, foreach)
 
     return clip

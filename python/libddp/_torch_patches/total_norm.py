@@ -39,16 +39,16 @@ def _of_whole_gradients(original: Callable) -> Callable:
     @functools.wraps(original)
     @torch.no_grad()
     def total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-        tensors = _clip._listed(tensors)
+        tensors = _clip.listed_of(tensors)
         known = _Known()
         found = [known.find(tensor) for tensor in tensors]
         groups = [place.spread() if place else None for place in found]
         if not any(groups):
             return original(tensors, norm_type, error_if_nonfinite, foreach)
-        parts = {group: _clip._Part(group) for group in groups}
+        parts = {group: _clip.Part(group) for group in groups}
         for tensor, place, group in zip(tensors, found, groups, strict=True):
             parts[group].add(place.own(tensor) if group else tensor)
-        return _clip._total(parts.values(), float(norm_type), error_if_nonfinite)
+        return _clip.total_norm(parts.values(), float(norm_type), error_if_nonfinite)
 
     return total_norm
 

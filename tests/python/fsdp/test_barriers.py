@@ -107,8 +107,8 @@ def check_parameters_written_after_gradients_of_inputs():
         assert_same(found, wanted)
 
 
-def gradient_past_frozen(model, slow=False):
-    """The first block's parameters are needed after the last average has come."""
+def gradient_of_a_pass(model, slow=False):
+    """Parameters are overwritten as soon as the pass has ended on this rank."""
     x = data()
     if slow:
         model.blocks[0].register_full_backward_pre_hook(dawdle)
@@ -118,30 +118,23 @@ def gradient_past_frozen(model, slow=False):
 
 
 def check_parameters_written_after_a_pass_past_frozen_ones():
-    wanted = gradient_past_frozen(build(frozen=True))
+    """The first block's parameters are needed after the last average has come."""
+    wanted = gradient_of_a_pass(build(frozen=True))
     for wrap in wraps(frozen=True):
-        found = gradient_past_frozen(wrap(), slow=True)
+        found = gradient_of_a_pass(wrap(), slow=True)
         assert_same(found, wanted)
 
 
 def check_parameters_written_after_a_pass_without_averages():
-    def run(model, slow=False):
-        x = data()
-        if slow:
-            model.blocks[0].register_full_backward_pre_hook(dawdle)
-        model(x).sum().backward()
-        overwrite(model)
-        return x.grad
-
-    wanted = run(build())
+    wanted = gradient_of_a_pass(build())
     for wrap in wraps():
         model = wrap()
         if hasattr(model, "no_sync"):
             with model.no_sync():
-                found = run(model, slow=True)
+                found = gradient_of_a_pass(model, slow=True)
         else:
             model.set_requires_gradient_sync(False)
-            found = run(model, slow=True)
+            found = gradient_of_a_pass(model, slow=True)
         assert_same(found, wanted)
 
 

@@ -18,20 +18,21 @@ from libddp.distributed.fsdp import _registry
 _C = load()
 
 
-def _clip(listed, spread, max_norm, norm_type, error_if_nonfinite=False, foreach=None):
-    parts = {group: _Part(group) for group in spread}
+def clip(listed, spread, max_norm, norm_type, error_if_nonfinite=False, foreach=None):
+    """Scales the gradients of `listed`, each spread over a group or None; the norm before."""
+    parts = {group: Part(group) for group in spread}
     for parameter, group in zip(listed, spread, strict=True):
         parts[group].add_gradient(parameter)
-    total = _total(parts.values(), float(norm_type), error_if_nonfinite)
+    total = total_norm(parts.values(), float(norm_type), error_if_nonfinite)
     torchs._clip_grads_with_norm_(listed, max_norm, total, foreach)
     return total
 
 
-def _listed(tensors) -> list[torch.Tensor]:
+def listed_of(tensors) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-class _Part:
+class Part:
     """Gradients of which the ranks of one group have a part each; or, without one, all."""
 
     def __init__(self, group) -> None:
@@ -59,7 +60,7 @@ class _Part:
         return self.group, functools.reduce(torch.promote_types, self._dtypes), self._entries
 
 
-def _total(parts: Iterable[_Part], norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
+def total_norm(parts: Iterable[Part], norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
     total = _C.total_norm([part.for_norm() for part in parts], norm_type)
     if error_if_nonfinite and not math.isfinite(total.item()):
         raise RuntimeError(
@@ -79,6 +80,6 @@ def clip_grad_norm(
     In the dtype of this rank's gradients, as torch's method; float32 without any.
     """
     listed = list(parameters)
-    total = _clip(listed, [_registry.spread_of(p) for p in listed], max_norm, norm_type)
+    total = clip(listed, [_registry.spread_of(p) for p in listed], max_norm, norm_type)
     dtypes = [p.grad.dtype for p in listed if p.grad is not None]
     return total.to(functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32)
