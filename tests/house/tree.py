@@ -31,6 +31,7 @@ ROOMS = {
         "kernels",
         "base",
     },
+    "cuda": {"group", "rendezvous", "watchdog", "bootstrap", "transport", "base"},
     "module": {"group", "base"},
     "autograd": {"base"},
     "ddp": {"module", "autograd", "group", "memory", "base"},

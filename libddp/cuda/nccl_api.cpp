@@ -1,0 +1,162 @@
+#include "libddp/cuda/nccl_api.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <link.h>
+
+#include <atomic>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "libddp/base/error.h"
+
+namespace libddp {
+namespace {
+
+constexpr const char* kLibrary = "libnccl.so.2";
+constexpr const char* kGetHint =
+    "install the one that this torch was built for (pip install nvidia-nccl-cu13 or -cu12), or put "
+    "its folder into LD_LIBRARY_PATH before the program starts";
+
+/// Files of all NCCL libraries that this process has mapped.
+std::vector<std::string> loaded_libraries() {
+  std::vector<std::string> paths;
+  const auto add = [](dl_phdr_info* info, std::size_t, void* data) {
+    const std::string_view path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
+    const std::string_view file = path.substr(path.rfind('/') + 1);
+    if (file.rfind("libnccl.so", 0) == 0)
+      static_cast<std::vector<std::string>*>(data)->emplace_back(path);
+    return 0;
+  };
+  ::dl_iterate_phdr(add, &paths);
+  return paths;
+}
+
+/// Null where `handle` has no such function.
+template <typename Function>
+void find(void* handle, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(handle, name));
+}
+
+template <typename Function>
+void require(void* handle, const NcclApi& api, const char* name, Function& function) {
+  find(handle, name, function);
+  if (function != nullptr) return;
+  throw DeviceError(fmt::format("libddp: {} (NCCL {}) has no {}. Hint: {}.", api.path,
+                                NcclApi::version_text(api.version), name, kGetHint));
+}
+
+void refuse_several(const std::vector<std::string>& paths) {
+  if (paths.size() < 2) return;
+  throw DeviceError(fmt::format(
+      "libddp: this process has loaded two NCCL libraries, {} and {}, and torch's and libddp's "
+      "calls could end in different ones. Hint: look for an LD_PRELOAD, or for a package that "
+      "brings an NCCL of its own, and leave one.",
+      paths[0], paths[1]));
+}
+
+/// `"libnccl.so.2"` itself where torch has loaded it; else torch's own functions, where they were
+/// linked in; else the system's.
+void* open_library() {
+  if (void* const loaded = ::dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD)) return loaded;
+  if (::dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr) return ::dlopen(nullptr, RTLD_NOW);
+  if (void* const found = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL)) return found;
+  const char* const why = ::dlerror();
+  throw DeviceError(fmt::format("libddp: NCCL was not found ({}). Hint: {}.",
+                                why == nullptr ? kLibrary : why, kGetHint));
+}
+
+std::string path_of(void* function) {
+  Dl_info info{};
+  return ::dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : kLibrary;
+}
+
+void check_version(const NcclApi& api) {
+  if (api.version >= NcclApi::kOldestVersion) return;
+  throw DeviceError(fmt::format("libddp: {} is NCCL {}, and libddp needs {} or later. Hint: {}.",
+                                api.path, NcclApi::version_text(api.version),
+                                NcclApi::version_text(NcclApi::kOldestVersion), kGetHint));
+}
+
+NcclApi load() {
+  refuse_several(loaded_libraries());
+  void* const handle = open_library();
+  NcclApi api;
+  decltype(&::ncclGetVersion) get_version = nullptr;
+  find(handle, "ncclGetVersion", get_version);
+  if (get_version == nullptr || get_version(&api.version) != ncclSuccess) {
+    throw DeviceError(fmt::format("libddp: {} does not tell its version. Hint: {}.", kLibrary,
+                                  kGetHint));
+  }
+  api.path = path_of(reinterpret_cast<void*>(get_version));
+  check_version(api);
+  require(handle, api, "ncclGetUniqueId", api.get_unique_id);
+  require(handle, api, "ncclCommInitRankScalable", api.comm_init_rank_scalable);
+  require(handle, api, "ncclCommDestroy", api.comm_destroy);
+  require(handle, api, "ncclCommAbort", api.comm_abort);
+  require(handle, api, "ncclCommGetAsyncError", api.comm_get_async_error);
+  require(handle, api, "ncclGetErrorString", api.get_error_string);
+  require(handle, api, "ncclGetLastError", api.get_last_error);
+  require(handle, api, "ncclGroupStart", api.group_start);
+  require(handle, api, "ncclGroupEnd", api.group_end);
+  require(handle, api, "ncclAllReduce", api.all_reduce);
+  require(handle, api, "ncclReduce", api.reduce);
+  require(handle, api, "ncclBroadcast", api.broadcast);
+  require(handle, api, "ncclAllGather", api.all_gather);
+  require(handle, api, "ncclReduceScatter", api.reduce_scatter);
+  require(handle, api, "ncclSend", api.send);
+  require(handle, api, "ncclRecv", api.recv);
+  require(handle, api, "ncclRedOpCreatePreMulSum", api.red_op_create_pre_mul_sum);
+  require(handle, api, "ncclRedOpDestroy", api.red_op_destroy);
+  require(handle, api, "ncclMemAlloc", api.mem_alloc);
+  require(handle, api, "ncclMemFree", api.mem_free);
+  require(handle, api, "ncclCommRegister", api.comm_register);
+  require(handle, api, "ncclCommDeregister", api.comm_deregister);
+  find(handle, "ncclCommWindowRegister", api.comm_window_register);
+  find(handle, "ncclCommWindowDeregister", api.comm_window_deregister);
+  return api;
+}
+
+std::atomic<const NcclApi*> installed{nullptr};
+
+}  // namespace
+
+const NcclApi& NcclApi::get() {
+  if (const NcclApi* const api = installed.load(std::memory_order_acquire)) return *api;
+  static std::mutex mutex;
+  static std::atomic<const NcclApi*> loaded{nullptr};
+  if (const NcclApi* const api = loaded.load(std::memory_order_acquire)) return *api;
+  const std::lock_guard lock(mutex);
+  // Never freed: threads of NCCL and works that are in flight may outlive static objects.
+  if (loaded.load() == nullptr) loaded.store(new NcclApi(load()), std::memory_order_release);
+  return *loaded.load();
+}
+
+void NcclApi::install(const NcclApi* api) { installed.store(api, std::memory_order_release); }
+
+std::string NcclApi::version_text(int version) {
+  // Until 2.8 a version was major * 1000 + minor * 100 + patch.
+  const int unit = version >= 10000 ? 10000 : 1000;
+  return fmt::format("{}.{}.{}", version / unit, version % unit / 100, version % 100);
+}
+
+std::string nccl_error_text(const NcclApi& api, ncclResult_t result, ncclComm_t comm) {
+  const char* const text = api.get_error_string(result);
+  const char* const last = api.get_last_error(comm);
+  std::string message = fmt::format("NCCL {}: {}", NcclApi::version_text(api.version),
+                                    text == nullptr ? "unknown error" : text);
+  if (last != nullptr && *last != '\0') message += fmt::format(" ({})", last);
+  return message;
+}
+
+void check_nccl(const NcclApi& api, ncclResult_t result, ncclComm_t comm,
+                const std::string& where) {
+  if (result == ncclSuccess || result == ncclInProgress) return;
+  throw DeviceError(fmt::format(
+      "{}: {}. Hint: NCCL_DEBUG=INFO shows what NCCL did; an error of CUDA is that of a kernel that "
+      "ran before (CUDA_LAUNCH_BLOCKING=1 shows which).",
+      where, nccl_error_text(api, result, comm)));
+}
+
+}  // namespace libddp
