@@ -4,6 +4,21 @@
 
 namespace libddp {
 
+const char* own_doing(GroupFailure::Kind kind) {
+  switch (kind) {
+    case GroupFailure::Kind::Aborted:
+      return "aborted";
+    case GroupFailure::Kind::Timeout:
+      return "gave up";
+    case GroupFailure::Kind::Device:
+      return "failed";
+    case GroupFailure::Kind::Peer:
+    case GroupFailure::Kind::Network:
+      break;
+  }
+  return nullptr;
+}
+
 void throw_failure(const GroupFailure& failure, const std::string& message) {
   switch (failure.kind) {
     case GroupFailure::Kind::Timeout:
@@ -12,6 +27,8 @@ void throw_failure(const GroupFailure& failure, const std::string& message) {
       throw StateError(message);
     case GroupFailure::Kind::Network:
       throw NetworkError(message);
+    case GroupFailure::Kind::Device:
+      throw DeviceError(message);
     case GroupFailure::Kind::Peer:
       break;
   }

@@ -14,7 +14,8 @@ namespace libddp {
 
 struct GroupFailure {
   /// Network: what lies between the hosts failed; the peer is at its other end.
-  enum class Kind { Peer, Timeout, Aborted, Network };
+  /// Device: an accelerator of this rank, or its library.
+  enum class Kind { Peer, Timeout, Aborted, Network, Device };
 
   Kind kind = Kind::Peer;
   /// What happened, and the hint.
@@ -25,7 +26,11 @@ struct GroupFailure {
   pid_t peer_pid = 0;
 };
 
-/// Throws PeerError, TimeoutError, NetworkError or StateError, with `message`.
+/// To other ranks: what the rank that tells of such a failure has done ("aborted", "gave up",
+/// "failed"); null where the failure itself names its culprit, or the network.
+const char* own_doing(GroupFailure::Kind kind);
+
+/// Throws PeerError, TimeoutError, NetworkError, DeviceError or StateError, with `message`.
 [[noreturn]] void throw_failure(const GroupFailure& failure, const std::string& message);
 
 }  // namespace libddp

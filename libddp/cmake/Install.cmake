@@ -15,6 +15,7 @@ set(public_headers
     base/dtype.h
     base/error.h
     base/first_line.h
+    base/group_failure.h
     base/group_identity.h
     base/op_description.h
     base/reduce_op.h

@@ -53,8 +53,7 @@ void ShmFailure::adopt_failure_of_peer() {
     const auto kind = static_cast<GroupFailure::Kind>(record.kind);
     if (kind == GroupFailure::Kind::Network) {
       failure.kind = kind;
-    } else if (kind != GroupFailure::Kind::Peer) {
-      const char* verb = kind == GroupFailure::Kind::Aborted ? "aborted" : "gave up";
+    } else if (const char* const verb = own_doing(kind)) {
       failure.message = fmt::format("rank {} (pid {}) {}: {}", peers_.group_rank(r),
                                     peers_.pid_of(r), verb, text);
     }

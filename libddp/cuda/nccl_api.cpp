@@ -86,8 +86,8 @@ NcclApi load() {
   decltype(&::ncclGetVersion) get_version = nullptr;
   find(handle, "ncclGetVersion", get_version);
   if (get_version == nullptr || get_version(&api.version) != ncclSuccess) {
-    throw DeviceError(fmt::format("libddp: {} does not tell its version. Hint: {}.", kLibrary,
-                                  kGetHint));
+    throw DeviceError(
+        fmt::format("libddp: {} does not tell its version. Hint: {}.", kLibrary, kGetHint));
   }
   api.path = path_of(reinterpret_cast<void*>(get_version));
   check_version(api);
@@ -153,10 +153,11 @@ std::string nccl_error_text(const NcclApi& api, ncclResult_t result, ncclComm_t 
 void check_nccl(const NcclApi& api, ncclResult_t result, ncclComm_t comm,
                 const std::string& where) {
   if (result == ncclSuccess || result == ncclInProgress) return;
-  throw DeviceError(fmt::format(
-      "{}: {}. Hint: NCCL_DEBUG=INFO shows what NCCL did; an error of CUDA is that of a kernel that "
-      "ran before (CUDA_LAUNCH_BLOCKING=1 shows which).",
-      where, nccl_error_text(api, result, comm)));
+  throw DeviceError(
+      fmt::format("{}: {}. Hint: NCCL_DEBUG=INFO shows what NCCL did; an error of CUDA is that of "
+                  "a kernel that "
+                  "ran before (CUDA_LAUNCH_BLOCKING=1 shows which).",
+                  where, nccl_error_text(api, result, comm)));
 }
 
 }  // namespace libddp

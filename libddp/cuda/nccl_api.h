@@ -60,7 +60,8 @@ struct NcclApi {
   /// The table of this process; loads it at the first call. Throws DeviceError where no NCCL can be
   /// found, several are loaded, or it is too old; the next call tries again.
   static const NcclApi& get();
-  /// From now on get() gives `api`, which must outlive its use; null = the library again. For tests.
+  /// From now on get() gives `api`, which must outlive its use; null = the library again. For
+  /// tests.
   static void install(const NcclApi* api);
   /// "2.28.9".
   static std::string version_text(int version);

@@ -16,11 +16,14 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "libddp/base/group_failure.h"
 #include "libddp/base/group_identity.h"
 #include "libddp/base/op_description.h"
 #include "libddp/group/work.h"
@@ -35,10 +38,13 @@ struct BackendCall {
   std::chrono::milliseconds timeout{};
   /// false: the operation may run inline and the returned Work is already done.
   bool async = false;
+  /// Where its tensors are; a call without any is for the CPU.
+  c10::Device device = c10::kCPU;
   /// What Work::result shows; kept alive until the operation is done.
   std::vector<at::Tensor> results;
   /// Runs once the bytes have come, before the Work is done: copies into tensors that the backend
-  /// could not write directly. Empty if there are none.
+  /// could not write directly. Empty if there are none. On a device: runs when the operation has
+  /// been issued, in the caller's thread, and what it launches follows the operation in its stream.
   std::function<void()> on_success;
 };
 
@@ -57,6 +63,12 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string name() const = 0;
+  /// Whether it takes tensors on devices of `type`.
+  virtual bool moves(c10::DeviceType type) const { return type == c10::DeviceType::CPU; }
+  /// Where its tensors are, as far as it is known yet.
+  virtual std::optional<c10::Device> device() const { return c10::Device(c10::kCPU); }
+  /// Whether all ranks have come together in it, so that a barrier may go through it.
+  virtual bool has_met() const { return true; }
 
   /// In place; `scale` multiplies the result.
   virtual WorkPtr all_reduce(BackendCall call, const at::Tensor& tensor, double scale) = 0;
@@ -84,7 +96,7 @@ class Backend {
   virtual std::uint64_t sequence_number() const = 0;
 
   /// Uninitialised tensor in memory that the backend communicates fastest.
-  virtual at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) = 0;
+  virtual at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device) = 0;
   /// Whether all bytes of a contiguous tensor lie in memory of that kind.
   virtual bool is_in_arena(const at::Tensor& tensor) const = 0;
 
@@ -105,6 +117,16 @@ class Backend {
 
   /// Ends every operation in flight, here and soon on the peers, with `reason`.
   virtual void abort(const std::string& reason) noexcept = 0;
+  /// The same, of what another backend of the group has met. Backends that know no other cause than
+  /// an abort take it for one.
+  virtual void fail(const GroupFailure& failure) noexcept { abort(failure.message); }
+  /// Asks those ranks where they are: their threads, and the calls that run in their groups
+  /// (watchdog/running_calls.h). Blocks for up to `limit`; answers by rank. Not where a backend
+  /// cannot ask.
+  virtual std::map<int, std::string> ask_where([[maybe_unused]] const std::vector<int>& ranks,
+                                               [[maybe_unused]] std::chrono::milliseconds limit) {
+    return {};
+  }
   /// Null where none is kept.
   virtual const FlightRecorder* flight_recorder() const { return nullptr; }
   /// See ProcessGroup::waits.

@@ -30,6 +30,11 @@ BackendRegistration::BackendRegistration(const char* device, BackendFactory fact
   LIBDDP_CHECK(is_new, "one backend per device");
 }
 
+bool has_backend(const std::string& device) {
+  const std::lock_guard lock(registry().mutex);
+  return registry().factories.count(device) != 0;
+}
+
 std::unique_ptr<Backend> create_backend(const std::string& device, const BackendRequest& request) {
   BackendFactory factory = nullptr;
   {

@@ -25,6 +25,9 @@ struct BackendRequest {
   std::string prefix;
   /// `global_ranks` is filled.
   const ProcessGroup::Options& options;
+  /// The group's backend for CPU tensors, which outlives this one and whose ranks watch each other:
+  /// who fails here tells it, and who fails there has failed here. Null for that one itself.
+  Backend* host = nullptr;
 };
 
 /// Blocks until all ranks have come, or throws, latest at the timeout of the options.
@@ -35,6 +38,8 @@ struct BackendRegistration {
   BackendRegistration(const char* device, BackendFactory factory);
 };
 
+/// Whether this build has a backend for `device`.
+bool has_backend(const std::string& device);
 /// Throws ArgumentError where nothing is registered for `device`.
 std::unique_ptr<Backend> create_backend(const std::string& device, const BackendRequest& request);
 

@@ -1,10 +1,13 @@
 #include "libddp/group/group_state.h"
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+
+#include "libddp/group/backend_registry.h"
 
 namespace libddp {
 
@@ -21,9 +24,11 @@ void ProcessGroup::State::refuse_entry(const char* operation) const {
                   identity.where(), operation));
 }
 
-BackendCall ProcessGroup::State::call(const CallSite& site, OpKind kind, Dtype dtype,
+BackendCall ProcessGroup::State::call(const OperationSite& site, OpKind kind, Dtype dtype,
                                       std::int64_t count, const CallOptions& options) const {
   BackendCall call;
+  call.device = site.device.value_or(c10::kCPU);
+  if (!call.device.is_cpu()) check_moves(site, call.device);
   call.description.kind = kind;
   call.description.dtype = dtype;
   call.description.count = static_cast<std::uint64_t>(count);
@@ -38,8 +43,8 @@ BackendCall ProcessGroup::State::call(const CallSite& site, OpKind kind, Dtype d
   return call;
 }
 
-BackendCall ProcessGroup::State::call(const CallSite& site, OpKind kind, const Operand& operand,
-                                      const CallOptions& options) const {
+BackendCall ProcessGroup::State::call(const OperationSite& site, OpKind kind,
+                                      const Operand& operand, const CallOptions& options) const {
   BackendCall result = call(site, kind, operand.dtype, operand.wire.numel(), options);
   OpDescription& description = result.description;
   const at::IntArrayRef sizes = operand.wire.sizes();
@@ -49,8 +54,63 @@ BackendCall ProcessGroup::State::call(const CallSite& site, OpKind kind, const O
   return result;
 }
 
+void ProcessGroup::State::check_moves(const OperationSite& site, c10::Device device) const {
+  const bool is_moved =
+      backend->moves(device.type()) ||
+      (store && has_backend(c10::DeviceTypeName(device.type(), /*lower_case=*/true)));
+  if (is_moved) return;
+  site.refuse(
+      fmt::format("{} is on device {}, but this group's backend moves {}", site.first_argument(),
+                  device.str(), backend->moves(c10::kCPU) ? "CPU tensors only" : "other tensors"),
+      backend->moves(c10::kCPU) ? "call tensor.cpu() first"
+                                : "move it to a device that " + backend->name() + " serves");
+}
+
+Backend& ProcessGroup::State::make_device_backend(c10::DeviceType type) {
+  if (backend->moves(type)) return *backend;
+  const std::lock_guard lock(life_mutex);
+  if (!device_backend) {
+    if (is_shut_down) refuse_entry("create");
+    BackendRequest request{store, prefix, options, backend.get()};
+    device_backend = create_backend(c10::DeviceTypeName(type, /*lower_case=*/true), request);
+    known_device_backend.store(device_backend.get(), std::memory_order_release);
+  }
+  return *device_backend;
+}
+
+std::optional<c10::Device> ProcessGroup::State::device_of_barrier() const {
+  const Backend* const device = known_device_backend.load();
+  return device != nullptr && device->has_met() ? device->device() : std::nullopt;
+}
+
+void ProcessGroup::State::shut_down() {
+  const std::lock_guard lock(life_mutex);
+  if (is_shut_down.exchange(true)) return;
+  // Closed in any case: where an interrupt ends the wait, the group has failed and said so.
+  struct Close {
+    State& state;
+    ~Close() {
+      state.is_closed = true;
+      // A FileStore removes its file when the last rank lets go.
+      state.store.reset();
+    }
+  } close{*this};
+  // What is in flight on a device needs the other ranks, of which the host's backend takes leave;
+  // and they hear of it where a Ctrl-C ends that wait.
+  std::exception_ptr interrupt;
+  try {
+    if (device_backend) device_backend->shutdown();
+  } catch (...) {
+    interrupt = std::current_exception();
+    backend->abort("the shutdown was interrupted while operations were in flight");
+  }
+  backend->shutdown();
+  if (interrupt) std::rethrow_exception(interrupt);
+}
+
 at::Tensor ProcessGroup::State::flat_like(const at::Tensor& wire, std::int64_t numel) const {
-  return backend->allocate({numel}, wire.scalar_type());
+  if (!wire.device().is_cpu()) return at::empty({numel}, wire.options());
+  return backend->allocate({numel}, wire.scalar_type(), c10::kCPU);
 }
 
 }  // namespace libddp

@@ -4,7 +4,8 @@
 // Thread rule: as ProcessGroup.
 //
 //   State& state = *state_;
-//   const CallSite site = state.enter("all_reduce");
+//   OperationSite site = state.enter("all_reduce");
+//   const Operand operand = make_operand(site, "tensor", tensor, Access::ReadWrite);
 //   BackendCall call = state.call(site, OpKind::AllReduce, operand, options);
 //   return state.issue(std::move(call), tensor, &Backend::all_reduce, operand.wire, 1.0);
 
@@ -13,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +24,7 @@
 #include "libddp/base/group_identity.h"
 #include "libddp/base/process.h"
 #include "libddp/group/operand.h"
+#include "libddp/group/operation_site.h"
 #include "libddp/group/process_group.h"
 #include "libddp/group/profiler_event.h"
 #include "libddp/group/validation.h"
@@ -32,13 +35,18 @@ struct ProcessGroup::State {
   GroupIdentity identity;
   std::vector<int> global_ranks;
   c10::intrusive_ptr<c10d::Store> store;
-  std::string host_identity;
-  InterEngine inter;
-  LinkOptions links;
+  /// Of the store's keys that belong to this group alone.
+  std::string prefix;
+  /// What it was made with.
+  Options options;
   std::atomic<std::chrono::milliseconds> timeout{};
+  /// Of CPU tensors; of all tensors in a group over another library's.
   std::unique_ptr<Backend> backend;
   const ProcessStamp made;
   std::mutex life_mutex;
+  /// Of the accelerator's tensors, made for the first of them: a process has one kind of them.
+  std::unique_ptr<Backend> device_backend;
+  std::atomic<Backend*> known_device_backend{nullptr};
   /// A shutdown has begun: no call may.
   std::atomic<bool> is_shut_down{false};
   /// It is over: there is nothing to abort any more.
@@ -47,32 +55,47 @@ struct ProcessGroup::State {
   bool is_alone() const { return identity.world_size == 1; }
 
   /// Throws StateError in a forked child and after shutdown.
-  CallSite enter(const char* operation) const {
+  OperationSite enter(const char* operation) const {
     if (made.is_current() && !is_shut_down.load(std::memory_order_relaxed)) [[likely]] {
-      return {identity, operation};
+      return {{identity, operation}};
     }
     refuse_entry(operation);
   }
   [[noreturn]] void refuse_entry(const char* operation) const;
 
   /// A call described by `operand`: its dtype, number of elements and the user's shape.
-  BackendCall call(const CallSite& site, OpKind kind, const Operand& operand,
+  BackendCall call(const OperationSite& site, OpKind kind, const Operand& operand,
                    const CallOptions& options) const;
   /// The same for several tensors, of which only the number of elements counts.
-  BackendCall call(const CallSite& site, OpKind kind, Dtype dtype, std::int64_t count,
+  BackendCall call(const OperationSite& site, OpKind kind, Dtype dtype, std::int64_t count,
                    const CallOptions& options) const;
 
   /// Every operation passes here on its way to the backend: `launch`, a method of Backend or a
   /// function that gets one, with the call and `args`. `inputs`: whose shapes a profiler shows.
   template <typename Launch, typename... Args>
   WorkPtr issue(BackendCall&& call, at::ArrayRef<at::Tensor> inputs, Launch&& launch,
-                Args&&... args) const {
+                Args&&... args) {
+    Backend& to = backend_for(call.device);
     ProfilerEvent event(call.description, inputs);
-    return event.end_with(
-        std::invoke(launch, *backend, std::move(call), std::forward<Args>(args)...));
+    return event.end_with(std::invoke(launch, to, std::move(call), std::forward<Args>(args)...));
   }
 
-  /// Flat tensor in the arena for `numel` elements as they travel.
+  /// REQUIRES: check_moves.
+  Backend& backend_for(c10::Device device) {
+    if (device.is_cpu()) [[likely]]
+      return *backend;
+    Backend* const known = known_device_backend.load(std::memory_order_acquire);
+    return known != nullptr ? *known : make_device_backend(device.type());
+  }
+  /// Throws ArgumentError where nothing moves tensors on `device`.
+  void check_moves(const OperationSite& site, c10::Device device) const;
+  Backend& make_device_backend(c10::DeviceType type);
+  /// A barrier goes through the device once all ranks have met there: all that was launched before
+  /// is then done on every rank.
+  std::optional<c10::Device> device_of_barrier() const;
+  void shut_down();
+
+  /// Flat tensor for `numel` elements as they travel: in the arena, or on the device.
   at::Tensor flat_like(const at::Tensor& wire, std::int64_t numel) const;
 };
 

@@ -2,6 +2,7 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_complex.h>
@@ -34,7 +35,7 @@ std::string type_text(const at::Tensor& tensor) {
   return text;
 }
 
-void check_device(const CallSite& site, const char* argument, const at::Tensor& tensor) {
+void check_storage(OperationSite& site, const char* argument, const at::Tensor& tensor) {
   if (!tensor.defined()) {
     site.refuse(fmt::format("argument {} is an undefined tensor", argument),
                 "pass a tensor with storage");
@@ -44,12 +45,15 @@ void check_device(const CallSite& site, const char* argument, const at::Tensor& 
                             tensor.is_nested() ? "a nested tensor" : "sparse"),
                 "pass its dense parts (values, indices), or tensor.to_dense()");
   }
-  if (!tensor.device().is_cpu()) {
-    site.refuse(fmt::format("argument {} is on device {}, but this group's backend moves CPU "
-                            "tensors only",
-                            describe(argument, tensor), tensor.device().str()),
-                "call tensor.cpu() first");
+  if (!site.device) {
+    site.device = tensor.device();
+    site.argument = argument;
+    site.tensor = &tensor;
   }
+  if (*site.device == tensor.device()) return;
+  site.refuse(fmt::format("argument {} is on device {}, but another tensor of the call is on {}",
+                          describe(argument, tensor), tensor.device().str(), site.device->str()),
+              "move all tensors of one call to one device");
 }
 
 void check_writable(const CallSite& site, const char* argument, const at::Tensor& tensor) {
@@ -114,13 +118,17 @@ void copy_back_after(BackendCall& call, const std::vector<Operand>& operands) {
   };
 }
 
+std::string OperationSite::first_argument() const {
+  return tensor == nullptr ? "a tensor" : "argument " + describe(argument, *tensor);
+}
+
 std::string describe(const char* argument, const at::Tensor& tensor) {
   return fmt::format("{} {} [{}]", argument, type_text(tensor), fmt::join(tensor.sizes(), ", "));
 }
 
-Operand make_operand(const CallSite& site, const char* argument, const at::Tensor& tensor,
+Operand make_operand(OperationSite& site, const char* argument, const at::Tensor& tensor,
                      Access access) {
-  check_device(site, argument, tensor);
+  check_storage(site, argument, tensor);
   const std::optional<Dtype> dtype = wire_dtype(tensor.scalar_type());
   if (!dtype) {
     site.refuse(fmt::format("argument {} has a dtype that a group does not move",
@@ -142,7 +150,7 @@ Operand make_operand(const CallSite& site, const char* argument, const at::Tenso
   return operand;
 }
 
-std::vector<Operand> make_operands(const CallSite& site, const char* argument,
+std::vector<Operand> make_operands(OperationSite& site, const char* argument,
                                    const std::vector<at::Tensor>& tensors, Access access) {
   std::vector<Operand> operands;
   operands.reserve(tensors.size());
@@ -190,7 +198,26 @@ at::Tensor adjacent_view(const std::vector<at::Tensor>& tensors) {
   return at::as_strided(first, {numel}, {1}, first.storage_offset());
 }
 
+namespace {
+
+/// Where each of `tensors` lies in `flat`, in its own shape.
+std::vector<at::Tensor> places_in(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> places;
+  std::int64_t begin = 0;
+  for (const at::Tensor& tensor : tensors) {
+    places.push_back(flat.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
+    begin += tensor.numel();
+  }
+  return places;
+}
+
+}  // namespace
+
 void pack(const std::vector<at::Tensor>& tensors, const at::Tensor& flat) {
+  if (!flat.device().is_cpu()) {
+    Quiet quiet;
+    return at::_foreach_copy_(places_in(flat.view({-1}), tensors), tensors);
+  }
   auto* target = static_cast<std::byte*>(flat.data_ptr());
   for (const at::Tensor& tensor : tensors) {
     copy_part(target, tensor.const_data_ptr(), tensor.nbytes(), flat.nbytes());
@@ -199,6 +226,10 @@ void pack(const std::vector<at::Tensor>& tensors, const at::Tensor& flat) {
 }
 
 void unpack(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
+  if (!flat.device().is_cpu()) {
+    Quiet quiet;
+    return at::_foreach_copy_(tensors, places_in(flat.view({-1}), tensors));
+  }
   const auto* source = static_cast<const std::byte*>(flat.const_data_ptr());
   for (const at::Tensor& tensor : tensors) {
     copy_part(tensor.data_ptr(), source, tensor.nbytes(), flat.nbytes());

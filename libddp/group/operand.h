@@ -1,10 +1,11 @@
 #pragma once
 
-// A user's tensor made ready for a backend: dense, CPU, real, contiguous.
+// A user's tensor made ready for a backend: dense, real, contiguous, on one device with the others.
 //
 // Complex tensors are seen as pairs of reals. A tensor that is not contiguous is copied: before the
 // operation if it is read, after it if it is written. What no copy can make right (sparse, another
-// device, memory that overlaps itself, a dtype that the library does not move) is an ArgumentError.
+// device than the call's other tensors, memory that overlaps itself, a dtype that the library does
+// not move) is an ArgumentError.
 // Thread rule: free functions; the tensors belong to the caller.
 //
 //   Operand operand = make_operand(site, "tensor", tensor, Access::ReadWrite);
@@ -20,6 +21,7 @@
 #include "libddp/base/dtype.h"
 #include "libddp/base/group_identity.h"
 #include "libddp/group/backend.h"
+#include "libddp/group/operation_site.h"
 
 namespace libddp {
 
@@ -36,11 +38,11 @@ struct Operand {
 /// The library's name for a dtype; complex ones give that of their parts. nullopt = not moved.
 std::optional<Dtype> wire_dtype(at::ScalarType type);
 
-Operand make_operand(const CallSite& site, const char* argument, const at::Tensor& tensor,
+Operand make_operand(OperationSite& site, const char* argument, const at::Tensor& tensor,
                      Access access);
 
 /// Those of a list, of one dtype; their tensors as they travel, and how many elements these have.
-std::vector<Operand> make_operands(const CallSite& site, const char* argument,
+std::vector<Operand> make_operands(OperationSite& site, const char* argument,
                                    const std::vector<at::Tensor>& tensors, Access access);
 std::vector<at::Tensor> wires(const std::vector<Operand>& operands);
 std::int64_t total_numel(const std::vector<Operand>& operands);
@@ -59,7 +61,8 @@ std::string describe(const char* argument, const at::Tensor& tensor);
 /// One flat tensor over `tensors` if they lie back to back in one storage; undefined otherwise.
 at::Tensor adjacent_view(const std::vector<at::Tensor>& tensors);
 
-/// Copies contiguous tensors into `flat` one after another, and back.
+/// Copies contiguous tensors into `flat` one after another, and back; on a device in the order of
+/// the current stream, by one launch.
 void pack(const std::vector<at::Tensor>& tensors, const at::Tensor& flat);
 void unpack(const at::Tensor& flat, const std::vector<at::Tensor>& tensors);
 

@@ -43,11 +43,10 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
     const std::string listed = fmt::format("{}", fmt::join(options.global_ranks, ","));
     prefix += fmt::format("{:x}/", std::hash<std::string>{}(listed));
   }
-  state->backend = create_backend("cpu", {state->store, std::move(prefix), options});
-  state->global_ranks = std::move(options.global_ranks);
-  state->host_identity = std::move(options.host_identity);
-  state->inter = std::move(options.inter);
-  state->links = options.links;
+  state->prefix = std::move(prefix);
+  state->backend = create_backend("cpu", {state->store, state->prefix, options});
+  state->global_ranks = options.global_ranks;
+  state->options = options;
   log(LogLevel::Info, "group_created",
       {{"group", options.name},
        {"rank", options.rank},
@@ -72,6 +71,7 @@ ProcessGroup::~ProcessGroup() {
   // A forked child has copies of handles whose threads, locks and sockets belong to its parent.
   // Destroying them would disturb the parent; the child's end frees them.
   static_cast<void>(state_->store.release());
+  static_cast<void>(state_->device_backend.release());
   static_cast<void>(state_->backend.release());
   static_cast<void>(state_.release());
 }
@@ -93,12 +93,15 @@ void ProcessGroup::set_timeout(std::chrono::milliseconds timeout) {
   state_->timeout = check_timeout(site, timeout, timeout);
 }
 
-std::uint64_t ProcessGroup::sequence_number() const { return state_->backend->sequence_number(); }
+std::uint64_t ProcessGroup::sequence_number() const {
+  const Backend* const device = state_->known_device_backend.load();
+  return state_->backend->sequence_number() + (device != nullptr ? device->sequence_number() : 0);
+}
 
 WorkPtr ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOptions reduce,
                                  CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("all_reduce");
+  State& state = *state_;
+  OperationSite site = state.enter("all_reduce");
   const Operand operand = make_operand(site, "tensor", tensor, Access::ReadWrite);
   check_reduction(site, tensor, reduce.op, reduce.scale);
   BackendCall call = state.call(site, OpKind::AllReduce, operand, options);
@@ -110,8 +113,8 @@ WorkPtr ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOptions reduce,
 
 WorkPtr ProcessGroup::all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
                                            ReduceOptions reduce, CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("all_reduce_coalesced");
+  State& state = *state_;
+  OperationSite site = state.enter("all_reduce_coalesced");
   if (tensors.empty()) site.refuse("tensors is empty", "pass one tensor or more");
   if (tensors.size() == 1) return all_reduce(tensors.front(), reduce, options);
   const std::vector<Operand> operands = make_operands(site, "tensors", tensors, Access::ReadWrite);
@@ -132,8 +135,8 @@ WorkPtr ProcessGroup::all_reduce_coalesced(const std::vector<at::Tensor>& tensor
 }
 
 WorkPtr ProcessGroup::broadcast(const at::Tensor& tensor, int root, CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("broadcast");
+  State& state = *state_;
+  OperationSite site = state.enter("broadcast");
   check_rank(site, "root", root);
   const bool is_root = root == state.identity.rank;
   const Operand operand =
@@ -147,8 +150,8 @@ WorkPtr ProcessGroup::broadcast(const at::Tensor& tensor, int root, CallOptions 
 
 WorkPtr ProcessGroup::all_gather_into(const at::Tensor& output, const at::Tensor& input,
                                       CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("all_gather_into");
+  State& state = *state_;
+  OperationSite site = state.enter("all_gather_into");
   const Operand source = make_operand(site, "input", input, Access::Read);
   const Operand target = make_operand(site, "output", output, Access::Write);
   check_blocks(site, "output", output, "input", input);
@@ -162,8 +165,8 @@ WorkPtr ProcessGroup::all_gather_into(const at::Tensor& output, const at::Tensor
 
 WorkPtr ProcessGroup::reduce_scatter_into(const at::Tensor& output, const at::Tensor& input,
                                           ReduceOptions reduce, CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("reduce_scatter_into");
+  State& state = *state_;
+  OperationSite site = state.enter("reduce_scatter_into");
   const Operand source = make_operand(site, "input", input, Access::Read);
   const Operand target = make_operand(site, "output", output, Access::Write);
   check_blocks(site, "input", input, "output", output);
@@ -181,8 +184,8 @@ WorkPtr ProcessGroup::reduce_scatter_into(const at::Tensor& output, const at::Te
 WorkPtr ProcessGroup::reduce_scatter(const at::Tensor& output,
                                      const std::vector<at::Tensor>& inputs, ReduceOptions reduce,
                                      CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("reduce_scatter");
+  State& state = *state_;
+  OperationSite site = state.enter("reduce_scatter");
   check_list(site, "inputs", inputs);
   const std::vector<Operand> sources = make_operands(site, "inputs", inputs, Access::Read);
   const Operand target = make_operand(site, "output", output, Access::Write);
@@ -218,8 +221,8 @@ WorkPtr ProcessGroup::reduce_scatter(const at::Tensor& output,
 
 WorkPtr ProcessGroup::reduce(const at::Tensor& tensor, int root, ReduceOptions reduce,
                              CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("reduce");
+  State& state = *state_;
+  OperationSite site = state.enter("reduce");
   check_rank(site, "root", root);
   const bool is_root = root == state.identity.rank;
   const Operand operand =
@@ -241,8 +244,8 @@ WorkPtr ProcessGroup::reduce(const at::Tensor& tensor, int root, ReduceOptions r
 
 WorkPtr ProcessGroup::all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                  CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("all_gather");
+  State& state = *state_;
+  OperationSite site = state.enter("all_gather");
   check_list(site, "outputs", outputs);
   const Operand source = make_operand(site, "input", input, Access::Read);
   std::vector<Operand> targets;
@@ -282,8 +285,8 @@ WorkPtr ProcessGroup::all_gather(const std::vector<at::Tensor>& outputs, const a
 
 WorkPtr ProcessGroup::gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                              int root, CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("gather");
+  State& state = *state_;
+  OperationSite site = state.enter("gather");
   check_rank(site, "root", root);
   const Operand source = make_operand(site, "input", input, Access::Read);
   BackendCall call = state.call(site, OpKind::Gather, source, options);
@@ -308,8 +311,8 @@ WorkPtr ProcessGroup::gather(const std::vector<at::Tensor>& outputs, const at::T
 
 WorkPtr ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                               int root, CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("scatter");
+  State& state = *state_;
+  OperationSite site = state.enter("scatter");
   check_rank(site, "root", root);
   const Operand target = make_operand(site, "output", output, Access::Write);
   BackendCall call = state.call(site, OpKind::Scatter, target, options);
@@ -334,8 +337,8 @@ WorkPtr ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Te
 
 WorkPtr ProcessGroup::all_to_all(const std::vector<at::Tensor>& outputs,
                                  const std::vector<at::Tensor>& inputs, CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("all_to_all");
+  State& state = *state_;
+  OperationSite site = state.enter("all_to_all");
   check_list(site, "outputs", outputs);
   check_list(site, "inputs", inputs);
   BlockExchange blocks(state.identity);
@@ -366,8 +369,8 @@ WorkPtr ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tens
                                         const std::vector<std::int64_t>& output_splits,
                                         const std::vector<std::int64_t>& input_splits,
                                         CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("all_to_all_single");
+  State& state = *state_;
+  OperationSite site = state.enter("all_to_all_single");
   const Operand source = make_operand(site, "input", input, Access::Read);
   const Operand target = make_operand(site, "output", output, Access::Write);
   check_same_dtype(site, "output", output, "input", input);
@@ -414,8 +417,8 @@ WorkPtr ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tens
 }
 
 WorkPtr ProcessGroup::send(const at::Tensor& tensor, int target, int tag, CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("send");
+  State& state = *state_;
+  OperationSite site = state.enter("send");
   check_peer(site, "target", target);
   check_tag(site, tag);
   const Operand operand = make_operand(site, "tensor", tensor, Access::Read);
@@ -428,8 +431,8 @@ WorkPtr ProcessGroup::send(const at::Tensor& tensor, int target, int tag, CallOp
 
 WorkPtr ProcessGroup::recv(const at::Tensor& tensor, std::optional<int> source, int tag,
                            CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("recv");
+  State& state = *state_;
+  OperationSite site = state.enter("recv");
   if (source) {
     check_peer(site, "source", *source);
   } else if (state.identity.world_size == 1) {
@@ -447,8 +450,8 @@ WorkPtr ProcessGroup::recv(const at::Tensor& tensor, std::optional<int> source, 
 }
 
 WorkPtr ProcessGroup::exchange(std::vector<Exchange> parts, CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("exchange");
+  State& state = *state_;
+  OperationSite site = state.enter("exchange");
   if (parts.empty()) site.refuse("parts is empty", "pass one send or receive or more");
   std::vector<Operand> targets;
   std::vector<at::Tensor> results;
@@ -482,23 +485,26 @@ WorkPtr ProcessGroup::exchange(std::vector<Exchange> parts, CallOptions options)
 }
 
 WorkPtr ProcessGroup::barrier(CallOptions options) {
-  const State& state = *state_;
-  const CallSite site = state.enter("barrier");
+  State& state = *state_;
+  OperationSite site = state.enter("barrier");
+  site.device = state.device_of_barrier();
   BackendCall call = state.call(site, OpKind::Barrier, Dtype::UInt8, 0, options);
   call.description.num_dims = 0;
   return state.issue(std::move(call), {}, &Backend::barrier);
 }
 
-at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
-  check_sizes(state_->enter("allocate"), sizes);
-  return state_->backend->allocate(sizes, dtype);
+at::Tensor ProcessGroup::allocate(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device) {
+  const OperationSite site = state_->enter("allocate");
+  check_sizes(site, sizes);
+  if (!device.is_cpu()) state_->check_moves(site, device);
+  return state_->backend_for(device).allocate(sizes, dtype, device);
 }
 
 at::Tensor ProcessGroup::allocate_shared(at::IntArrayRef sizes, at::ScalarType dtype,
                                          CallOptions options) {
-  const CallSite site = state_->enter("allocate_shared");
+  const OperationSite site = state_->enter("allocate_shared");
   check_sizes(site, sizes);
-  if (state_->is_alone()) return state_->backend->allocate(sizes, dtype);
+  if (state_->is_alone()) return state_->backend->allocate(sizes, dtype, c10::kCPU);
   const auto numel = static_cast<std::int64_t>(c10::multiply_integers(sizes));
   BackendCall call = state_->call(site, OpKind::Broadcast, wire_dtype(dtype).value_or(Dtype::UInt8),
                                   numel, options);
@@ -506,7 +512,9 @@ at::Tensor ProcessGroup::allocate_shared(at::IntArrayRef sizes, at::ScalarType d
 }
 
 bool ProcessGroup::is_in_arena(const at::Tensor& tensor) const {
-  return state_->backend->is_in_arena(tensor);
+  if (tensor.device().is_cpu()) return state_->backend->is_in_arena(tensor);
+  const Backend* const device = state_->known_device_backend.load();
+  return device != nullptr && device->is_in_arena(tensor);
 }
 
 Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name) {
@@ -519,9 +527,9 @@ Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name
   options.world_size = static_cast<int>(ranks.size());
   options.name = name;
   options.timeout = timeout();
-  options.host_identity = state_->host_identity;
-  options.inter = state_->inter;
-  options.links = state_->links;
+  options.host_identity = state_->options.host_identity;
+  options.inter = state_->options.inter;
+  options.links = state_->options.links;
   for (const int rank : ranks) {
     options.global_ranks.push_back(state_->global_ranks[static_cast<std::size_t>(rank)]);
   }
@@ -541,6 +549,7 @@ void ProcessGroup::abort(const std::string& reason) {
   // Also while a shutdown waits for what is in flight: an abort is what ends that.
   if (!state_->made.is_current() || state_->is_closed) state_->refuse_entry("abort");
   state_->backend->abort(reason);
+  if (Backend* const device = state_->known_device_backend.load()) device->abort(reason);
 }
 
 void ProcessGroup::report_error(const std::string& what) noexcept {
@@ -571,18 +580,7 @@ std::exception_ptr ProcessGroup::failure() const { return state_->backend->failu
 
 void ProcessGroup::shutdown() {
   if (!state_->made.is_current()) state_->refuse_entry("shutdown");
-  std::lock_guard lock(state_->life_mutex);
-  if (state_->is_shut_down.exchange(true)) return;
-  // Closed in any case: where an interrupt ends the wait, the group has failed and said so.
-  struct Close {
-    State& state;
-    ~Close() {
-      state.is_closed = true;
-      // A FileStore removes its file when the last rank lets go.
-      state.store.reset();
-    }
-  } close{*state_};
-  state_->backend->shutdown();
+  state_->shut_down();
 }
 
 }  // namespace libddp

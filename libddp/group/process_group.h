@@ -101,10 +101,11 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// Number of collectives issued so far.
   std::uint64_t sequence_number() const;
 
-  // Tensors: CPU, strided; non-contiguous ones are handled by a copy where torch accepts them and
-  // are refused where it would be ambiguous. Shapes and dtypes must be equal on all ranks unless
-  // said otherwise. Every call returns a Work (already done unless options.async).
-  // Raises: ArgumentError (before any byte moves), PeerError, TimeoutError, StateError.
+  // Tensors: strided, of one call on one device, CPU or CUDA (docs/gpu.md); non-contiguous ones are
+  // handled by a copy where torch accepts them and are refused where it would be ambiguous. Shapes
+  // and dtypes must be equal on all ranks unless said otherwise. Every call returns a Work (already
+  // done unless options.async). Raises: ArgumentError (before any byte moves), PeerError,
+  // TimeoutError, StateError.
 
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOptions reduce = {}, CallOptions options = {});
   /// One collective over several tensors of one dtype.
@@ -147,8 +148,10 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   WorkPtr exchange(std::vector<Exchange> parts, CallOptions options = {});
   WorkPtr barrier(CallOptions options = {});
 
-  /// Uninitialised tensor in the group's arena: its collectives copy nothing.
-  at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat);
+  /// Uninitialised tensor in the group's arena: its collectives copy nothing. On a device: in
+  /// memory that the group's communicator knows, where it has such.
+  at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat,
+                      c10::Device device = c10::kCPU);
   /// One tensor that all ranks have in common: what one writes the others see, after a collective
   /// that both take part in. A collective (sizes and dtype alike on all ranks); uninitialised.
   /// Undefined where the ranks are not on one host or the backend has no such memory.

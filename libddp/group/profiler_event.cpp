@@ -42,6 +42,8 @@ void ProfilerEvent::begin(at::StepCallbacks observers, const OpDescription& oper
 }
 
 void ProfilerEvent::end_when_done(Work& work) {
+  // On a device the profiler sees the kernels themselves; this event is the call.
+  if (work.is_stream_ordered()) return event_->end();
   // As torch's own works do: the end belongs to the caller's profiler, whichever thread it is in.
   work.on_complete(
       [end = at::wrapPropagateTLSState([event = event_] { event->end(); })](Work&) { end(); });

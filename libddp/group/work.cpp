@@ -58,27 +58,29 @@ std::string Work::description() const {
   return text_.empty() ? operation_.to_string(sequence_) : text_;
 }
 
-bool Work::is_completed() const {
+bool Work::is_completed() const { return is_finished(); }
+
+bool Work::is_finished() const {
   return is_completed_.load(std::memory_order_acquire) || Ending::is_here(*this);
 }
 
 void Work::wait(std::optional<std::chrono::milliseconds> timeout) {
-  if (!is_completed()) block(timeout);
+  if (!is_finished()) block(timeout);
   if (error_) std::rethrow_exception(error_);
 }
 
 void Work::block(std::optional<std::chrono::milliseconds> timeout) {
   const Deadline deadline = timeout ? Deadline::after(*timeout) : Deadline::never();
   std::unique_lock lock(mutex_);
-  while (!is_completed()) {
+  while (!is_finished()) {
     lock.unlock();
     // A callback of an operation may wait for one that is queued behind it in the same queue.
     const bool has_helped = WorkQueue::run_next_here();
     lock.lock();
     if (has_helped) continue;
-    if (is_completed()) return;
+    if (is_finished()) return;
     finished_.wait_for(lock, deadline.remaining(kInterruptPeriod));
-    if (is_completed()) return;
+    if (is_finished()) return;
     lock.unlock();
     check_interrupt();
     if (deadline.expired()) {
@@ -91,14 +93,14 @@ void Work::block(std::optional<std::chrono::milliseconds> timeout) {
   }
 }
 
-std::exception_ptr Work::exception() const { return is_completed() ? error_ : nullptr; }
+std::exception_ptr Work::exception() const { return is_finished() ? error_ : nullptr; }
 
-int Work::source_rank() const { return is_completed() ? source_rank_ : -1; }
+int Work::source_rank() const { return is_finished() ? source_rank_ : -1; }
 
 void Work::on_complete(std::function<void(Work&)> callback) {
   {
     std::lock_guard lock(mutex_);
-    if (!is_completed()) {
+    if (!is_finished()) {
       callbacks_.push_back(std::move(callback));
       return;
     }
@@ -108,7 +110,7 @@ void Work::on_complete(std::function<void(Work&)> callback) {
 
 void Work::finish(std::exception_ptr error, int source_rank) {
   std::unique_lock lock(mutex_);
-  if (is_completed() || finished_ns_ != 0) return;
+  if (is_finished() || finished_ns_ != 0) return;
   error_ = std::move(error);
   source_rank_ = source_rank;
   finished_ns_ = monotonic_ns();

@@ -40,11 +40,21 @@ class Work {
   /// One that is already done, successfully.
   static WorkPtr finished(const OpDescription& operation, std::uint64_t sequence,
                           std::vector<at::Tensor> tensors);
+  virtual ~Work() = default;
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
 
   /// Blocks until the operation is done; throws its error. `timeout` only limits this wait
   /// (TimeoutError; the operation goes on).
-  void wait(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
-  bool is_completed() const;
+  /// Of a stream-ordered operation: does not block, but lets the current stream of this thread
+  /// wait.
+  virtual void wait(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
+  /// Whether it is an operation on device tensors, which is done in the order of a stream: who has
+  /// waited may launch work in the current stream, and may not look at the results from the host.
+  virtual bool is_stream_ordered() const { return false; }
+  /// Blocks until the results are there for the host too. As `wait` where they are after that.
+  virtual void synchronize() { wait(); }
+  virtual bool is_completed() const;
   /// Null while it runs and after success.
   std::exception_ptr exception() const;
   /// The output tensors.
@@ -54,16 +64,20 @@ class Work {
   std::string description() const;
   /// When it ended, on the clock of monotonic_ns(), whoever waited for it when. 0 while it runs,
   /// and where it ran inside the call that returned it: its end was that of the call.
-  std::int64_t finished_ns() const { return is_completed() ? finished_ns_ : 0; }
+  std::int64_t finished_ns() const { return is_finished() ? finished_ns_ : 0; }
 
   /// Calls `callback` once the operation is done, at once if it is already; otherwise in the
   /// thread that finishes it, before waiters wake, so it must not wait for one of them. It may use
   /// the group and wait for its operations: those queued behind this one then run in the callback's
   /// thread, in their order. What it throws is logged, because nobody is there to catch it.
-  void on_complete(std::function<void(Work&)> callback);
+  virtual void on_complete(std::function<void(Work&)> callback);
 
   /// For backends: ends the operation, once; `error` null = success.
   void finish(std::exception_ptr error = nullptr, int source_rank = -1);
+
+ protected:
+  /// Whether `finish` has been called, or its callbacks run in this thread.
+  bool is_finished() const;
 
  private:
   void block(std::optional<std::chrono::milliseconds> timeout);

@@ -105,9 +105,12 @@ void FailureReporter::report(bool waits) noexcept {
 // peer is to blame, the lowest of the others, and where nobody is, rank 0. What this rank ended
 // itself needs no report.
 bool FailureReporter::writes_report(const GroupFailure& failure) const {
-  if (failure.kind == GroupFailure::Kind::Timeout) return true;
+  if (failure.kind == GroupFailure::Kind::Timeout || failure.kind == GroupFailure::Kind::Device) {
+    return true;
+  }
   if (failure.kind == GroupFailure::Kind::Aborted) return false;
-  const bool is_told = failure.message.find(" gave up: ") != std::string::npos;
+  const bool is_told = failure.message.find(" gave up: ") != std::string::npos ||
+                       failure.message.find(" failed: ") != std::string::npos;
   return !is_told && identity_.rank == (failure.peer_rank == 0 ? 1 : 0);
 }
 

@@ -294,7 +294,7 @@ WorkPtr HostBackend::barrier(BackendCall call) {
   return launch(std::move(call), [this](const CommCall& comm_call) { comm_->barrier(comm_call); });
 }
 
-at::Tensor HostBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
+at::Tensor HostBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device) {
   const auto numel = static_cast<std::size_t>(c10::multiply_integers(sizes));
   std::shared_ptr<std::byte> block = arena_->allocate(numel * c10::elementSize(dtype));
   void* data = block.get();
@@ -332,6 +332,17 @@ bool HostBackend::is_in_arena(const at::Tensor& tensor) const {
 void HostBackend::abort(const std::string& reason) noexcept {
   comm_->fail({GroupFailure::Kind::Aborted, fmt::format("the group was aborted: {}", reason)});
   tell_peers();
+}
+
+void HostBackend::fail(const GroupFailure& failure) noexcept {
+  comm_->fail(failure);
+  tell_peers();
+}
+
+std::map<int, std::string> HostBackend::ask_where(const std::vector<int>& ranks,
+                                                  std::chrono::milliseconds limit) {
+  const auto watchdog = this->watchdog();
+  return watchdog ? watchdog->ask_for_stacks(ranks, limit) : std::map<int, std::string>{};
 }
 
 void HostBackend::report_error(const std::string& what) noexcept {

@@ -66,11 +66,14 @@ class HostBackend : public Backend {
   std::uint64_t sequence_number() const override { return queue_->sequence(); }
   const FlightRecorder* flight_recorder() const override { return &flight_recorder_; }
   void add_waits(std::vector<std::int64_t>& by_rank) const override { comm_->add_waits(by_rank); }
-  at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
+  at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device) override;
   bool is_in_arena(const at::Tensor& tensor) const override;
   at::Tensor allocate_shared(BackendCall call, at::IntArrayRef sizes,
                              at::ScalarType dtype) override;
   void abort(const std::string& reason) noexcept override;
+  void fail(const GroupFailure& failure) noexcept override;
+  std::map<int, std::string> ask_where(const std::vector<int>& ranks,
+                                       std::chrono::milliseconds limit) override;
   void report_error(const std::string& what) noexcept override;
   void retract_error() noexcept override;
   std::exception_ptr failure() const override;

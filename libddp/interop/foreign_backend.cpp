@@ -39,8 +39,9 @@ std::uint64_t ForeignBackend::sequence_number() const {
   return state_->sequence;
 }
 
-at::Tensor ForeignBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::empty(sizes, at::TensorOptions().dtype(dtype));
+at::Tensor ForeignBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype,
+                                    c10::Device device) {
+  return at::empty(sizes, at::TensorOptions().dtype(dtype).device(device));
 }
 
 std::exception_ptr ForeignBackend::failure() const {

@@ -54,7 +54,7 @@ class ForeignBackend final : public Backend {
   WorkPtr barrier(BackendCall call) override;
   std::uint64_t sequence_number() const override;
   /// Ordinary memory: the other library has none of its own.
-  at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
+  at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device) override;
   bool is_in_arena(const at::Tensor&) const override { return false; }
   std::unique_ptr<Backend> split(const std::vector<int>& ranks, const GroupIdentity& part) override;
   void abort(const std::string& reason) noexcept override;

@@ -55,6 +55,17 @@ std::string running_calls() {
   return lines;
 }
 
+std::string call_in(const std::string& answer, const std::string& group) {
+  const std::string prefix = fmt::format("{}{}{}", kInGroup, group, kCall);
+  std::istringstream lines(answer);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(prefix)) {
+      return line.substr(prefix.size(), line.find(kWaits) - prefix.size());
+    }
+  }
+  return "";
+}
+
 std::string call_elsewhere(const std::string& answer, const std::string& own_group,
                            const std::string& me) {
   std::istringstream lines(answer);

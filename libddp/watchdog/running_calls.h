@@ -38,6 +38,9 @@ class RunningCall {
 /// One line for each group in which a call runs.
 std::string running_calls();
 
+/// Of another process's running_calls(): the call of `group`, or "".
+std::string call_in(const std::string& answer, const std::string& group);
+
 /// Of another process's running_calls(): ", in all_reduce #7 ... of group b, which waits for this
 /// rank" for the first call of a group that is not `own_group`; empty if there is none. `me`: how
 /// others know this process.

@@ -172,11 +172,10 @@ void Watchdog::handle(Watched& watched, const ControlMessage& message) {
     case Kind::Failure:
       break;
   }
-  // A failure that names its culprit, or the network, is passed on; an abort or a timeout is the
-  // sender's own doing.
+  // A failure that names its culprit, or the network, is passed on; an abort, a timeout or a broken
+  // device is the sender's own doing.
   GroupFailure failure = message.failure;
-  if (failure.kind == GroupFailure::Kind::Timeout || failure.kind == GroupFailure::Kind::Aborted) {
-    const char* verb = failure.kind == GroupFailure::Kind::Aborted ? "aborted" : "gave up";
+  if (const char* const verb = own_doing(failure.kind)) {
     failure.message = fmt::format("{} {}: {}", peer_name(watched.peer()), verb, failure.message);
     failure.kind = GroupFailure::Kind::Peer;
     failure.peer_rank = rank;

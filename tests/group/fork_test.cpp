@@ -99,6 +99,7 @@ TEST_CASE("what a forked child writes into shared memory stays its own", "[fork]
     group->barrier();
     expect(shared.eq(1).all().item<bool>(), "no rank has what a child wrote: shared");
     expect(own.eq(2).all().item<bool>(), "no rank has what a child wrote: own");
+    group->barrier();  // rank 0 has looked before rank 1 writes
     // The memory is still that of all ranks, also after the child.
     if (group->rank() == 1) shared.fill_(3);
     group->barrier();

@@ -1,0 +1,42 @@
+#pragma once
+
+// Events of one device that are used again: making one costs more than recording it.
+//
+// An event may be recorded again as soon as the streams that wait for it have been told so, and
+// once nobody asks for its state any more.
+// Thread rule: any thread; an event belongs to one at a time. Events may outlive the pool.
+//
+//   EventPool::Handle end = pool.take();
+//   end->record(stream);
+//   end->block(other);    // `other` waits for what `stream` had by then
+
+#include <c10/core/Event.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace libddp {
+
+class EventPool {
+ public:
+  /// Goes back to the pool when the last owner lets go.
+  using Handle = std::shared_ptr<c10::Event>;
+
+  explicit EventPool(c10::DeviceType type) : state_(std::make_shared<State>(type)) {}
+
+  Handle take();
+
+ private:
+  struct State {
+    explicit State(c10::DeviceType type) : type(type) {}
+
+    const c10::DeviceType type;
+    std::mutex mutex;
+    std::vector<std::unique_ptr<c10::Event>> idle;
+  };
+
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace libddp

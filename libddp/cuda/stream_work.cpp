@@ -1,0 +1,63 @@
+#include "libddp/cuda/stream_work.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "libddp/base/deadline.h"
+#include "libddp/base/error.h"
+#include "libddp/base/interrupt.h"
+
+namespace libddp {
+namespace {
+
+constexpr std::chrono::microseconds kPauseStep{5};
+constexpr std::chrono::microseconds kLongestPause{500};
+
+}  // namespace
+
+StreamWork::StreamWork(std::shared_ptr<DeviceOperation> operation, std::vector<at::Tensor> results,
+                       c10::Device device, Wait wait)
+    : Work(operation->description, operation->sequence, std::move(results)),
+      operation_(std::move(operation)),
+      device_(device),
+      wait_(wait) {}
+
+void StreamWork::wait(std::optional<std::chrono::milliseconds> timeout) {
+  if (wait_ == Wait::Host) return block_host(timeout);
+  if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+  operation_->order(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+}
+
+void StreamWork::synchronize() { block_host(std::nullopt); }
+
+// By asking, not by the device's own wait: a group that fails meanwhile, and Ctrl-C, end it.
+void StreamWork::block_host(std::optional<std::chrono::milliseconds> timeout) {
+  const Deadline deadline = timeout ? Deadline::after(*timeout) : Deadline::never();
+  std::chrono::microseconds pause{0};
+  while (!is_completed()) {
+    check_interrupt();
+    if (deadline.expired()) {
+      throw TimeoutError(fmt::format(
+          "libddp: {} is not done after a wait of {:.1f} s; the operation goes on. Hint: wait "
+          "longer, or look at what the other ranks are doing.",
+          description(), std::chrono::duration<double>(*timeout).count()));
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause + kPauseStep, kLongestPause);
+  }
+  if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+}
+
+bool StreamWork::is_completed() const { return is_finished() || operation_->is_done(); }
+
+void StreamWork::on_complete(std::function<void(Work&)> callback) {
+  // The Work is its user's, who may let go of it before the end.
+  Work::on_complete(
+      [callback = std::move(callback), self = shared_from_this()](Work& work) { callback(work); });
+}
+
+}  // namespace libddp
