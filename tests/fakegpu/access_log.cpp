@@ -163,6 +163,19 @@ void AccessLog::check_freed(const DeviceStream& owner) {
   }
 }
 
+void AccessLog::freed_at_once(const void* block, const DeviceStream& any) {
+  const std::lock_guard lock(mutex_);
+  const auto found = blocks_.find(address(block));
+  if (found == blocks_.end()) return;
+  Clock host = hosts_.at(any.device());
+  host.join(thread_clock());
+  for (const Access& access : found->second.accesses) {
+    if (access.tick > host.at(access.slot))
+      add(found, access, {"free", any.stream(), 0}, access.range, true);
+  }
+  blocks_.erase(found);
+}
+
 void AccessLog::used_on(const void* block, const DeviceStream& stream) {
   const std::lock_guard lock(mutex_);
   const auto found = blocks_.find(address(block));

@@ -1,8 +1,8 @@
 #pragma once
 
-// The state behind race_checker.h: what operations did to which bytes, and what streams and the host
-// know of each other. The device's parts report here at enqueue, in program order.
-// Thread rule: any thread; one mutex.
+// The state behind race_checker.h: what operations did to which bytes, and what streams and the
+// host know of each other. The device's parts report here at enqueue, in program order. Thread
+// rule: any thread; one mutex.
 
 #include <array>
 #include <cstdint>
@@ -45,6 +45,8 @@ class AccessLog {
   /// Memory that belongs to a stream, as the allocator gives it; without one, to the host.
   void allocated(const void* block, std::size_t bytes, const DeviceStream* owner);
   void freed(const void* block);
+  /// Memory without an owner, by the host; `any` is a stream of its device. Forgotten.
+  void freed_at_once(const void* block, const DeviceStream& any);
   void used_on(const void* block, const DeviceStream& stream);
   /// Back to the system.
   void forget(const void* block);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Vector clocks over streams: component s is the number of the last operation of stream s (its slot)
-// that is known to be over. Not synchronised; AccessLog's mutex guards those that are shared.
+// Vector clocks over streams: component s is the number of the last operation of stream s (its
+// slot) that is known to be over. Not synchronised; AccessLog's mutex guards those that are shared.
 
 #include <algorithm>
 #include <cstddef>

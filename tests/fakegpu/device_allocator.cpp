@@ -38,8 +38,8 @@ DeviceAllocator& DeviceAllocator::get() {
 }
 
 c10::DataPtr DeviceAllocator::allocate(std::size_t bytes) {
-  const c10::Device device = device_at(
-      c10::impl::getDeviceGuardImpl(c10::DeviceType::PrivateUse1)->getDevice().index());
+  const c10::Device device =
+      device_at(c10::impl::getDeviceGuardImpl(c10::DeviceType::PrivateUse1)->getDevice().index());
   return allocate_on(bytes, DeviceStream::of(current_stream(device.index())));
 }
 
@@ -54,7 +54,7 @@ c10::DataPtr DeviceAllocator::allocate_on(std::size_t bytes, DeviceStream& strea
     data = std::aligned_alloc(kAlignment, size);
     if (data == nullptr) throw std::bad_alloc();
   }
-  blocks_[base_of(data)] = {size, &stream, true, {}};
+  blocks_[base_of(data)] = {size, &stream, true, false, {}};
   MemoryUse& use = uses_.at(device.index());
   use.allocated_bytes += static_cast<std::int64_t>(size);
   use.peak_bytes = std::max(use.peak_bytes, use.allocated_bytes);
@@ -92,6 +92,32 @@ void DeviceAllocator::free(void* data) {
   block.is_used = false;
   uses_.at(block.stream->device()).allocated_bytes -= static_cast<std::int64_t>(block.bytes);
   AccessLog::get().freed(data);
+}
+
+void* DeviceAllocator::allocate_plain(std::size_t bytes) {
+  const auto* const guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::PrivateUse1);
+  DeviceStream& stream = DeviceStream::of(guard->getDefaultStream(guard->getDevice()));
+  const std::size_t size = rounded(std::max<std::size_t>(bytes, 1));
+  void* const data = std::aligned_alloc(kAlignment, size);
+  if (data == nullptr) throw std::bad_alloc();
+  const std::lock_guard lock(mutex_);
+  blocks_[base_of(data)] = {size, &stream, true, true, {}};
+  AccessLog::get().allocated(data, size, nullptr);
+  return data;
+}
+
+bool DeviceAllocator::free_plain(void* data) {
+  const std::lock_guard lock(mutex_);
+  const auto found = blocks_.find(base_of(data));
+  if (found == blocks_.end() || !found->second.is_plain) return false;
+  const DeviceStream& stream = *found->second.stream;
+  AccessLog::get().freed_at_once(data, stream);
+  const std::vector<DeviceStream*> streams = DeviceStream::used(stream.device());
+  blocks_.erase(found);
+  // Tasks of streams may still use it, wrongly: they must not write over something else.
+  const auto is_idle = [](DeviceStream* stream) { return stream->is_idle(); };
+  if (std::all_of(streams.begin(), streams.end(), is_idle)) std::free(data);
+  return true;
 }
 
 void DeviceAllocator::copy_data(void* to, const void* from, std::size_t bytes) const {

@@ -1,9 +1,8 @@
 #pragma once
 
-// Memory of the fake device: host memory in blocks of a rounded size, which go back to a list of the
-// stream that they were allocated on and from there to its next allocation, at once, whatever other
-// streams still do with them: as torch's caching allocator works.
-// Thread rule: any thread.
+// Memory of the fake device: host memory in blocks of a rounded size, which go back to a list of
+// the stream that they were allocated on and from there to its next allocation, at once, whatever
+// other streams still do with them: as torch's caching allocator works. Thread rule: any thread.
 
 #include <c10/core/CachingDeviceAllocator.h>
 
@@ -38,6 +37,11 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex device) override;
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override;
 
+  /// As cudaMalloc and cudaFree: of the current device, of no stream. Freeing what the host does
+  /// not know to be unused is a race. False: not such memory.
+  void* allocate_plain(std::size_t bytes);
+  bool free_plain(void* data);
+
   MemoryUse use(c10::DeviceIndex device);
   void set_limit(c10::DeviceIndex device, std::int64_t bytes);
   /// The device of memory that this gave out; -1: not its own.
@@ -52,6 +56,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
     std::size_t bytes;
     DeviceStream* stream;
     bool is_used;
+    bool is_plain;
     /// Others that use it (recordStream).
     std::vector<DeviceStream*> streams;
   };

@@ -6,8 +6,8 @@
 //
 // How it computes: each stream runs its tasks in order beside the host. Events and mock NCCL's
 // operations are such tasks. An ATen operator waits for what its stream has and then runs in the
-// caller's thread, over the same memory (a slow host, nothing else); race_checker.h tells what would
-// not have been ordered on a device that does not wait.
+// caller's thread, over the same memory (a slow host, nothing else); race_checker.h tells what
+// would not have been ordered on a device that does not wait.
 //
 // Loading the library registers everything. Thread rule: any thread.
 //
@@ -35,8 +35,8 @@ inline c10::Device device_at(int index) {
 /// This thread's, on a device.
 c10::Stream current_stream(int device);
 
-/// Holds a stream up: what is enqueued behind it waits until release, or its end. An operator on that
-/// stream blocks the host meanwhile.
+/// Holds a stream up: what is enqueued behind it waits until release, or its end. An operator on
+/// that stream blocks the host meanwhile.
 class Hold {
  public:
   explicit Hold(c10::Stream stream);

@@ -2,9 +2,9 @@
 // Results get memory of the device; views and operators in place use what they were given. The race
 // checker learns from the schema what is read and written.
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
@@ -146,9 +146,8 @@ class Call {
     if (c10::StorageImpl* const storage =
             aliases_.behind(tensor.storage().unsafeGetStorageImpl())) {
       is_view_ = true;
-      return tensor_over(
-          c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)), tensor,
-          c10::DispatchKey::PrivateUse1);
+      return tensor_over(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)),
+                         tensor, c10::DispatchKey::PrivateUse1);
     }
     at::Tensor made =
         at::empty_strided(tensor.sizes(), tensor.strides(),

@@ -38,8 +38,7 @@ const at::Generator& Generator::default_of(c10::DeviceIndex device) {
     return made;
   }();
   const auto* const guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::PrivateUse1);
-  return generators->at(
-      static_cast<std::size_t>(device < 0 ? guard->getDevice().index() : device));
+  return generators->at(static_cast<std::size_t>(device < 0 ? guard->getDevice().index() : device));
 }
 
 at::Generator Generator::next_on_cpu() {

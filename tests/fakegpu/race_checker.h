@@ -5,12 +5,12 @@
 // with a vector clock of its stream; two that overlap, one of which writes, and of which neither
 // clock knows the other, are a race.
 //
-// What orders: a stream's own order; an event's wait behind its record; synchronising with a stream,
-// an event or a device, an event's query that said true, and a blocking copy to or from the host
-// order everything launched later. Host threads of one device (one rank) count as one: an operation
-// that a thread enqueues after another has synchronised is behind what that one waited for. Devices
-// have clocks of their own, joined by a thread that uses several. Operations of one communicator
-// give no order between streams.
+// What orders: a stream's own order; an event's wait behind its record; synchronising with a
+// stream, an event or a device, an event's query that said true, and a blocking copy to or from the
+// host order everything launched later. Host threads of one device (one rank) count as one: an
+// operation that a thread enqueues after another has synchronised is behind what that one waited
+// for. Devices have clocks of their own, joined by a thread that uses several. Operations of one
+// communicator give no order between streams.
 //
 // Memory that goes back to the allocator may be used again by the stream that it was allocated on
 // from then on: uses on other streams that are still unordered with that stream at its next

@@ -20,8 +20,7 @@ c10::Storage same_memory_on_cpu(const c10::Storage& storage) {
 
 }  // namespace
 
-at::Tensor tensor_over(const c10::Storage& storage, const at::Tensor& shape,
-                       c10::DispatchKey key) {
+at::Tensor tensor_over(const c10::Storage& storage, const at::Tensor& shape, c10::DispatchKey key) {
   at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage), c10::DispatchKeySet(key), shape.dtype());
   c10::TensorImpl* const impl = made.unsafeGetTensorImpl();

@@ -30,8 +30,8 @@ class CpuAliases {
 
 /// A new tensor over `storage` with the dtype, sizes, strides and offset of `shape`.
 at::Tensor tensor_over(const c10::Storage& storage, const at::Tensor& shape, c10::DispatchKey key);
-/// Allocates on the tensor's stream what `alias` has beyond the tensor's storage, and takes over its
-/// shape and, where it has got other memory, its contents.
+/// Allocates on the tensor's stream what `alias` has beyond the tensor's storage, and takes over
+/// its shape and, where it has got other memory, its contents.
 void take_shape(const at::Tensor& tensor, const at::Tensor& alias);
 /// Keeps what fits.
 void resize_storage(c10::StorageImpl& storage, std::size_t bytes);
