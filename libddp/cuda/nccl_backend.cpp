@@ -35,8 +35,8 @@ std::unique_ptr<Backend> create_private(const BackendRequest& request) {
   return std::make_unique<NcclBackend>(request, c10::DeviceType::PrivateUse1);
 }
 
-const BackendRegistration cuda("cuda", create_cuda);
-const BackendRegistration private_use("privateuseone", create_private);
+const BackendRegistration cuda(c10::DeviceType::CUDA, create_cuda);
+const BackendRegistration private_use(c10::DeviceType::PrivateUse1, create_private);
 
 }  // namespace
 

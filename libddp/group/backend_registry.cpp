@@ -13,7 +13,7 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::map<std::string, BackendFactory> factories;
+  std::map<c10::DeviceType, BackendFactory> factories;
 };
 
 /// Made by whoever comes first: registrations run before main in no fixed order.
@@ -24,18 +24,18 @@ Registry& registry() {
 
 }  // namespace
 
-BackendRegistration::BackendRegistration(const char* device, BackendFactory factory) {
+BackendRegistration::BackendRegistration(c10::DeviceType device, BackendFactory factory) {
   const std::lock_guard lock(registry().mutex);
   const bool is_new = registry().factories.emplace(device, factory).second;
   LIBDDP_CHECK(is_new, "one backend per device");
 }
 
-bool has_backend(const std::string& device) {
+bool has_backend(c10::DeviceType device) {
   const std::lock_guard lock(registry().mutex);
   return registry().factories.count(device) != 0;
 }
 
-std::unique_ptr<Backend> create_backend(const std::string& device, const BackendRequest& request) {
+std::unique_ptr<Backend> create_backend(c10::DeviceType device, const BackendRequest& request) {
   BackendFactory factory = nullptr;
   {
     const std::lock_guard lock(registry().mutex);
@@ -46,7 +46,7 @@ std::unique_ptr<Backend> create_backend(const std::string& device, const Backend
     throw ArgumentError(fmt::format(
         "libddp[group {}, rank {}/{}] create: this build of libddp moves no {} "
         "tensors. Hint: build it with all of its rooms (LIBDDP_ONLY_ROOMS).",
-        request.options.name, request.options.rank, request.options.world_size, device));
+        request.options.name, request.options.rank, request.options.world_size, c10::DeviceTypeName(device, /*lower_case=*/true)));
   }
   return factory(request);
 }

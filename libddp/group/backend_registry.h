@@ -4,8 +4,8 @@
 // library is loaded.
 // Thread rule: any thread.
 //
-//   const BackendRegistration host("cpu", &create_host_backend);
-//   std::unique_ptr<Backend> backend = create_backend("cpu", {store, "libddp/world/", options});
+//   const BackendRegistration host(c10::kCPU, &create_host_backend);
+//   std::unique_ptr<Backend> backend = create_backend(c10::kCPU, {store, "libddp/world/", options});
 
 #include <memory>
 #include <string>
@@ -34,13 +34,13 @@ struct BackendRequest {
 using BackendFactory = std::unique_ptr<Backend> (*)(const BackendRequest& request);
 
 struct BackendRegistration {
-  /// REQUIRES: no other one for `device` ("cpu", "cuda").
-  BackendRegistration(const char* device, BackendFactory factory);
+  /// REQUIRES: no other one for `device`.
+  BackendRegistration(c10::DeviceType device, BackendFactory factory);
 };
 
 /// Whether this build has a backend for `device`.
-bool has_backend(const std::string& device);
+bool has_backend(c10::DeviceType device);
 /// Throws ArgumentError where nothing is registered for `device`.
-std::unique_ptr<Backend> create_backend(const std::string& device, const BackendRequest& request);
+std::unique_ptr<Backend> create_backend(c10::DeviceType device, const BackendRequest& request);
 
 }  // namespace libddp

@@ -57,7 +57,7 @@ BackendCall ProcessGroup::State::call(const OperationSite& site, OpKind kind,
 void ProcessGroup::State::check_moves(const OperationSite& site, c10::Device device) const {
   const bool is_moved =
       backend->moves(device.type()) ||
-      (store && has_backend(c10::DeviceTypeName(device.type(), /*lower_case=*/true)));
+      (store && has_backend(device.type()));
   if (is_moved) return;
   site.refuse(
       fmt::format("{} is on device {}, but this group's backend moves {}", site.first_argument(),
@@ -72,7 +72,7 @@ Backend& ProcessGroup::State::make_device_backend(c10::DeviceType type) {
   if (!device_backend) {
     if (is_shut_down) refuse_entry("create");
     BackendRequest request{store, prefix, options, backend.get()};
-    device_backend = create_backend(c10::DeviceTypeName(type, /*lower_case=*/true), request);
+    device_backend = create_backend(type, request);
     known_device_backend.store(device_backend.get(), std::memory_order_release);
   }
   return *device_backend;

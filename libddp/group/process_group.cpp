@@ -44,7 +44,7 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
     prefix += fmt::format("{:x}/", std::hash<std::string>{}(listed));
   }
   state->prefix = std::move(prefix);
-  state->backend = create_backend("cpu", {state->store, state->prefix, options});
+  state->backend = create_backend(c10::kCPU, {state->store, state->prefix, options});
   state->global_ranks = options.global_ranks;
   state->options = options;
   log(LogLevel::Info, "group_created",

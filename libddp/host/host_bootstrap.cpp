@@ -25,7 +25,7 @@
 namespace libddp {
 namespace {
 
-const BackendRegistration registration("cpu", &create_host_backend);
+const BackendRegistration registration(c10::kCPU, &create_host_backend);
 
 /// What a rank brings to the bootstrap itself.
 struct OwnParts {

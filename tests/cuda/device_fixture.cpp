@@ -1,0 +1,37 @@
+#include "tests/cuda/device_fixture.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "tests/fakegpu/fake_device.h"
+#include "tests/fakegpu/mock_nccl.h"
+#include "tests/fakegpu/race_checker.h"
+
+namespace libddp::test {
+
+void run_device_group(int world_size, const std::function<void(ProcessGroup&, c10::Device)>& f,
+                      std::chrono::milliseconds timeout) {
+  mock_nccl::reset();
+  mock_nccl::install();
+  fakegpu::reset();
+  run_group(
+      world_size,
+      [&](ProcessGroup& group) {
+        const c10::Device device = fakegpu::device_at(group.rank());
+        const c10::DeviceGuard guard(device);
+        f(group, device);
+      },
+      timeout);
+}
+
+c10::Stream side_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+
+std::string races_text() {
+  std::string text;
+  for (const fakegpu::Race& race : fakegpu::races()) text += race.text() + "\n";
+  return text;
+}
+
+}  // namespace libddp::test
