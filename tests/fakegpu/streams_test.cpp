@@ -54,7 +54,7 @@ TEST_CASE_METHOD(WithDevice, "a stream waits for an event, the host does not") {
   REQUIRE_FALSE(second.query());
   hold.release();
   second.synchronize();
-  REQUIRE(first.query());
+  REQUIRE(event.query());
 }
 
 TEST_CASE_METHOD(WithDevice, "a wait is for the record that it saw") {
