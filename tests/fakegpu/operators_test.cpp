@@ -5,6 +5,7 @@
 
 #include "tests/fakegpu/with_device.h"
 #include "tests/support/catch.h"
+#include "tests/support/expect.h"
 
 namespace fakegpu::test {
 namespace {
@@ -66,6 +67,30 @@ TEST_CASE_METHOD(WithDevice, "operators in place and into results keep their ten
   at::_foreach_add_({x, out}, 1);
   REQUIRE(is_same(x, at::full({4}, 3.0f)));
   REQUIRE(is_same(out, at::full({4}, 5.0f)));
+}
+
+TEST_CASE_METHOD(WithDevice, "tensors of several devices are refused, numbers are not") {
+  at::Tensor x = at::ones({4}, on_device());
+  for (const at::Tensor& other : {at::ones({4}, on_device(1)), at::ones({4})}) {
+    const std::string text = libddp::test::message_of<c10::Error>([&] { x.add_(other); });
+    REQUIRE(libddp::test::contains(text, "same device"));
+  }
+  REQUIRE(is_same(x.add_(at::scalar_tensor(2)), at::full({4}, 3.0f)));
+  REQUIRE(x.index({at::tensor({0, 2})}).numel() == 2);
+}
+
+TEST_CASE_METHOD(WithDevice, "operations and waits of the host are counted") {
+  at::Tensor x = at::ones({4}, on_device());
+  x.add_(1);
+  REQUIRE(num_operations(0) == 2);
+  REQUIRE(num_host_waits(0) == 0);
+  REQUIRE(x.sum().item<float>() == 8);
+  REQUIRE(num_host_waits(0) == 1);
+  default_stream().synchronize();
+  REQUIRE(num_host_waits(0) == 2);
+  REQUIRE(at::nonzero(x).numel() == 4);
+  REQUIRE(num_host_waits(0) == 3);
+  REQUIRE(num_host_waits(1) == 0);
 }
 
 TEST_CASE_METHOD(WithDevice, "storages can be resized and exchanged") {

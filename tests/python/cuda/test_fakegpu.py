@@ -23,7 +23,12 @@ def run(function, *args):
 
 def network():
     return nn.Sequential(
-        nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)
+        nn.Linear(8, 16),
+        nn.LayerNorm(16),
+        nn.GELU(),
+        nn.Linear(16, 16),
+        nn.Tanh(),
+        nn.Linear(16, 4),
     )
 
 
@@ -31,7 +36,8 @@ def the_module():
     fakegpu.load()
     module = torch.fakegpu
     assert torch.accelerator.current_accelerator() == torch.device(DEVICE)
-    assert module.is_available() and module.device_count() == 4
+    assert module.is_available()
+    assert module.device_count() == 4
     module.set_device(1)
     assert module.current_device() == 1
     assert torch.ones(1, device=DEVICE).device == torch.device(DEVICE, 1)
@@ -62,7 +68,8 @@ def events():
     with fakegpu.held(side):
         event = side.record_event()
         default.wait_event(event)
-        assert not event.query() and not default.query()
+        assert not event.query()
+        assert not default.query()
     default.synchronize()
     assert event.query()
     end.record()
@@ -79,7 +86,9 @@ def random_numbers():
     torch.manual_seed(3)
     cpu = torch.get_rng_state()
     state = torch.fakegpu.get_rng_state()
-    assert state.device.type == "cpu" and state.dtype == torch.uint8 and state.numel() == 16
+    assert state.device.type == "cpu"
+    assert state.dtype == torch.uint8
+    assert state.numel() == 16
     first = torch.nn.functional.dropout(torch.ones(64, device=DEVICE))
     assert set(first.tolist()) == {0.0, 2.0}
     assert torch.equal(cpu, torch.get_rng_state())
@@ -213,7 +222,9 @@ def sharded():
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    fakegpu.reset()
     model(torch.randn(5, 8, device=DEVICE)).sum().backward()
+    assert fakegpu.races() == []
     assert all(p.grad is not None for p in model.parameters())
     dist.destroy_process_group()
 
