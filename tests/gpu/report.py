@@ -24,7 +24,8 @@ from table import table
 #: Characters of a failure that are kept.
 MESSAGE = 4000
 #: Keys of a bench line that its table leaves out.
-HIDDEN = {"kind", "step", "case", "rounds", "wall", "load", "cores", "target"}
+HIDDEN = {"kind", "step", "case", "rounds", "wall", "load", "cores", "cpu_min_s", "cpu_s"}
+HIDDEN |= {"cpu_ratio_min", "cpu_ratio_median"}
 FACTS = ("date", "device", "driver", "cuda", "nccl", "torch", "python", "cores", "commit")
 
 
