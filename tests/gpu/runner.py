@@ -60,12 +60,13 @@ class Run:
         self.results.step(step, state, time.monotonic() - begin, why)
 
     def run_once(self, step: Step) -> tuple[str, str]:
-        status, text = self.execute(step, self.limit(step))
+        limit = self.limit(step)
+        status, text = self.execute(step, limit)
         lines = [line for line in text.splitlines() if line.startswith("{")]
         for line in lines if step.kind == "bench" else []:
             self.results.add({"kind": "bench", "step": step.name, **json.loads(line)})
         if status is None:
-            return "timed out", f"killed after {self.limit(step):.0f} s"
+            return "timed out", f"killed after {limit:.0f} s"
         if status:
             return "failed", f"exit status {status}"
         if step.kind == "bench" and not lines:
@@ -131,8 +132,6 @@ class Run:
             "PYTHONPATH": path,
             "PATH": f"{self.places.prefix}/bin:{os.environ['PATH']}",
             "PYTHONUNBUFFERED": "1",
-            # Read when cuBLAS starts: sums in one order, so that parity can be asked to the bit.
-            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
             "LIBDDP_LOG_LEVEL": os.environ.get("LIBDDP_LOG_LEVEL", "WARN"),
         }
 

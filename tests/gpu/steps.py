@@ -89,7 +89,9 @@ def build(places: Places) -> Step:
 
 def tests(name: str, limit: int) -> Step:
     path = f"tests/gpu/test_{name}.py"
-    return Step(name, f"pytest {path}, world size 1", pytest(path), limit, "tests")
+    # Several files run at once.
+    few = {"OMP_NUM_THREADS": "3"}
+    return Step(name, f"pytest {path}, world size 1", pytest(path), limit, "tests", few)
 
 
 def pytest(path: str) -> list[str]:
