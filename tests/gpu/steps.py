@@ -105,7 +105,7 @@ def two_ranks(places: Places) -> Step:
         "two-ranks",
         words,
         pytest("tests/gpu/test_two_ranks.py"),
-        100,
+        140,
         "tests",
         shared_device(places),
         lambda: missing_nccl(places),
