@@ -5,6 +5,7 @@
 #include <torch/version.h>
 
 #include "bindings/bindings.h"
+#include "libddp/group/backend_registry.h"
 
 namespace py = pybind11;
 
@@ -20,11 +21,14 @@ void bind_build_info(py::module_& module) {
         info["version"] = std::string(version());
         info["torch"] = TORCH_VERSION;
         info["compiler"] = compiler();
+        info["cuda"] = has_backend(c10::DeviceType::CUDA);
         info["simd"] = std::string(name(simd_level()));
         info["simd_compiled"] = compiled;
         return info;
       },
-      "Version, torch that it was built for, compiler, vector path in use and those compiled.");
+      "Version, torch that it was built for, compiler, whether it moves CUDA tensors, vector path "
+      "in "
+      "use and those compiled.");
 }
 
 }  // namespace libddp

@@ -33,12 +33,19 @@ void bind_identity(GroupClass& group) {
 void bind_memory(GroupClass& group) {
   group.def(
       "allocate",
-      [](ProcessGroup& self, const std::vector<std::int64_t>& sizes, at::ScalarType dtype) {
+      [](ProcessGroup& self, const std::vector<std::int64_t>& sizes, at::ScalarType dtype,
+         at::Device device) {
         py::gil_scoped_release release;
-        return self.allocate(sizes, dtype);
+        return self.allocate(sizes, dtype, device);
       },
-      py::arg("sizes"), py::arg("dtype") = at::kFloat,
+      py::arg("sizes"), py::arg("dtype") = at::kFloat, py::arg("device") = at::Device(at::kCPU),
       "Uninitialised tensor in the group's arena: its collectives copy nothing.");
+  group.def(
+      "moves",
+      [](const ProcessGroup& self, const at::Tensor& tensor) {
+        return self.moves(tensor.device().type());
+      },
+      py::arg("tensor"), "Whether the group can move tensors on the device of `tensor`.");
 }
 
 void bind_life(GroupClass& group) {

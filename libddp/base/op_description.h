@@ -46,6 +46,8 @@ struct OpDescription {
   /// What the bytes serve ("bucket 3 (wte.weight, ...)"), cut to fit, filled with zeros: two
   /// buckets of the same size are not taken for each other.
   char label[48] = {};
+  /// Its tensors are on an accelerator. No part of the fingerprint: the two kinds never meet.
+  bool is_on_device = false;
 
   /// Equal on two ranks exactly if they agree on kind, dtype, op, root, count, shape and label.
   std::uint64_t fingerprint(std::uint64_t sequence) const;

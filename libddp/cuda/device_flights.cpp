@@ -61,6 +61,17 @@ void DeviceFlights::add(const std::shared_ptr<NcclCommunicator>& communicator,
   DeviceWatchdog::get().wake();
 }
 
+FlightRecorder::Ticket DeviceFlights::record(const OpDescription& description,
+                                             std::uint64_t sequence) {
+  FlightRecorder* const recorder = host_.flight_recorder();
+  return recorder != nullptr ? recorder->add_running(description, sequence) : 0;
+}
+
+void DeviceFlights::record_end(const DeviceOperation& operation, bool succeeded) noexcept {
+  FlightRecorder* const recorder = host_.flight_recorder();
+  if (recorder != nullptr) recorder->finish(operation.ticket, succeeded);
+}
+
 bool DeviceFlights::look() noexcept {
   try {
     if (const std::exception_ptr lost = host_.failure()) end_all(lost);
@@ -100,7 +111,7 @@ void DeviceFlights::look_at_lanes() {
   }
   for (const Flight& flight : done) {
     flight.operation->let_go();
-    recorder_.finish(flight.operation->ticket, true);
+    record_end(*flight.operation, true);
     if (const auto work = flight.work.lock()) work->finish();
   }
   for (const auto& [first, lane] : held_up) check_first(first, lane);
@@ -220,7 +231,7 @@ void DeviceFlights::end_all(const std::exception_ptr& error) noexcept {
   }
   for (auto& [communicator, lane] : lanes) {
     for (const Flight& flight : lane.flights) {
-      recorder_.finish(flight.operation->ticket, false);
+      record_end(*flight.operation, false);
       if (const auto work = flight.work.lock()) work->finish(error);
     }
   }

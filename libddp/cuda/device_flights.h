@@ -29,12 +29,12 @@
 
 #include "libddp/base/group_failure.h"
 #include "libddp/base/group_identity.h"
-#include "libddp/cuda/device_operation.h"
 #include "libddp/cuda/device_watchdog.h"
 #include "libddp/cuda/nccl_api.h"
 #include "libddp/cuda/nccl_communicator.h"
-#include "libddp/cuda/stream_work.h"
 #include "libddp/group/backend.h"
+#include "libddp/group/device_operation.h"
+#include "libddp/group/stream_work.h"
 #include "libddp/watchdog/flight_recorder.h"
 #include "libddp/watchdog/running_calls.h"
 
@@ -61,8 +61,8 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
   /// Waits until nothing is in flight, or the group has failed.
   void drain();
 
-  const FlightRecorder& recorder() const { return recorder_; }
-  FlightRecorder& recorder() { return recorder_; }
+  /// In the flight recorder of the group, which has those of the host too.
+  FlightRecorder::Ticket record(const OpDescription& description, std::uint64_t sequence);
 
  private:
   struct Flight {
@@ -87,6 +87,7 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
   void refuse_mismatch(const DeviceOperation& first);
   void check_nccl_errors();
   void fail_here(GroupFailure failure) noexcept;
+  void record_end(const DeviceOperation& operation, bool succeeded) noexcept;
   std::map<int, std::string> ask_others();
   std::string where_others_are(const DeviceOperation& operation);
   RunningCallText describe_running() const;
@@ -96,7 +97,6 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
   const NcclApi& api_;
   Backend& host_;
   const std::string device_name_;
-  FlightRecorder recorder_;
   mutable std::mutex mutex_;
   std::map<const NcclCommunicator*, Lane> lanes_;
   std::exception_ptr error_;

@@ -13,6 +13,7 @@
 #include "libddp/base/first_line.h"
 #include "libddp/bootstrap/run_key.h"
 #include "libddp/bootstrap/sealed_store.h"
+#include "libddp/cuda/nccl_memory.h"
 #include "libddp/cuda/nccl_rendezvous.h"
 #include "libddp/cuda/nccl_types.h"
 #include "libddp/cuda/stream_capture.h"
@@ -79,15 +80,23 @@ c10::Stream NcclBackend::current_stream() const {
 }
 
 // One process drives one device in a group, as launchers and torch's wrappers have it.
-void NcclBackend::use_device(const BackendCall& call) {
+void NcclBackend::use_device(c10::Device device) {
+  const int index = device.index();
   int expected = -1;
-  const int index = call.device.index();
   if (device_index_.compare_exchange_strong(expected, index) || expected == index) return;
   throw ArgumentError(fmt::format(
-      "{}: this group's communicator is on device {}:{}, and a rank has one device in a group. "
-      "Hint: call torch.cuda.set_device(LOCAL_RANK) before the first collective, or make another "
-      "group for other devices.",
-      where(call), device_name(type_), expected));
+      "{}: a tensor is on device {}, but this group's communicator is on {}:{}, and a rank has one "
+      "device in a group. Hint: call torch.cuda.set_device(LOCAL_RANK) before the first "
+      "collective, or make another group for other devices.",
+      identity_.where(), device.str(), device_name(type_), expected));
+}
+
+void NcclBackend::connect(c10::Device device) {
+  const std::lock_guard lock(mutex_);
+  flights_->throw_if_failed();
+  const c10::DeviceGuard current(device);
+  use_device(c10::impl::VirtualGuardImpl(type_).getDevice());
+  channel_of_all();
 }
 
 NcclBackend::Channel NcclBackend::join(const std::string& name, int rank, int world_size) {
@@ -171,7 +180,7 @@ WorkPtr NcclBackend::launch(BackendCall call, std::vector<at::Tensor> tensors, I
                             Numbering numbering, StreamWork::Wait wait) {
   const std::lock_guard lock(mutex_);
   flights_->throw_if_failed();
-  use_device(call);
+  use_device(call.device);
   const c10::DeviceGuard device(call.device);
   const bool is_message = numbering == Numbering::Message;
   Channel& channel = is_message && call.description.root >= 0 ? channel_to(call.description.root)
@@ -188,7 +197,7 @@ WorkPtr NcclBackend::launch(BackendCall call, std::vector<at::Tensor> tensors, I
   order_behind_last(channel, stream, captures);
   auto operation =
       std::make_shared<DeviceOperation>(call.description, sequence, call.timeout, events_.take());
-  operation->ticket = flights_->recorder().add_running(call.description, sequence);
+  operation->ticket = flights_->record(call.description, sequence);
   issue_on(channel, stream, call, sequence, issue);
   const std::exception_ptr error = finish_on(stream, call);
   operation->record_end(stream);
@@ -223,6 +232,21 @@ WorkPtr NcclBackend::all_reduce(BackendCall call, const at::Tensor& tensor, doub
     const NcclReduction reduction(api_, to.comm, to.description, scale, identity_.world_size);
     return api_.all_reduce(tensor.const_data_ptr(), tensor.data_ptr(), count_of(tensor),
                            reduction.dtype(), reduction.op(), to.comm, to.stream);
+  });
+}
+
+WorkPtr NcclBackend::reduce(BackendCall call, const at::Tensor& tensor, int root, double scale) {
+  const bool is_root = root == identity_.rank;
+  if (is_root) {
+    prepare_reduction(call, tensor, scale);
+  } else if (const std::string why = nccl_refusal(call.description); !why.empty()) {
+    throw ArgumentError(fmt::format("{}: {}.", where(call), why));
+  }
+  return launch(std::move(call), {tensor}, [&](const Launch& to) {
+    const NcclReduction reduction(api_, to.comm, to.description, scale, identity_.world_size);
+    return api_.reduce(tensor.const_data_ptr(), is_root ? tensor.data_ptr() : nullptr,
+                       count_of(tensor), reduction.dtype(), reduction.op(), root, to.comm,
+                       to.stream);
   });
 }
 
@@ -308,6 +332,9 @@ WorkPtr NcclBackend::barrier(BackendCall call) {
 }
 
 at::Tensor NcclBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device) {
+  if (has_met() && wants_nccl_memory()) {
+    return nccl_memory(api_, all_->communicator, sizes, dtype);
+  }
   return at::empty(sizes, at::TensorOptions().dtype(dtype).device(device));
 }
 

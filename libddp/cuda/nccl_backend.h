@@ -31,12 +31,12 @@
 
 #include "libddp/base/group_identity.h"
 #include "libddp/cuda/device_flights.h"
-#include "libddp/cuda/event_pool.h"
 #include "libddp/cuda/nccl_api.h"
 #include "libddp/cuda/nccl_communicator.h"
-#include "libddp/cuda/stream_work.h"
 #include "libddp/group/backend.h"
 #include "libddp/group/backend_registry.h"
+#include "libddp/group/event_pool.h"
+#include "libddp/group/stream_work.h"
 
 namespace libddp {
 
@@ -50,8 +50,11 @@ class NcclBackend final : public Backend {
   std::string name() const override { return "nccl"; }
   bool moves(c10::DeviceType type) const override { return type == type_; }
   std::optional<c10::Device> device() const override;
+  void connect(c10::Device device) override;
   bool has_met() const override { return has_met_.load(std::memory_order_acquire); }
   WorkPtr all_reduce(BackendCall call, const at::Tensor& tensor, double scale) override;
+  bool reduces_to_root() const override { return true; }
+  WorkPtr reduce(BackendCall call, const at::Tensor& tensor, int root, double scale) override;
   WorkPtr broadcast(BackendCall call, const at::Tensor& tensor, int root) override;
   WorkPtr all_gather(BackendCall call, const at::Tensor& output, const at::Tensor& input) override;
   WorkPtr reduce_scatter(BackendCall call, const at::Tensor& output, const at::Tensor& input,
@@ -63,7 +66,6 @@ class NcclBackend final : public Backend {
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device) override;
   bool is_in_arena(const at::Tensor&) const override { return false; }
   void abort(const std::string& reason) noexcept override;
-  const FlightRecorder* flight_recorder() const override { return &flights_->recorder(); }
   std::exception_ptr failure() const override { return flights_->failure(); }
   void shutdown() override;
 
@@ -99,7 +101,7 @@ class NcclBackend final : public Backend {
   c10::Stream current_stream() const;
   static void order_behind_last(Channel& channel, const c10::Stream& stream, bool captures);
 
-  void use_device(const BackendCall& call);
+  void use_device(c10::Device device);
   Channel& channel_of_all();
   Channel& channel_to(int peer);
   Channel join(const std::string& name, int rank, int world_size);

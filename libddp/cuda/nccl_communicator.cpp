@@ -134,6 +134,20 @@ ncclResult_t NcclCommunicator::async_error() const {
   return asked == ncclSuccess ? error : asked;
 }
 
+void* NcclCommunicator::register_memory(void* data, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  void* handle = nullptr;
+  if (comm_ == nullptr) return nullptr;
+  check_nccl(api_, api_.comm_register(comm_, data, bytes, &handle), comm_, place_.where);
+  return handle;
+}
+
+void NcclCommunicator::deregister(void* handle) {
+  const std::lock_guard lock(mutex_);
+  if (comm_ == nullptr || handle == nullptr) return;
+  check_nccl(api_, api_.comm_deregister(comm_, handle), comm_, place_.where);
+}
+
 ncclComm_t NcclCommunicator::take() noexcept {
   const std::lock_guard lock(mutex_);
   return std::exchange(comm_, nullptr);

@@ -52,6 +52,10 @@ class NcclCommunicator {
   const c10::Device& device() const { return place_.device; }
   /// What has gone wrong since; ncclSuccess where nothing has.
   ncclResult_t async_error() const;
+  /// Makes memory of NCCL's known to the communicator: a handle for `deregister`, or null where it
+  /// is of no use (the communicator has ended, or NCCL has nothing to register it with).
+  void* register_memory(void* data, std::size_t bytes);
+  void deregister(void* handle);
   /// Ends what is in flight; the data is undefined then.
   void abort() noexcept;
   /// In order: all operations are done on every rank. Waits for a while.

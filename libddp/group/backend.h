@@ -67,11 +67,20 @@ class Backend {
   virtual bool moves(c10::DeviceType type) const { return type == c10::DeviceType::CPU; }
   /// Where its tensors are, as far as it is known yet.
   virtual std::optional<c10::Device> device() const { return c10::Device(c10::kCPU); }
+  /// See ProcessGroup::connect.
+  virtual void connect([[maybe_unused]] c10::Device device) {}
   /// Whether all ranks have come together in it, so that a barrier may go through it.
   virtual bool has_met() const { return true; }
 
   /// In place; `scale` multiplies the result.
   virtual WorkPtr all_reduce(BackendCall call, const at::Tensor& tensor, double scale) = 0;
+  /// Whether `reduce` costs less than an all_reduce.
+  virtual bool reduces_to_root() const { return false; }
+  /// Only `root` gets the result; the others' tensors stay as they are. REQUIRES: reduces_to_root.
+  virtual WorkPtr reduce(BackendCall call, const at::Tensor& tensor, [[maybe_unused]] int root,
+                         double scale) {
+    return all_reduce(std::move(call), tensor, scale);
+  }
   virtual WorkPtr broadcast(BackendCall call, const at::Tensor& tensor, int root) = 0;
   /// `output` = world_size blocks shaped like `input`, flattened.
   virtual WorkPtr all_gather(BackendCall call, const at::Tensor& output,
@@ -128,7 +137,7 @@ class Backend {
     return {};
   }
   /// Null where none is kept.
-  virtual const FlightRecorder* flight_recorder() const { return nullptr; }
+  virtual FlightRecorder* flight_recorder() { return nullptr; }
   /// See ProcessGroup::waits.
   virtual void add_waits([[maybe_unused]] std::vector<std::int64_t>& by_rank) const {}
   /// See ProcessGroup. Backends that cannot tell their peers do nothing.

@@ -43,10 +43,11 @@ std::unique_ptr<Backend> create_backend(c10::DeviceType device, const BackendReq
     if (found != registry().factories.end()) factory = found->second;
   }
   if (factory == nullptr) {
-    throw ArgumentError(fmt::format(
-        "libddp[group {}, rank {}/{}] create: this build of libddp moves no {} "
-        "tensors. Hint: build it with all of its rooms (LIBDDP_ONLY_ROOMS).",
-        request.options.name, request.options.rank, request.options.world_size, c10::DeviceTypeName(device, /*lower_case=*/true)));
+    throw ArgumentError(
+        fmt::format("libddp[group {}, rank {}/{}] create: this build of libddp moves no {} "
+                    "tensors. Hint: build it with all of its rooms (LIBDDP_ONLY_ROOMS).",
+                    request.options.name, request.options.rank, request.options.world_size,
+                    c10::DeviceTypeName(device, /*lower_case=*/true)));
   }
   return factory(request);
 }

@@ -5,7 +5,8 @@
 // Thread rule: any thread.
 //
 //   const BackendRegistration host(c10::kCPU, &create_host_backend);
-//   std::unique_ptr<Backend> backend = create_backend(c10::kCPU, {store, "libddp/world/", options});
+//   std::unique_ptr<Backend> backend = create_backend(c10::kCPU, {store, "libddp/world/",
+//   options});
 
 #include <memory>
 #include <string>

@@ -29,6 +29,7 @@ BackendCall ProcessGroup::State::call(const OperationSite& site, OpKind kind, Dt
   BackendCall call;
   call.device = site.device.value_or(c10::kCPU);
   if (!call.device.is_cpu()) check_moves(site, call.device);
+  call.description.is_on_device = !call.device.is_cpu();
   call.description.kind = kind;
   call.description.dtype = dtype;
   call.description.count = static_cast<std::uint64_t>(count);
@@ -54,11 +55,27 @@ BackendCall ProcessGroup::State::call(const OperationSite& site, OpKind kind,
   return result;
 }
 
+bool ProcessGroup::State::moves(c10::DeviceType type) const {
+  if (backend->moves(type)) return true;
+  const Backend* const known = known_device_backend.load();
+  return known != nullptr ? known->moves(type) : store && has_backend(type);
+}
+
+void ProcessGroup::State::take_device_backend(const CallSite& site,
+                                              std::unique_ptr<Backend> given) {
+  const std::lock_guard lock(life_mutex);
+  if (device_backend) {
+    throw StateError(
+        fmt::format("{} {}: the group has a backend for device tensors already ({}). "
+                    "Hint: choose it before the first of them is sent.",
+                    site.group.where(), site.operation, device_backend->name()));
+  }
+  device_backend = std::move(given);
+  known_device_backend.store(device_backend.get(), std::memory_order_release);
+}
+
 void ProcessGroup::State::check_moves(const OperationSite& site, c10::Device device) const {
-  const bool is_moved =
-      backend->moves(device.type()) ||
-      (store && has_backend(device.type()));
-  if (is_moved) return;
+  if (moves(device.type())) return;
   site.refuse(
       fmt::format("{} is on device {}, but this group's backend moves {}", site.first_argument(),
                   device.str(), backend->moves(c10::kCPU) ? "CPU tensors only" : "other tensors"),

@@ -87,6 +87,9 @@ struct ProcessGroup::State {
     Backend* const known = known_device_backend.load(std::memory_order_acquire);
     return known != nullptr ? *known : make_device_backend(device.type());
   }
+  bool moves(c10::DeviceType type) const;
+  /// Throws StateError where there is one.
+  void take_device_backend(const CallSite& site, std::unique_ptr<Backend> given);
   /// Throws ArgumentError where nothing moves tensors on `device`.
   void check_moves(const OperationSite& site, c10::Device device) const;
   Backend& make_device_backend(c10::DeviceType type);

@@ -66,6 +66,24 @@ Group ProcessGroup::over(std::unique_ptr<Backend> backend, Options options) {
   return Group(new ProcessGroup(std::move(state)), &delete_as_installed);
 }
 
+void ProcessGroup::use_for_devices(std::unique_ptr<Backend> backend) {
+  const CallSite site = state_->enter("use_for_devices");
+  state_->take_device_backend(site, std::move(backend));
+}
+
+void ProcessGroup::connect(c10::Device device) {
+  const OperationSite site = state_->enter("connect");
+  if (device.is_cpu()) return;
+  state_->check_moves(site, device);
+  state_->backend_for(device).connect(device);
+}
+
+bool ProcessGroup::has_device_backend() const {
+  return state_->known_device_backend.load() != nullptr;
+}
+
+bool ProcessGroup::moves(c10::DeviceType type) const { return state_->moves(type); }
+
 ProcessGroup::~ProcessGroup() {
   if (state_->made.is_current()) return;
   // A forked child has copies of handles whose threads, locks and sockets belong to its parent.
@@ -234,6 +252,11 @@ WorkPtr ProcessGroup::reduce(const at::Tensor& tensor, int root, ReduceOptions r
   call.results.push_back(tensor);
   if (is_root) {
     if (operand.is_copy) copy_back_after(call, {operand});
+  }
+  if (state.backend_for(call.device).reduces_to_root()) {
+    return state.issue(std::move(call), tensor, &Backend::reduce, operand.wire, root, reduce.scale);
+  }
+  if (is_root) {
     return state.issue(std::move(call), tensor, &Backend::all_reduce, operand.wire, reduce.scale);
   }
   // The other ranks keep their tensors as they are.

@@ -89,6 +89,17 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   static Group create(c10::intrusive_ptr<c10d::Store> store, Options options);
   /// A group over a backend that exists already (interop/from_c10d.h).
   static Group over(std::unique_ptr<Backend> backend, Options options);
+  /// From now on `backend` moves the tensors of an accelerator, in place of the one that the group
+  /// would make. Throws StateError where it has one.
+  void use_for_devices(std::unique_ptr<Backend> backend);
+  /// Makes what operations on tensors of `device` need now, which the first of them would do else.
+  /// A collective; nothing for the CPU.
+  void connect(c10::Device device);
+  /// Whether it has one for an accelerator's tensors; one that it makes itself comes with the first
+  /// of them.
+  bool has_device_backend() const;
+  /// Whether it can move tensors on devices of `type`.
+  bool moves(c10::DeviceType type) const;
   ~ProcessGroup();
 
   int rank() const;

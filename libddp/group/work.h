@@ -52,6 +52,8 @@ class Work {
   /// Whether it is an operation on device tensors, which is done in the order of a stream: who has
   /// waited may launch work in the current stream, and may not look at the results from the host.
   virtual bool is_stream_ordered() const { return false; }
+  /// Where a stream-ordered operation runs; else the CPU.
+  virtual c10::Device device() const { return c10::kCPU; }
   /// Blocks until the results are there for the host too. As `wait` where they are after that.
   virtual void synchronize() { wait(); }
   virtual bool is_completed() const;

@@ -64,7 +64,7 @@ class HostBackend : public Backend {
                      std::vector<Exchange> parts) override;
   WorkPtr barrier(BackendCall call) override;
   std::uint64_t sequence_number() const override { return queue_->sequence(); }
-  const FlightRecorder* flight_recorder() const override { return &flight_recorder_; }
+  FlightRecorder* flight_recorder() override { return &flight_recorder_; }
   void add_waits(std::vector<std::int64_t>& by_rank) const override { comm_->add_waits(by_rank); }
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device) override;
   bool is_in_arena(const at::Tensor& tensor) const override;

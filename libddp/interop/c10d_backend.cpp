@@ -63,8 +63,13 @@ c10d::ErrorType C10dBackend::getError() {
 }
 
 at::Tensor C10dBackend::allocateTensor(long size, at::TensorOptions options) {
-  return for_torch(
-      [&] { return group_->allocate({size}, c10::typeMetaToScalarType(options.dtype())); });
+  return for_torch([&] {
+    return group_->allocate({size}, c10::typeMetaToScalarType(options.dtype()), options.device());
+  });
+}
+
+void C10dBackend::eagerConnectSingleDevice(at::Device device) {
+  for_torch([&] { group_->connect(device); });
 }
 
 c10::intrusive_ptr<c10d::Backend> C10dBackend::split(const c10::intrusive_ptr<c10d::Store>& store,

@@ -47,6 +47,9 @@ class C10dBackend final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}  // the group counts from 0 on every rank
   std::uint64_t getSequenceNumberForGroup() override { return group_->sequence_number(); }
   c10d::ErrorType getError() override;
+  /// For init_process_group(device_id=...): the communicator of that device is made now, and not by
+  /// the first collective; a collective.
+  void eagerConnectSingleDevice(at::Device device) override;
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   bool supportsSplitting() const override { return true; }

@@ -35,9 +35,11 @@ void C10dChecks::single_output(const Tensors& tensors) const {
 
 void C10dChecks::layout(const Tensors& tensors, bool allow_sparse) const {
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.device().type() != at::kCPU) {
-      fail(fmt::format("unsupported device type {}. Hint: CUDA tensors need backend nccl",
-                       tensor.device().str()));
+    if (!group_.moves(tensor.device().type())) {
+      fail(
+          fmt::format("unsupported device type {}. Hint: CUDA tensors need a build of libddp with "
+                      "CUDA (python -m libddp --version), and backend nccl",
+                      tensor.device().str()));
     }
     if (tensor.layout() == at::kStrided || (allow_sparse && tensor.layout() == at::kSparse)) {
       continue;

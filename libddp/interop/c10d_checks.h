@@ -33,7 +33,7 @@ class C10dChecks {
   void single(const Tensors& tensors) const;
   void single_input(const Tensors& tensors) const;
   void single_output(const Tensors& tensors) const;
-  /// CPU and strided; sparse COO too where `allow_sparse`.
+  /// Strided, on a device that the group moves; sparse COO too where `allow_sparse`.
   void layout(const Tensors& tensors, bool allow_sparse = false) const;
   /// Non-empty, one type, one shape.
   void alike(const Tensors& tensors) const;

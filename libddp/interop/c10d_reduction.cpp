@@ -81,7 +81,7 @@ void C10dReduction::finish(const at::Tensor& output, const at::Tensor& reduced) 
 at::Tensor bytes_of(const at::Tensor& tensor) {
   return at::from_blob(
       tensor.data_ptr(), {static_cast<std::int64_t>(tensor.nbytes())}, [tensor](void*) {},
-      at::kByte);
+      at::TensorOptions().dtype(at::kByte).device(tensor.device()));
 }
 
 }  // namespace libddp

@@ -1,6 +1,9 @@
 #include "libddp/interop/c10d_work.h"
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "libddp/interop/torch_errors.h"
 
@@ -68,6 +71,10 @@ std::vector<at::Tensor> C10dWork::result() {
   return results_.empty() ? std::vector<at::Tensor>() : results_[0];
 }
 
+void C10dWork::synchronize() {
+  if (work_->is_stream_ordered()) for_torch([&] { work_->wait(); });
+}
+
 bool C10dWork::wait(std::chrono::milliseconds timeout) {
   for_torch([&] {
     if (timeout == kNoTimeout) {
@@ -82,6 +89,10 @@ bool C10dWork::wait(std::chrono::milliseconds timeout) {
 FuturePtr C10dWork::getFuture() {
   std::lock_guard lock(future_mutex_);
   if (future_) return future_;
+  if (work_->is_stream_ordered()) {
+    complete_in_stream();
+    return future_;
+  }
   future_ = c10::make_intrusive<c10::ivalue::Future>(type_of(results_));
   if (work_->is_completed()) {
     complete(future_, results_, work_->exception());  // nobody has added a callback yet
@@ -95,6 +106,22 @@ FuturePtr C10dWork::getFuture() {
     });
   });
   return future_;
+}
+
+// A future notes the current stream of its devices when it is completed.
+void C10dWork::complete_in_stream() {
+  const c10::Device device = work_->device();
+  future_ =
+      c10::make_intrusive<c10::ivalue::Future>(type_of(results_), std::vector<c10::Device>{device});
+  const c10::DeviceGuard current(device);
+  const c10::StreamGuard side(
+      c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+  try {
+    work_->wait();
+    future_->markCompleted(value_of(results_));
+  } catch (...) {
+    future_->setError(error_for_torch(std::current_exception()));
+  }
 }
 
 }  // namespace libddp

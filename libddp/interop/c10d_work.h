@@ -2,9 +2,10 @@
 
 // libddp's Work behind c10d's: what torch's users wait for, poll and chain.
 //
-// Futures complete in the group's callback thread, so that a callback may use the group again. The
-// profiler's event is the group's own (group/profiler_event.h).
-// Thread rule: as libddp::Work; any thread.
+// Futures complete in the group's callback thread, so that a callback may use the group again.
+// Those of operations on a device are complete when these have been launched, as torch's are: who
+// waits for one, and its callbacks, run in streams that wait for the operation. The profiler's
+// event is the group's own (group/profiler_event.h). Thread rule: as libddp::Work; any thread.
 //
 //   auto work = c10::make_intrusive<C10dWork>(c10d::OpType::ALLREDUCE, *group);
 //   work->attach(group->all_reduce(t, {}, {.async = true}), {{t}});
@@ -32,12 +33,15 @@ class C10dWork final : public c10d::Work {
   std::exception_ptr exception() const override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
-  void synchronize() override {}
+  /// Of an operation on a device: lets the current stream wait for it.
+  void synchronize() override;
   bool wait(std::chrono::milliseconds timeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   std::uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
+  void complete_in_stream();
+
   const std::uint64_t sequence_;
   const std::shared_ptr<CallbackThread> callbacks_;
   WorkPtr work_;

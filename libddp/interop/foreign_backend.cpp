@@ -1,10 +1,13 @@
 #include "libddp/interop/foreign_backend.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cstring>
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -13,6 +16,9 @@
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
+#include "libddp/group/device_operation.h"
+#include "libddp/group/operand.h"
+#include "libddp/group/stream_work.h"
 #include "libddp/interop/c10d_failure.h"
 #include "libddp/interop/c10d_reduction.h"
 #include "libddp/interop/foreign_state.h"
@@ -21,8 +27,10 @@
 namespace libddp {
 
 ForeignBackend::ForeignBackend(c10::intrusive_ptr<c10d::Backend> inner, GroupIdentity identity,
-                               c10::intrusive_ptr<c10d::Store> store)
-    : state_(std::make_shared<State>(std::move(inner), std::move(identity), std::move(store))) {}
+                               c10::intrusive_ptr<c10d::Store> store,
+                               std::vector<c10::DeviceType> devices)
+    : state_(std::make_shared<State>(std::move(inner), std::move(identity), std::move(store))),
+      devices_(std::move(devices)) {}
 
 ForeignBackend::~ForeignBackend() {
   if (waiters_.is_idle()) return;
@@ -33,6 +41,13 @@ ForeignBackend::~ForeignBackend() {
 }
 
 std::string ForeignBackend::name() const { return "c10d:" + state_->inner_name; }
+
+bool ForeignBackend::moves(c10::DeviceType type) const {
+  if (!devices_.empty()) return std::find(devices_.begin(), devices_.end(), type) != devices_.end();
+  // Only NCCL is known to take no CPU tensors; what another library does not take it refuses.
+  const bool is_nccl = state_->inner_name.rfind("nccl", 0) == 0;
+  return !is_nccl || type != c10::DeviceType::CPU;
+}
 
 std::uint64_t ForeignBackend::sequence_number() const {
   std::lock_guard lock(state_->issue_mutex);
@@ -72,27 +87,14 @@ void ForeignBackend::shutdown() {
 
 WorkPtr ForeignBackend::start(BackendCall call, bool is_numbered,
                               const std::function<Flight()>& issue, std::function<void()> finish) {
+  if (!call.device.is_cpu()) {
+    return start_on_device(std::move(call), is_numbered, issue, std::move(finish));
+  }
   WorkPtr work;
   {
     std::lock_guard lock(state_->issue_mutex);
-    state_->throw_if_failed();
     std::uint64_t& number = is_numbered ? state_->sequence : state_->num_messages;
-    Flight flight;
-    try {
-      flight = issue();
-    } catch (...) {
-      const std::exception_ptr error =
-          error_of_c10d(std::current_exception(),
-                        state_->where(call.description.to_string(number + 1)), state_->inner_name);
-      try {
-        std::rethrow_exception(error);
-      } catch (const ArgumentError&) {
-        throw;  // nothing was sent: the group goes on
-      } catch (...) {
-        state_->fail(error);
-        throw;
-      }
-    }
+    Flight flight = state_->issue(call.description, number + 1, issue);
     work = std::make_shared<Work>(call.description, ++number, std::move(call.results));
     state_->add(work);
     const auto shared = std::make_shared<const Flight>(std::move(flight));
@@ -112,6 +114,42 @@ WorkPtr ForeignBackend::start(BackendCall call, bool is_numbered,
                        if (on_success) on_success();
                      });
                    });
+  }
+  if (!call.async) work->wait();
+  return work;
+}
+
+// A stream of our own waits for the other library's and finishes behind it, so that nothing waits
+// in the caller's stream before the caller does.
+WorkPtr ForeignBackend::start_on_device(BackendCall call, bool is_numbered,
+                                        const std::function<Flight()>& issue,
+                                        std::function<void()> finish) {
+  const c10::DeviceGuard device(call.device);
+  const c10::impl::VirtualGuardImpl streams(call.device.type());
+  WorkPtr work;
+  {
+    const std::lock_guard lock(state_->issue_mutex);
+    std::uint64_t& number = is_numbered ? state_->sequence : state_->num_messages;
+    const Flight flight = state_->issue(call.description, number + 1, issue);
+    auto operation = std::make_shared<DeviceOperation>(call.description, ++number, call.timeout,
+                                                       state_->event_for(call.device.type()));
+    const auto ends = [finish = std::move(finish), on_success = std::move(call.on_success)] {
+      if (finish) finish();
+      if (on_success) on_success();
+    };
+    {
+      const c10::StreamGuard side(state_->stream_of(call.device));
+      flight.wait(call.timeout);
+      ends();
+      operation->record_end(side.current_stream());
+    }
+    operation->hold(call.results, ends, streams.getStream(call.device));
+    const auto finisher = [this](std::shared_ptr<StreamWork> ending) {
+      waiters_.watch([ending] { ending->synchronize(); },
+                     [ending](const std::exception_ptr& error) { ending->finish(error); });
+    };
+    work = std::make_shared<StreamWork>(std::move(operation), std::move(call.results), call.device,
+                                        StreamWork::Wait::Stream, finisher);
   }
   if (!call.async) work->wait();
   return work;
@@ -166,7 +204,7 @@ WorkPtr ForeignBackend::all_gather(BackendCall call, const at::Tensor& output,
         std::vector<at::Tensor> inputs{from};
         return {{state_->inner->allgather(outputs, inputs, options)}};
       },
-      nullptr);
+      [from] {});
 }
 
 WorkPtr ForeignBackend::reduce_scatter(BackendCall call, const at::Tensor& output,
@@ -215,35 +253,23 @@ bool is_send(const Exchange& part) { return part.direction == Exchange::Directio
 
 /// The blocks of one direction, one after another in the order of their ranks.
 struct PackedBlocks {
-  PackedBlocks(const std::vector<Exchange>& parts, Exchange::Direction direction, int world_size)
+  PackedBlocks(const std::vector<Exchange>& parts, Exchange::Direction direction, int world_size,
+               c10::Device device)
       : splits(static_cast<std::size_t>(world_size), 0) {
     std::int64_t total = 0;
     for (int rank = 0; rank < world_size; ++rank) {
       for (const Exchange& part : parts) {
         if (part.direction != direction || part.peer != rank) continue;
-        blocks.push_back(part.tensor);
+        blocks.push_back(bytes_of(part.tensor));
         splits[static_cast<std::size_t>(rank)] += static_cast<std::int64_t>(part.tensor.nbytes());
         total += static_cast<std::int64_t>(part.tensor.nbytes());
       }
     }
-    flat = at::empty({total}, at::kByte);
+    flat = at::empty({total}, at::TensorOptions().dtype(at::kByte).device(device));
   }
 
-  void fill() const {
-    auto* to = static_cast<std::byte*>(flat.data_ptr());
-    for (const at::Tensor& block : blocks) {
-      if (block.nbytes() > 0) std::memcpy(to, block.const_data_ptr(), block.nbytes());
-      to += block.nbytes();
-    }
-  }
-
-  void spread() const {
-    const auto* from = static_cast<const std::byte*>(flat.const_data_ptr());
-    for (const at::Tensor& block : blocks) {
-      if (block.nbytes() > 0) std::memcpy(block.data_ptr(), from, block.nbytes());
-      from += block.nbytes();
-    }
-  }
+  void fill() const { pack(blocks, flat); }
+  void spread() const { unpack(flat, blocks); }
 
   at::Tensor flat;
   std::vector<std::int64_t> splits;
@@ -261,19 +287,21 @@ WorkPtr ForeignBackend::exchange(BackendCall call, std::vector<Exchange> parts) 
 
 WorkPtr ForeignBackend::exchange_blocks(BackendCall call, const std::vector<Exchange>& parts) {
   const int world_size = state_->identity.world_size;
-  PackedBlocks sends(parts, Exchange::Direction::Send, world_size);
+  const PackedBlocks sends(parts, Exchange::Direction::Send, world_size, call.device);
   const auto receives =
-      std::make_shared<PackedBlocks>(parts, Exchange::Direction::Recv, world_size);
+      std::make_shared<PackedBlocks>(parts, Exchange::Direction::Recv, world_size, call.device);
   sends.fill();
   c10d::AllToAllOptions options;
   options.timeout = call.timeout;
   return start(
       std::move(call), true,
       [&] {
-        return Flight{{state_->inner->alltoall_base(receives->flat, sends.flat, receives->splits,
-                                                    sends.splits, options)}};
+        at::Tensor from = sends.flat;
+        auto from_splits = sends.splits;
+        return Flight{{state_->inner->alltoall_base(receives->flat, from, receives->splits,
+                                                    from_splits, options)}};
       },
-      [receives] { receives->spread(); });
+      [receives, sent = sends.flat] { receives->spread(); });
 }
 
 // Receives first, so that what comes finds its place.
@@ -299,7 +327,7 @@ WorkPtr ForeignBackend::exchange_messages(BackendCall call, const std::vector<Ex
         }
         return flight;
       },
-      nullptr);
+      [parts] {});
 }
 
 // ForeignBackend::split: a part of the other library's group, made by that library.
@@ -345,7 +373,7 @@ std::unique_ptr<Backend> ForeignBackend::split(const std::vector<int>& ranks,
                                          state_->where("split " + part.name), state_->inner_name));
   }
   if (!inner) return nullptr;
-  return std::make_unique<ForeignBackend>(std::move(inner), part, std::move(store));
+  return std::make_unique<ForeignBackend>(std::move(inner), part, std::move(store), devices_);
 }
 
 }  // namespace libddp

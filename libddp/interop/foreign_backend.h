@@ -37,14 +37,17 @@ namespace libddp {
 
 class ForeignBackend final : public Backend {
  public:
-  /// Parts meet over `store`; null = there are none.
+  /// Parts meet over `store`; null = there are none. `devices`: whose tensors it takes; empty = all
+  /// that a library of its name may take.
   ForeignBackend(c10::intrusive_ptr<c10d::Backend> inner, GroupIdentity identity,
-                 c10::intrusive_ptr<c10d::Store> store = nullptr);
+                 c10::intrusive_ptr<c10d::Store> store = nullptr,
+                 std::vector<c10::DeviceType> devices = {});
   /// Lets go of what is in flight.
   ~ForeignBackend() override;
 
   /// "c10d:gloo".
   std::string name() const override;
+  bool moves(c10::DeviceType type) const override;
   WorkPtr all_reduce(BackendCall call, const at::Tensor& tensor, double scale) override;
   WorkPtr broadcast(BackendCall call, const at::Tensor& tensor, int root) override;
   WorkPtr all_gather(BackendCall call, const at::Tensor& output, const at::Tensor& input) override;
@@ -69,10 +72,14 @@ class ForeignBackend final : public Backend {
   /// `issue` passes the call on; `finish` runs when it has ended well.
   WorkPtr start(BackendCall call, bool is_numbered, const std::function<Flight()>& issue,
                 std::function<void()> finish);
+  /// The same on a device: stream-ordered, no thread waits.
+  WorkPtr start_on_device(BackendCall call, bool is_numbered, const std::function<Flight()>& issue,
+                          std::function<void()> finish);
   WorkPtr exchange_blocks(BackendCall call, const std::vector<Exchange>& parts);
   WorkPtr exchange_messages(BackendCall call, const std::vector<Exchange>& parts);
 
   const std::shared_ptr<State> state_;
+  const std::vector<c10::DeviceType> devices_;
   C10dWaiters waiters_;
 };
 

@@ -1,10 +1,12 @@
 #include "libddp/interop/foreign_state.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/interop/c10d_failure.h"
 
 namespace libddp {
 
@@ -22,6 +24,38 @@ std::string ForeignBackend::State::where(const std::string& operation) const {
 void ForeignBackend::State::throw_if_failed() const {
   std::lock_guard lock(mutex);
   if (failure) std::rethrow_exception(failure);
+}
+
+ForeignBackend::Flight ForeignBackend::State::issue(const OpDescription& description,
+                                                    std::uint64_t number,
+                                                    const std::function<Flight()>& call) {
+  throw_if_failed();
+  try {
+    return call();
+  } catch (...) {
+    const std::exception_ptr error =
+        error_of_c10d(std::current_exception(), where(description.to_string(number)), inner_name);
+    try {
+      std::rethrow_exception(error);
+    } catch (const ArgumentError&) {
+      throw;  // nothing was sent: the group goes on
+    } catch (...) {
+      fail(error);
+      throw;
+    }
+  }
+}
+
+EventPool::Handle ForeignBackend::State::event_for(c10::DeviceType type) {
+  if (!events) events.emplace(type);
+  return events->take();
+}
+
+c10::Stream ForeignBackend::State::stream_of(c10::Device device) {
+  if (!stream || stream->device() != device) {
+    stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  }
+  return *stream;
 }
 
 void ForeignBackend::State::fail(const std::exception_ptr& error, const WorkPtr& culprit) noexcept {

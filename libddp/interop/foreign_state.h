@@ -10,10 +10,12 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "libddp/group/event_pool.h"
 #include "libddp/interop/foreign_backend.h"
 #include "libddp/interop/foreign_clock.h"
 
@@ -26,6 +28,13 @@ struct ForeignBackend::State {
   /// What a message about one operation begins with.
   std::string where(const std::string& operation) const;
   void throw_if_failed() const;
+  /// Passes a call on to the other library; what it throws is the group's failure, unless nothing
+  /// was sent.
+  Flight issue(const OpDescription& description, std::uint64_t number,
+               const std::function<Flight()>& call);
+  /// Of operations on a device: an event, and the stream in which they finish.
+  EventPool::Handle event_for(c10::DeviceType type);
+  c10::Stream stream_of(c10::Device device);
   /// Keeps the first error, and ends all Works with it; nothing if `culprit` has ended meanwhile.
   void fail(const std::exception_ptr& error, const WorkPtr& culprit = nullptr) noexcept;
   /// `work` has not ended in time.
@@ -49,6 +58,10 @@ struct ForeignBackend::State {
   /// How often parts of these ranks and this name have been made.
   std::map<std::string, int> num_parts;
   ForeignClock clock;
+
+  // Under `issue_mutex`; made by the first operation on a device.
+  std::optional<EventPool> events;
+  std::optional<c10::Stream> stream;
 };
 
 /// The works that one operation has become.

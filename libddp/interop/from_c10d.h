@@ -38,7 +38,8 @@ struct FromC10dOptions {
 };
 
 /// A backend of libddp itself gives the group that it stands for.
-/// Throws ArgumentError for null, and for a group without a backend for CPU tensors.
+/// A group with one backend for CPU tensors and one for an accelerator's gives a group with both.
+/// Throws ArgumentError for null, and for a group without a backend.
 Group from_c10d(c10::intrusive_ptr<c10d::Backend> backend, FromC10dOptions options = {});
 Group from_c10d(const c10::intrusive_ptr<c10d::ProcessGroup>& group, FromC10dOptions options = {});
 

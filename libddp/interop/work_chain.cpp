@@ -1,10 +1,14 @@
 #include "libddp/interop/work_chain.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <utility>
+
+#include "libddp/group/stream_work.h"
 
 namespace libddp {
 namespace {
@@ -28,9 +32,64 @@ struct Join {
   WorkPtr outer;
 };
 
+WorkPtr joined_on_host(const std::vector<WorkPtr>& works, std::vector<at::Tensor> tensors) {
+  auto outer = std::make_shared<Work>(works.front()->description(), std::move(tensors));
+  auto join = std::make_shared<Join>(works.size(), outer);
+  for (const WorkPtr& work : works) {
+    work->on_complete([join](Work& part) { join->part_done(part); });
+  }
+  return outer;
+}
+
+/// Works on a device as one: who waits waits for each.
+class StreamJoin final : public Work {
+ public:
+  StreamJoin(std::vector<WorkPtr> works, std::vector<at::Tensor> tensors)
+      : Work(works.front()->description(), std::move(tensors)), works_(std::move(works)) {}
+
+  void wait(std::optional<std::chrono::milliseconds> timeout) override {
+    for (const WorkPtr& work : works_) work->wait(timeout);
+  }
+  bool is_stream_ordered() const override { return true; }
+  c10::Device device() const override { return works_.front()->device(); }
+  void synchronize() override {
+    for (const WorkPtr& work : works_) work->synchronize();
+  }
+  bool is_completed() const override {
+    return std::all_of(works_.begin(), works_.end(),
+                       [](const WorkPtr& work) { return work->is_completed(); });
+  }
+  void on_complete(std::function<void(Work&)> callback) override {
+    joined_on_host(works_, result())->on_complete(std::move(callback));
+  }
+
+ private:
+  const std::vector<WorkPtr> works_;
+};
+
+/// What the current stream has by now.
+WorkPtr launched(const WorkPtr& first, std::vector<at::Tensor> tensors) {
+  const c10::Device device = first->device();
+  EventPool events(device.type());
+  auto operation = std::make_shared<DeviceOperation>(OpDescription(), 0,
+                                                     std::chrono::milliseconds(0), events.take());
+  operation->record_end(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  const auto finish_as = [first](const std::shared_ptr<StreamWork>& work) {
+    first->on_complete([work](Work& inner) { work->finish(inner.exception()); });
+  };
+  return std::make_shared<StreamWork>(std::move(operation), std::move(tensors), device,
+                                      StreamWork::Wait::Stream, finish_as);
+}
+
 }  // namespace
 
 WorkPtr after(const WorkPtr& first, std::vector<at::Tensor> tensors, std::function<void()> then) {
+  if (first->is_stream_ordered()) {
+    first->wait();
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    then();
+    return launched(first, std::move(tensors));
+  }
   auto outer = std::make_shared<Work>(first->description(), std::move(tensors));
   first->on_complete([outer, then = std::move(then)](Work& inner) {
     std::exception_ptr error = inner.exception();
@@ -48,6 +107,10 @@ WorkPtr after(const WorkPtr& first, std::vector<at::Tensor> tensors, std::functi
 }
 
 WorkPtr followed_by(const WorkPtr& first, std::function<WorkPtr()> next) {
+  if (first->is_stream_ordered()) {
+    first->wait();
+    return next();
+  }
   auto outer = std::make_shared<Work>(first->description(), std::vector<at::Tensor>());
   first->on_complete([outer, next = std::move(next)](Work& inner) {
     try {
@@ -61,14 +124,11 @@ WorkPtr followed_by(const WorkPtr& first, std::function<WorkPtr()> next) {
 }
 
 WorkPtr all_of(const std::vector<WorkPtr>& works, std::vector<at::Tensor> tensors) {
-  auto outer = std::make_shared<Work>(works.front()->description(), std::move(tensors));
-  auto join = std::make_shared<Join>(works.size(), outer);
-  for (const WorkPtr& work : works) {
-    work->on_complete([join](Work& part) { join->part_done(part); });
+  if (works.front()->is_stream_ordered()) {
+    return std::make_shared<StreamJoin>(works, std::move(tensors));
   }
-  return outer;
+  return joined_on_host(works, std::move(tensors));
 }
-
 WorkPtr done(std::string description, std::vector<at::Tensor> tensors) {
   auto work = std::make_shared<Work>(std::move(description), std::move(tensors));
   work->finish();

@@ -2,8 +2,11 @@
 
 // Works made of other works: what has to happen when one ends, and the end of several.
 //
-// Thread rule: free functions; any thread. `then` runs in the thread that finishes the first work,
-// so it must be short and must not wait for another operation of the group; so does `next`.
+// Works on a device are chained in the order of streams: what follows is launched at once, in the
+// current stream, which waits for the first work.
+// Thread rule: free functions; any thread. On the host `then` runs in the thread that finishes the
+// first work, so it must be short and must not wait for another operation of the group; so does
+// `next`.
 //
 //   WorkPtr work = after(group->all_gather(parts, flat, {.async = true}), outputs,
 //                        [=] { scatter_back(parts, outputs); });

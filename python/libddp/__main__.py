@@ -25,6 +25,8 @@ def report() -> str:
     cuda = torch.version.cuda or "none"
     if torch.version.cuda and not torch.cuda.is_available():
         cuda += " (no device)"
+    if not info["cuda"]:
+        cuda += " (libddp is built without it)"
     nccl = "none"
     if torch.distributed.is_nccl_available():
         nccl = ".".join(str(part) for part in torch.cuda.nccl.version())

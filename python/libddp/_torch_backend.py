@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 BACKEND = "libddp"
+#: Devices whose tensors torch hands to it; those that a build cannot move it refuses by name.
+DEVICES = ("cpu", "cuda")
 
 
 def register_backend(create: Callable) -> None:
@@ -16,4 +18,5 @@ def register_backend(create: Callable) -> None:
     from torch import distributed
 
     if distributed.is_available() and not hasattr(distributed.Backend, BACKEND.upper()):
-        distributed.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+        register = distributed.Backend.register_backend
+        register(BACKEND, create, extended_api=True, devices=list(DEVICES))

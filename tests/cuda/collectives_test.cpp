@@ -14,8 +14,6 @@ using namespace libddp::test;
 
 namespace {
 
-constexpr int kRanks = 3;
-
 void reduce_all(ProcessGroup& group, c10::Device device, at::ScalarType dtype, ReduceOp op,
                 const CallOptions& options) {
   at::Tensor tensor = input_of(group.rank(), {5, 3}, dtype).to(device);

@@ -1,5 +1,6 @@
 #include "tests/cuda/device_fixture.h"
 
+#include <ATen/ops/full.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -22,6 +23,25 @@ void run_device_group(int world_size, const std::function<void(ProcessGroup&, c1
         f(group, device);
       },
       timeout);
+}
+
+std::vector<RankResult> fork_device_group(
+    int world_size, const std::function<std::string(ProcessGroup&, c10::Device)>& f,
+    std::chrono::milliseconds timeout) {
+  mock_nccl::reset();
+  mock_nccl::install();
+  return fork_group(
+      world_size,
+      [&](const Group& group) {
+        const c10::Device device = fakegpu::device_at(group->rank());
+        const c10::DeviceGuard guard(device);
+        return f(*group, device);
+      },
+      timeout);
+}
+
+at::Tensor device_tensor(double value, c10::Device device, std::int64_t numel) {
+  return at::full({numel}, value, at::TensorOptions().dtype(at::kFloat).device(device));
 }
 
 c10::Stream side_stream(c10::Device device) {

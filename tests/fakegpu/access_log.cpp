@@ -111,15 +111,15 @@ void AccessLog::order(const DeviceStream& earlier, const DeviceStream& later) {
   stream_clock(later).join(known);
 }
 
-void AccessLog::host_saw(c10::DeviceIndex device, const Clock& clock) {
+void AccessLog::thread_saw(const Clock& clock) {
   const std::lock_guard lock(mutex_);
-  hosts_.at(device).join(clock);
   thread_clock().join(clock);
 }
 
 void AccessLog::host_waited(c10::DeviceIndex device, const Clock& clock) {
-  host_saw(device, clock);
   const std::lock_guard lock(mutex_);
+  hosts_.at(device).join(clock);
+  thread_clock().join(clock);
   ++num_host_waits_.at(device);
 }
 
@@ -142,10 +142,13 @@ void AccessLog::freed(const void* block) {
   if (found == blocks_.end() || found->second.owner == nullptr) return;
   Block& entry = found->second;
   const Clock& owner = now(*entry.owner);
+  const Clock& here = thread_clock();
   std::vector<Access>& all = entry.accesses;
-  // The allocator waits for the streams that it was told of.
-  const auto is_recorded = [&](const Access& a) { return entry.recorded.count(a.slot) > 0; };
-  all.erase(std::remove_if(all.begin(), all.end(), is_recorded), all.end());
+  // The allocator waits for the streams that it was told of, and who frees may have seen the end.
+  const auto is_over = [&](const Access& access) {
+    return entry.recorded.count(access.slot) > 0 || access.tick <= here.at(access.slot);
+  };
+  all.erase(std::remove_if(all.begin(), all.end(), is_over), all.end());
   entry.is_freed_in_use = std::any_of(all.begin(), all.end(), [&](const Access& access) {
     return access.tick > owner.at(access.slot);
   });

@@ -38,8 +38,8 @@ class AccessLog {
   bool wait(const DeviceStream& stream, const Clock& event);
   /// `later` is behind all of `earlier`; no wait that a test can drop.
   void order(const DeviceStream& earlier, const DeviceStream& later);
-  /// The host has seen that this is over.
-  void host_saw(c10::DeviceIndex device, const Clock& clock);
+  /// This thread has seen that it is over, without waiting for it; other threads do not know.
+  void thread_saw(const Clock& clock);
   /// The host has blocked for it.
   void host_waited(c10::DeviceIndex device, const Clock& clock);
   void host_waited(const DeviceStream& stream);

@@ -124,7 +124,7 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
     DeviceStream& queried = DeviceStream::of(stream);
     const Clock clock = AccessLog::get().record(queried);
     if (!queried.is_idle()) return false;
-    AccessLog::get().host_saw(queried.device(), clock);
+    AccessLog::get().thread_saw(clock);
     return true;
   }
   void synchronizeStream(const c10::Stream& stream) const override {
@@ -163,7 +163,7 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
     const std::shared_ptr<Mark> mark = mark_of(event);
     if (mark == nullptr) return true;
     if (!mark->query()) return false;
-    AccessLog::get().host_saw(event_of(event).device, mark->clock);
+    AccessLog::get().thread_saw(mark->clock);
     return true;
   }
   void synchronizeEvent(void* event) const override {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "tests/fakegpu/access_log.h"
 #include "tests/fakegpu/nccl_reduce.h"
 
 namespace mock_nccl {
@@ -19,7 +20,11 @@ int next_number() {
 }  // namespace
 
 Communicator::Communicator(int rank, int num_ranks)
-    : rank_(rank), num_ranks_(num_ranks), number_(next_number()) {}
+    : rank_(rank), num_ranks_(num_ranks), number_(next_number()) {
+  fakegpu::AccessLog::get().allocated(&turn_, 1, nullptr);
+}
+
+Communicator::~Communicator() { fakegpu::AccessLog::get().forget(&turn_); }
 
 bool Communicator::connect(const std::string& name) {
   const int socket = connect_to(name);

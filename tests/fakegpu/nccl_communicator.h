@@ -29,10 +29,14 @@ struct OpCall {
 class Communicator {
  public:
   Communicator(int rank, int num_ranks);
+  ~Communicator();
 
   /// Blocks until all ranks have come, or until an abort: false.
   bool connect(const std::string& name);
 
+  /// What each operation counts as writing: libddp orders those of a communicator by itself, on
+  /// whatever streams they are, and the race checker tells where it does not.
+  const void* turn() const { return &turn_; }
   int rank() const { return rank_; }
   int num_ranks() const { return num_ranks_; }
   /// Counts those of the process.
@@ -64,6 +68,7 @@ class Communicator {
   const int rank_;
   const int num_ranks_;
   const int number_;
+  const char turn_ = 0;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   State state_ = State::kConnecting;

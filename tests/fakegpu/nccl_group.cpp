@@ -104,6 +104,7 @@ void Group::issue_together(const std::vector<Pending>& calls) {
   }
   // A group's streams meet before and after it, as in NCCL.
   for (fakegpu::DeviceStream* const other : others) wait_for(*other, stream);
+  add_range(communicator.turn(), 1, writes);
   fakegpu::AccessLog::get().launch(stream, name, reads, writes);
   communicator.issue(stream, std::move(op_calls), operation.hangs, operation.delay_ms);
   if (operation.async_error != ncclSuccess) communicator.async_error = operation.async_error;

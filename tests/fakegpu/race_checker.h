@@ -6,10 +6,11 @@
 // clock knows the other, are a race.
 //
 // What orders: a stream's own order; an event's wait behind its record; synchronising with a
-// stream, an event or a device, an event's query that said true, and a blocking copy to or from the
-// host order everything launched later. Host threads of one device (one rank) count as one: an
-// operation that a thread enqueues after another has synchronised is behind what that one waited
-// for. Devices have clocks of their own, joined by a thread that uses several. Operations of one
+// stream, an event or a device and a blocking copy to or from the host order everything launched
+// later. Host threads of one device (one rank) count as one: an operation that a thread enqueues
+// after another has synchronised is behind what that one waited for. What a query that said true
+// has seen counts for its own thread alone: a thread that only looks must not hide a missing wait.
+// Devices have clocks of their own, joined by a thread that uses several. Operations of one
 // communicator give no order between streams.
 //
 // Memory that goes back to the allocator may be used again by the stream that it was allocated on

@@ -1,12 +1,16 @@
-"""Backend names: torch's words for libddp's host backend, and the creator that torch calls.
+"""Backend names: torch's words for libddp's backend, and the creator that torch calls.
+
+A group of libddp's moves CPU tensors by its host backend and CUDA tensors by NCCL, which it starts
+with the first of them.
 
 | name | means |
 |---|---|
-| None, "auto" | host backend for CPU tensors; NCCL for CUDA tensors where there is CUDA |
-| "libddp", "gloo", "shm" | host backend |
-| "nccl" | as "auto", but an error where there is no CUDA |
-| "cpu:gloo,cuda:nccl" | both; the CUDA half is left out where there is no CUDA |
+| None, "auto", "libddp" | that |
+| "gloo", "shm", "cpu:gloo" | the same: libddp's host backend is always there |
+| "nccl", "cuda:nccl" | the same, but an error where there is no CUDA |
+| "cpu:gloo,cuda:nccl" | the same, with or without CUDA |
 | any name that somebody has registered with torch | that backend |
+| "cuda:NAME" with such a name | that backend for CUDA tensors, under libddp's DDP and FSDP |
 """
 
 from __future__ import annotations
@@ -52,22 +56,22 @@ def choose(backend: str | None) -> Choice:
         raise _refusal(backend, f"is a {type(backend).__name__}, not a name")
     name = None if backend is None else str(backend).strip().lower()
     if name in (None, "auto", "undefined"):
-        return Choice(*(_both("nccl") if torch.cuda.is_available() else (HOST, "gloo")))
+        return Choice(HOST, "nccl" if torch.cuda.is_available() else "gloo")
     if ":" in name:
         return _choose_per_device(name)
     if name in _HOST_NAMES:
         return Choice(HOST, name)
     if name == "nccl":
         _require_cuda(name)
-        return Choice(*_both("nccl"))
+        return Choice(HOST, "nccl")
     if _is_registered(name):
         return Choice(name, name)
     raise _refusal(backend, "is not known")
 
 
 def _is_registered(name: str) -> bool:
-    """By torch.distributed.Backend.register_backend, as hardware vendors and fakes do."""
-    return name.upper() in dist.Backend._plugins
+    """By Backend.register_backend, as hardware vendors, fakes and torch's own nccl2 do."""
+    return name != HOST and name.upper() in dist.Backend._plugins
 
 
 def create(options, pg_options):
@@ -77,10 +81,6 @@ def create(options, pg_options):
     return _C.create_backend(options, pg_options, **vars(_links.default()))
 
 
-def _both(reported: str) -> tuple[str, str]:
-    return f"cpu:{HOST},cuda:nccl", reported
-
-
 def _choose_per_device(name: str) -> Choice:
     """ "cpu:gloo,cuda:nccl" and the like."""
     parts = {}
@@ -88,19 +88,27 @@ def _choose_per_device(name: str) -> Choice:
         device, _, backend = pair.strip().partition(":")
         if device in parts:
             raise _refusal(name, f"names device {device!r} twice")
-        if device == "cpu" and backend in _HOST_NAMES:
+        if _is_ours(device, backend):
             parts[device] = HOST
-        elif (device == "cuda" and backend == "nccl") or _is_registered(backend):
+        elif _is_registered(backend):
             parts[device] = backend
         else:
             raise _refusal(name, f"has the part {pair.strip()!r}, which libddp does not offer")
-    if parts.get("cuda") == "nccl" and not torch.cuda.is_available():
+    if "cuda" in parts and not torch.cuda.is_available():
         del parts["cuda"]
         if not parts:
             _require_cuda(name)
-    if parts == {"cpu": HOST}:
+    if set(parts.values()) == {HOST}:
         return Choice(HOST, name)
     return Choice(",".join(f"{device}:{part}" for device, part in parts.items()), name)
+
+
+def _is_ours(device: str, backend: str) -> bool:
+    return (
+        backend == HOST
+        or (device == "cpu" and backend in _HOST_NAMES)
+        or (device == "cuda" and backend == "nccl")
+    )
 
 
 def _require_cuda(name: str) -> None:

@@ -1,8 +1,8 @@
 """The hot calls: torch's functions with a straight way to C++.
 
-Signatures are torch's. A call on dense CPU tensors of one of libddp's groups goes to the C++ group
-directly; everything else (CUDA tensors, tensor subclasses, sparse tensors, foreign groups, ranks
-outside the group, open coalescing) is handed to torch's function of the same name, which reaches
+Signatures are torch's. A call on dense tensors of one of libddp's groups goes to the C++ group
+directly; everything else (devices that the group does not move, tensor subclasses, sparse tensors,
+foreign groups, ranks outside the group, open coalescing) is handed to torch's function of the same name, which reaches
 the same group through our c10d backend where it is ours. Results and errors are the same.
 """
 
@@ -30,7 +30,7 @@ def _straight(group, tensor):
     if (
         native is None
         or type(tensor) not in _PLAIN
-        or not tensor.is_cpu
+        or not (tensor.is_cpu or native.moves(tensor))
         or c10d._world.pg_coalesce_state
     ):
         return None
@@ -226,7 +226,7 @@ def allocate(*size, dtype=None, device=None, group=None) -> torch.Tensor:
     Args:
         size: as in torch.empty: integers, or one sequence of them.
         dtype: None = torch's default dtype.
-        device: None or CPU; on another device an ordinary tensor comes back.
+        device: None = CPU. On a CUDA device: in memory that the group's communicator knows.
         group: None = the default group.
 
     Raises:
@@ -236,6 +236,7 @@ def allocate(*size, dtype=None, device=None, group=None) -> torch.Tensor:
 
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    if device is not None and torch.device(device).type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
-    return native(group).allocate(list(shape), dtype)
+    found = native(group)
+    if device is None:
+        return found.allocate(list(shape), dtype)
+    return found.allocate(list(shape), dtype, torch.device(device))

@@ -59,10 +59,20 @@ def load() -> ctypes.CDLL:
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _device_module())
     torch.utils.generate_methods_for_privateuse1_backend()
+    _let_libddp_move_it()
     library = ctypes.CDLL(path)
     for name, result in _RESULTS.items():
         getattr(library, name).restype = result
     return library
+
+
+def _let_libddp_move_it() -> None:
+    """torch asks a backend's registration for which devices it is."""
+    from torch.distributed import Backend
+
+    import libddp.distributed  # noqa: F401  registers it
+
+    Backend.backend_capability["libddp"] = [*Backend.backend_capability["libddp"], NAME]
 
 
 def races() -> list[str]:

@@ -1,4 +1,4 @@
-#include "libddp/cuda/device_operation.h"
+#include "libddp/group/device_operation.h"
 
 #include <utility>
 

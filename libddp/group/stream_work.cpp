@@ -1,4 +1,4 @@
-#include "libddp/cuda/stream_work.h"
+#include "libddp/group/stream_work.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
@@ -20,11 +20,12 @@ constexpr std::chrono::microseconds kLongestPause{500};
 }  // namespace
 
 StreamWork::StreamWork(std::shared_ptr<DeviceOperation> operation, std::vector<at::Tensor> results,
-                       c10::Device device, Wait wait)
+                       c10::Device device, Wait wait, Finisher finisher)
     : Work(operation->description, operation->sequence, std::move(results)),
       operation_(std::move(operation)),
       device_(device),
-      wait_(wait) {}
+      wait_(wait),
+      finisher_(std::move(finisher)) {}
 
 void StreamWork::wait(std::optional<std::chrono::milliseconds> timeout) {
   if (wait_ == Wait::Host) return block_host(timeout);

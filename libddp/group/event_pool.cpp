@@ -1,4 +1,4 @@
-#include "libddp/cuda/event_pool.h"
+#include "libddp/group/event_pool.h"
 
 #include <utility>
 

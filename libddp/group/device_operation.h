@@ -28,7 +28,7 @@
 #include <vector>
 
 #include "libddp/base/op_description.h"
-#include "libddp/cuda/event_pool.h"
+#include "libddp/group/event_pool.h"
 #include "libddp/watchdog/flight_recorder.h"
 
 namespace libddp {
