@@ -128,7 +128,7 @@ void DeviceAllocator::emptyCache(c10::MempoolId_t) {
   for (int device = 0; device < kNumDevices; ++device) {
     for (DeviceStream* const stream : DeviceStream::used(static_cast<c10::DeviceIndex>(device))) {
       stream->synchronize();
-      AccessLog::get().host_saw(*stream);
+      AccessLog::get().host_waited(*stream);
     }
   }
   const std::lock_guard lock(mutex_);

@@ -33,6 +33,7 @@ class Call {
     const c10::DeviceIndex device = find_device();
     const c10::OptionalDeviceGuard guard(device_at(device));
     DeviceStream& stream = stream_on(device);
+    device_ = device_at(device);
     for (std::size_t i = 0; i < op_.schema().arguments().size(); ++i) convert_argument(i, device);
     stream.synchronize();
     {
@@ -45,7 +46,8 @@ class Call {
     for (const Written& written : written_) add_ranges(written.tensor, writes_);
     // Views touch no memory.
     if (!is_view_ || !writes_.empty()) AccessLog::get().launch(stream, name(), reads_, writes_);
-    if (returns_to_host_) AccessLog::get().host_saw(stream);
+    if (returns_to_host_ || op_.hasTag(at::Tag::dynamic_output_shape))
+      AccessLog::get().host_waited(stream);
   }
 
  private:
@@ -79,6 +81,7 @@ class Call {
   }
 
   at::Tensor stand_in(const at::Tensor& tensor, bool is_written) {
+    if (tensor.defined()) check_device(tensor);
     if (!is_on_device(tensor)) {
       if (tensor.defined()) given_.push_back({tensor, tensor});
       return tensor;
@@ -93,6 +96,15 @@ class Call {
       add_ranges(tensor, reads_);
     }
     return alias;
+  }
+
+  /// As CUDA's kernels: numbers and indices may be the host's, nothing else.
+  void check_device(const at::Tensor& tensor) const {
+    if (tensor.device() == device_) return;
+    const bool may_be_the_hosts = tensor.dim() == 0 || name().find("index") != std::string::npos;
+    TORCH_CHECK(tensor.device().is_cpu() && may_be_the_hosts,
+                "Expected all tensors to be on the same device, but found at least two devices, ",
+                device_, " and ", tensor.device(), "! (in ", name(), ")");
   }
 
   void convert_argument(std::size_t index, c10::DeviceIndex device) {
@@ -169,6 +181,7 @@ class Call {
   const c10::OperatorHandle& op_;
   Stack& stack_;
   const std::size_t begin_;
+  c10::Device device_ = device_at(0);
   CpuAliases aliases_;
   std::vector<Given> given_;
   std::vector<Written> written_;
