@@ -2,10 +2,11 @@
 // host waiting for the device.
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/linear.h>
+#include <ATen/ops/cat.h>
 #include <c10/core/StreamGuard.h>
 #include <fmt/format.h>
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -253,5 +254,84 @@ TEST_CASE("blocks for optimizers that share the work", "[ddp]") {
       }
     }
     return found;
+  });
+}
+
+TEST_CASE("parameters that two reducers have in common", "[ddp]") {
+  expect_as_on_host(2, [](const Group& group, c10::Device device) {
+    TrainedNet net(device);
+    const NamedTensors& all = net.parameters();
+    const auto first = Reducer::create({all[0], all[1], all[2], all[3]}, group, small_buckets());
+    const auto second = Reducer::create({all[2], all[3], all[4], all[5]}, group, small_buckets());
+    std::vector<at::Tensor> found;
+    for (int i = 0; i < 4; ++i) {
+      if (i != 2) net.clear();
+      const at::Tensor input = batch(group->rank(), i, device);
+      pass(*first, net.loss(input, 2));
+      const at::Tensor wide = at::cat({input, input.narrow(1, 0, 1)}, 1);
+      pass(*second, net.layer(2, net.layer(1, wide)).pow(2).sum());
+      for (const at::Tensor& gradient : net.gradients()) found.push_back(gradient);
+      net.update();
+    }
+    return found;
+  });
+}
+
+TEST_CASE("passes that the caller ends, and averages with a scale", "[ddp]") {
+  expect_as_on_host(2, [](const Group& group, c10::Device device) {
+    TrainedNet net(device);
+    const auto reducer = Reducer::create(net.parameters(), group, small_buckets());
+    reducer->set_gradient_scale(0.5);
+    reducer->set_manual_finalization(true);
+    for (int i = 0; i < 3; ++i) {
+      net.clear();
+      pass(*reducer, net.loss(batch(group->rank(), i, device)));
+      reducer->finalize_backward_manual();
+      net.update();
+    }
+    return net.values();
+  });
+}
+
+TEST_CASE("buckets without a used parameter are not sent", "[ddp]") {
+  expect_as_on_host(2, [](const Group& group, c10::Device device) {
+    TrainedNet net(device);
+    ReducerOptions options = small_buckets();
+    options.find_unused_parameters = true;
+    options.skip_unused_buckets = true;
+    const auto reducer = Reducer::create(net.parameters(), group, options);
+    for (int i = 0; i < 4; ++i) {
+      net.clear();
+      step(*reducer, net, batch(group->rank(), i, device), i % 2 == 0 ? 3 : 2);
+    }
+    return net.values();
+  });
+}
+
+TEST_CASE("an exception in backward ends the pass on all ranks", "[ddp]") {
+  run_device_group(2, [](ProcessGroup& group, c10::Device device) {
+    TrainedNet net(device);
+    const auto reducer =
+        Reducer::create(net.parameters(), group.shared_from_this(), small_buckets());
+    step(*reducer, net, batch(group.rank(), 0, device));
+    net.clear();
+    const at::Tensor hidden = net.layer(0, batch(group.rank(), 1, device));
+    hidden.register_hook([&](const at::Tensor& gradient) {
+      if (group.rank() == 1) throw std::runtime_error("a hook of the script");
+      return gradient;
+    });
+    const at::Tensor loss = net.layer(2, net.layer(1, hidden)).pow(2).sum();
+    reducer->prepare_for_backward({loss});
+    if (group.rank() == 1) {
+      message_of<std::exception>([&] { loss.backward(); });
+      return;  // leaves the group, which ends the other's wait
+    }
+    try {
+      loss.backward();
+      // What was launched is found out when it is looked at.
+      for (int i = 0; i < 10; ++i) group.barrier();
+      expect(false, "an error");
+    } catch (const PeerError&) {
+    }
   });
 }
