@@ -38,7 +38,7 @@ class Call {
     stream.synchronize();
     {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
-      op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
+      cpu_operator().redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
     }
     for (const Written& written : written_) take_shape(written.tensor, written.alias);
     for (std::size_t i = stack_.size() - op_.schema().returns().size(); i < stack_.size(); ++i)
@@ -61,6 +61,20 @@ class Call {
   std::string name() const {
     const c10::OperatorName& name = op_.operator_name();
     return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+  }
+
+  /// What runs in the operator's place; convolutions have names of their own on other devices.
+  c10::OperatorHandle cpu_operator() {
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    if (name() == "aten::convolution_overrideable")
+      return dispatcher.findSchemaOrThrow("aten::convolution", "");
+    if (name() == "aten::convolution_backward_overrideable") {
+      const std::int64_t num_channels = stack_[begin_].toTensor().size(1);
+      const auto bias_sizes = stack_.begin() + static_cast<std::ptrdiff_t>(begin_) + 3;
+      stack_.insert(bias_sizes, c10::List<std::int64_t>({num_channels}));
+      return dispatcher.findSchemaOrThrow("aten::convolution_backward", "");
+    }
+    return op_;
   }
 
   c10::DeviceIndex find_device() const {
@@ -195,6 +209,12 @@ void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) { Call(op, *stack).
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+}
+
+/// torch has kernels for these that only refuse.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  for (const char* const name : {"convolution_overrideable", "convolution_backward_overrideable"})
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 
 }  // namespace

@@ -1,8 +1,11 @@
 #include <ATen/ATen.h>
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <thread>
 
 #include "tests/fakegpu/with_ranks.h"
@@ -201,6 +204,39 @@ TEST_CASE_METHOD(WithNccl, "a killed rank leaves the others hanging") {
   REQUIRE(results[0].signal == SIGKILL);
   REQUIRE(results[1].text == "");
   REQUIRE(results[2].text == "");
+}
+
+TEST_CASE_METHOD(WithNccl, "the process that made the id waits for ranks that go on") {
+  int pipes[2];
+  REQUIRE(::pipe(pipes) == 0);
+  const auto results = libddp::test::fork_ranks(3, [&](int index) -> std::string {
+    ncclUniqueId id{};
+    if (index == 0) {  // as a program has it: the first rank makes the id
+      id = new_id();
+      for (int other = 1; other < 3; ++other)
+        expect(::write(pipes[1], &id, sizeof(id)) == sizeof(id), "id sent");
+    } else {
+      expect(::read(pipes[0], &id, sizeof(id)) == sizeof(id), "id received");
+    }
+    run_rank(index, 3, id, [](Rank& rank) {
+      const at::Tensor x = ones(rank, 100000);
+      require(all_reduce(rank, x), "all_reduce");
+      rank.synchronize();
+      if (rank.index == 0) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      const int other = 3 - rank.index;
+      rank.nccl.group_start();
+      rank.nccl.send(x.data_ptr(), 4, ncclFloat, other, rank.comm, rank.stream);
+      rank.nccl.recv(x.data_ptr(), 4, ncclFloat, other, rank.comm, rank.stream);
+      require(rank.nccl.group_end(), "group_end");
+      rank.synchronize();
+    });
+    mock_nccl::wait_for_ranks();
+    return "";
+  });
+  for (const auto& result : results) REQUIRE(result.text == "");
+  ::close(pipes[0]);
+  ::close(pipes[1]);
 }
 
 TEST_CASE_METHOD(WithNccl, "the table can be installed, and be of an old version") {

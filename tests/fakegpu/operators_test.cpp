@@ -69,6 +69,55 @@ TEST_CASE_METHOD(WithDevice, "operators in place and into results keep their ten
   REQUIRE(is_same(out, at::full({4}, 5.0f)));
 }
 
+TEST_CASE_METHOD(WithDevice, "convolutions have a forward and a backward") {
+  const at::Tensor x = at::randn({2, 3, 6, 6}).requires_grad_(true);
+  const at::Tensor w = at::randn({4, 3, 3, 3}).requires_grad_(true);
+  const at::Tensor b = at::randn({4}).requires_grad_(true);
+  const auto moved_leaf = [](const at::Tensor& leaf) {
+    return moved(leaf.detach()).requires_grad_(true);
+  };
+  const at::Tensor on_x = moved_leaf(x);
+  const at::Tensor on_w = moved_leaf(w);
+  const at::Tensor on_b = moved_leaf(b);
+  at::conv2d(x, w, b).pow(2).sum().backward();
+  at::conv2d(on_x, on_w, on_b).pow(2).sum().backward();
+  REQUIRE(at::allclose(on_x.grad().cpu(), x.grad()));
+  REQUIRE(at::allclose(on_w.grad().cpu(), w.grad()));
+  REQUIRE(at::allclose(on_b.grad().cpu(), b.grad()));
+}
+
+TEST_CASE_METHOD(WithDevice, "SyncBatchNorm's operators make a batch norm") {
+  const at::Tensor x = at::randn({6, 3, 4});
+  const at::Tensor grad = at::randn({6, 3, 4});
+  const at::Tensor weight = at::randn({3});
+  at::Tensor reference = x.clone().requires_grad_(true);
+  const at::Tensor running_var = at::ones({3});
+  const at::Tensor y =
+      at::batch_norm(reference, weight, {}, at::zeros({3}), running_var, true, 0.1, 1e-5, false);
+  y.backward(grad);
+  std::vector<at::Tensor> means;
+  std::vector<at::Tensor> invstds;
+  for (const auto& part : moved(x).split(3)) {
+    const auto [mean, invstd] = at::batch_norm_stats(part, 1e-5);
+    means.push_back(mean);
+    invstds.push_back(invstd);
+  }
+  const at::Tensor counts = at::full({2}, 12.0f, on_device());
+  const at::Tensor on_var = at::ones({3}, on_device());
+  const auto [mean, invstd] = at::batch_norm_gather_stats_with_counts(
+      moved(x), at::stack(means), at::stack(invstds), {}, on_var, 0.1, 1e-5, counts);
+  const at::Tensor on_y = at::batch_norm_elemt(moved(x), moved(weight), {}, mean, invstd, 1e-5);
+  REQUIRE(at::allclose(on_y.cpu(), y, 1e-4, 1e-5));
+  REQUIRE(at::allclose(on_var.cpu(), running_var, 1e-4));
+  const auto [sum, sum_centred, grad_weight, grad_bias] = at::batch_norm_backward_reduce(
+      moved(grad), moved(x), mean, invstd, moved(weight), true, true, true);
+  const at::Tensor on_grad = at::batch_norm_backward_elemt(moved(grad), moved(x), mean, invstd,
+                                                           moved(weight), sum, sum_centred, counts);
+  REQUIRE(at::allclose(on_grad.cpu(), reference.grad(), 1e-3, 1e-5));
+  REQUIRE(at::allclose(grad_bias.cpu(), grad.sum({0, 2}), 1e-4, 1e-5));
+  REQUIRE(grad_weight.numel() == 3);
+}
+
 TEST_CASE_METHOD(WithDevice, "tensors of several devices are refused, numbers are not") {
   at::Tensor x = at::ones({4}, on_device());
   for (const at::Tensor& other : {at::ones({4}, on_device(1)), at::ones({4})}) {
