@@ -77,14 +77,14 @@ void BucketHook::forget() {
 
 void BucketHook::start(const GradientBuckets& buckets, std::size_t bucket,
                        const NamedTensors& parameters) {
-  finish_started(buckets);
+  finish(buckets);
   named(buckets.label(bucket), [&] {
     c10d::GradBucket given = grad_bucket(buckets, bucket, parameters, num_alone_);
     started_ = Started{bucket, hook_->runHook(given)};
   });
 }
 
-void BucketHook::finish_started(const GradientBuckets& buckets) {
+void BucketHook::finish(const GradientBuckets& buckets) {
   const std::optional<Started> started = std::exchange(started_, std::nullopt);
   if (!started) return;
   named(buckets.label(started->bucket), [&] { take_result(buckets, *started); });
@@ -104,15 +104,6 @@ at::Tensor BucketHook::run_alone(const at::Tensor& gradient, std::size_t positio
     if (!fits) refuse_result(result, gradient, label);
   });
   return result.is_sparse() ? result.coalesce() : result.reshape(gradient.sizes());
-}
-
-void BucketHook::finish(GradientBuckets& buckets) {
-  finish_started(buckets);
-  if (group_->size() == 1 || buckets.size() == 0) return;
-  const at::Tensor flags = buckets.flags();
-  group_->all_reduce(flags, {.op = ReduceOp::Max},
-                     {.async = false, .timeout = {}, .label = "flags of the gradients"});
-  buckets.set_flags(flags);
 }
 
 void BucketHook::take_result(const GradientBuckets& buckets, const Started& started) {
@@ -140,7 +131,15 @@ at::Tensor BucketHook::result_of(const Future& future, const std::string& label)
   return hook_->parseHookResult(future->value());
 }
 
+// One on a device is complete when its operations have been launched: the current stream waits for
+// them, the host does not.
 void BucketHook::wait(const Future& future, const std::string& label) const {
+  if (!future->completed()) block_until_completed(future, label);
+  if (future->hasError()) std::rethrow_exception(future->exception_ptr());
+  future->wait();
+}
+
+void BucketHook::block_until_completed(const Future& future, const std::string& label) const {
   const auto arrival = std::make_shared<Arrival>();
   future->addCallback([arrival](c10::ivalue::Future& /*future*/) {
     const std::lock_guard<std::mutex> lock(arrival->mutex);
@@ -162,7 +161,6 @@ void BucketHook::wait(const Future& future, const std::string& label) const {
     }
     lock.lock();
   }
-  if (future->hasError()) std::rethrow_exception(future->exception_ptr());
 }
 
 }  // namespace libddp

@@ -7,7 +7,7 @@
 // shall stand there; dividing by the world size is its own business. Hooks run one after the other,
 // in the order of the buckets, beside the backward pass: a hook may chain several collectives
 // (PowerSGD does), and those of two buckets must not mix differently on different ranks. The end
-// of the pass waits for the last one and then exchanges the flags in one message.
+// of the pass waits for the last one. The flags travel apart from them (ParameterUsage::share).
 //
 // A hook that fails is an exception of the backward pass like any other: where the others wait for
 // this rank, inside their own hooks or at the end, they hear of it (NOTE [Reported errors]), and
@@ -52,11 +52,10 @@ class BucketHook {
   /// What has failed since then, for errors: "the communication hook failed for bucket 3 (...): ";
   /// or "".
   const std::string& failure() const { return failure_; }
-  /// Collective: waits for the hooks that were started, puts their results into the buckets, and
-  /// makes the flags of all buckets those of all ranks. Throws what a future holds, TimeoutError
-  /// where one does not come within the group's timeout, ArgumentError where the result has another
-  /// number of elements.
-  void finish(GradientBuckets& buckets);
+  /// Waits for the hook that was started last and puts its result into the bucket. Throws what a
+  /// future holds, TimeoutError where one does not come within the group's timeout, ArgumentError
+  /// where the result has another number of elements.
+  void finish(const GradientBuckets& buckets);
   /// For a parameter without a bucket: runs the hook on `gradient` (sparse COO, or dense in the
   /// parameter's shape) as if it were a bucket behind the `num_buckets` true ones, and waits. The
   /// hook may write into it. `position`: of the parameter among those without a bucket.
@@ -72,11 +71,11 @@ class BucketHook {
     Future future;
   };
 
-  void finish_started(const GradientBuckets& buckets);
   void take_result(const GradientBuckets& buckets, const Started& started);
   /// `label`: the bucket in errors.
   at::Tensor result_of(const Future& future, const std::string& label);
   void wait(const Future& future, const std::string& label) const;
+  void block_until_completed(const Future& future, const std::string& label) const;
   [[noreturn]] void refuse_result(const at::Tensor& result, const at::Tensor& given,
                                   const std::string& label) const;
   template <typename Function>

@@ -33,7 +33,8 @@ void BucketLauncher::launch_rest(bool last_is_async) {
 
 void BucketLauncher::launch(std::size_t bucket, bool async) {
   GradientBuckets& buckets = parts_.buckets.current();
-  parts_.usage.fill(buckets, bucket);
+  const bool is_read = parts_.reduction.reads_buckets() || checks_gradients_;
+  parts_.usage.fill(buckets, bucket, is_read);
   if (checks_gradients_) refuse_non_finite(bucket);
   parts_.timeline.launched(bucket);
   const bool is_skipped = skips_unused_ && !parts_.usage.is_any_used(buckets.members(bucket));
@@ -63,13 +64,11 @@ void BucketLauncher::refuse_non_finite(std::size_t bucket) {
 bool BucketLauncher::collect() {
   GradientBuckets& buckets = parts_.buckets.current();
   parts_.reduction.finish(
-      buckets, parts_.buckets.scatters_averages(),
-      [this](std::size_t bucket, std::int64_t ns) { parts_.timeline.done(bucket, ns); });
-  bool is_missing = false;
-  for (std::size_t bucket = 0; bucket < buckets.size(); ++bucket) {
-    is_missing |= buckets.is_missing(bucket);
+      buckets, [this](std::size_t bucket, std::int64_t ns) { parts_.timeline.done(bucket, ns); });
+  if (!parts_.reduction.averages_flags(buckets, parts_.buckets.scatters_averages())) {
+    return parts_.usage.share(buckets, parts_.buckets.order().is_learning());
   }
-  return is_missing;
+  return is_any_missing(buckets);
 }
 
 }  // namespace libddp

@@ -45,18 +45,19 @@ bool BucketReduction::start(const GradientBuckets& buckets, std::size_t bucket,
   works_[bucket] = how.scatters
                        ? sharded_.average(buckets, bucket, average, std::move(call))
                        : group_->all_reduce(buckets.flat(bucket), average, std::move(call));
-  return how.async;
+  return how.async || works_[bucket]->is_stream_ordered();
 }
 
-void BucketReduction::finish(GradientBuckets& buckets, bool scatters, const OnResult& on_result) {
+void BucketReduction::finish(const GradientBuckets& buckets, const OnResult& on_result) {
   if (hook_) hook_->finish(buckets);
   for (std::size_t bucket = 0; bucket < works_.size(); ++bucket) {
     const WorkPtr work = std::exchange(works_[bucket], nullptr);
     if (!work) continue;
     work->wait();
-    if (work->finished_ns() != 0) on_result(bucket, work->finished_ns());
+    // The device may be done with it by chance; the watchdog's clock says little of when.
+    const std::int64_t finished_ns = work->is_stream_ordered() ? 0 : work->finished_ns();
+    if (finished_ns != 0) on_result(bucket, finished_ns);
   }
-  if (scatters) sharded_.share_flags(buckets);
 }
 
 bool BucketReduction::average(SparseGradients& sparse,

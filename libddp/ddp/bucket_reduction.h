@@ -7,7 +7,7 @@
 //
 //   BucketReduction reduction(group, sharded);
 //   reduction.start(buckets, 0, parameters, {.async = true, .scatters = false});
-//   reduction.finish(buckets, false, [&](std::size_t bucket, std::int64_t finished_ns) { ... });
+//   reduction.finish(buckets, [&](std::size_t bucket, std::int64_t finished_ns) { ... });
 
 #include <cstddef>
 #include <cstdint>
@@ -45,16 +45,24 @@ class BucketReduction {
   void set_hook(std::shared_ptr<c10d::CommHookInterface> hook, std::size_t num_alone,
                 std::function<void(std::size_t bucket)> on_result);
   bool has_hook() const { return hook_.has_value(); }
+  /// Whether somebody takes what stands in the buckets when they are sent: not where this rank is
+  /// alone and has no hook.
+  bool reads_buckets() const { return !is_alone_ || hook_ || sharded_.has_owners(); }
+  /// Whether the flags of `buckets` are those of all ranks when they have been averaged.
+  bool averages_flags(const GradientBuckets& buckets, bool scatters) const {
+    return buckets.has_tails() && !hook_ && !scatters;
+  }
   /// What has failed in the hook, for errors, or "".
   std::string hook_failure() const { return hook_ ? hook_->failure() : std::string(); }
   /// Multiplies the averages to come.
   void set_scale(double scale) { scale_ = scale; }
 
-  /// Sends a bucket. False where it is done already.
+  /// Sends a bucket. False where it is known to be done already.
   bool start(const GradientBuckets& buckets, std::size_t bucket, const NamedTensors& parameters,
              How how);
-  /// Waits for all that was sent. The buckets have averages then, and flags of all ranks.
-  void finish(GradientBuckets& buckets, bool scatters, const OnResult& on_result);
+  /// Waits for all that was sent: the buckets have averages then. On a device the current stream
+  /// waits, and when a bucket has got its result is not known.
+  void finish(const GradientBuckets& buckets, const OnResult& on_result);
   /// The same for gradients without a bucket: see SparseGradients.
   bool average(SparseGradients& sparse, const std::vector<SparseGradients::Share>& shares,
                std::size_t num_buckets);

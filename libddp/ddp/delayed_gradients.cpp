@@ -68,6 +68,8 @@ DelayedGradients::DelayedGradients(DelayedParameters delayed, Group group, Rethr
     if (!delayed.gradient_as_bucket_view) slots_.back().keep_apart();
     slots_.back().move_to(buckets_->view(index));
   }
+  const c10::Device device = slots_.front().parameter().device();
+  if (!device.is_cpu()) on_device_.emplace(device, slots_.size());
 }
 
 void DelayedGradients::renew_hooks() {
@@ -82,6 +84,7 @@ void DelayedGradients::accept_gradients_of(at::ScalarType dtype) {
 void DelayedGradients::arm(bool synchronises) { synchronises_ = synchronises; }
 
 void DelayedGradients::on_gradient(std::size_t index) {
+  if (on_device_) return on_device_->arrived(index);
   if (!slots_[index].is_apart()) slots_[index].adopt();
 }
 
@@ -102,15 +105,18 @@ void DelayedGradients::average() {
       group_->all_reduce(buckets_->flat(bucket), {.op = ReduceOp::Avg},
                          {.async = false, .timeout = {}, .label = "delayed gradients"});
     }
+    if (!buckets_->has_tails()) share_flags(*group_, *buckets_);
     install(bucket);
   }
 }
 
 void DelayedGradients::fill(std::size_t bucket) {
   const std::vector<std::size_t>& members = buckets_->members(bucket);
+  // The end of the pass: what is current is behind all that the pass and those before it have done.
+  if (on_device_) on_device_->collect(slots_, members, std::vector<std::uint32_t>(slots_.size()));
   for (std::size_t member = 0; member < members.size(); ++member) {
     GradientSlot& slot = slots_[members[member]];
-    slot.fill_without_gradient();
+    if (!on_device_) slot.fill_without_gradient();
     buckets_->set_used(bucket, member, slot.has_gradient());
   }
 }

@@ -19,9 +19,11 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "libddp/autograd/accumulate_hooks.h"
+#include "libddp/ddp/device_gradients.h"
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/gradient_slot.h"
 #include "libddp/ddp/options.h"
@@ -60,6 +62,8 @@ class DelayedGradients : public std::enable_shared_from_this<DelayedGradients> {
   const Group group_;
   const Rethrow rethrow_;
   std::vector<GradientSlot> slots_;
+  /// Where the parameters are on one.
+  std::optional<DeviceGradients> on_device_;
   std::unique_ptr<GradientBuckets> buckets_;
   bool synchronises_ = true;
   /// The pass that will average, while it lasts: autograd has it, and drops it where it fails.

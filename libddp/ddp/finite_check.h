@@ -2,7 +2,8 @@
 
 // Gradients that are NaN or infinite, found before they reach the other ranks.
 //
-// Off unless LIBDDP_NAN_CHECK=raise: it reads every gradient once more.
+// Off unless LIBDDP_NAN_CHECK=raise: it reads every gradient once more, and on a device it waits
+// for each bucket before that is sent.
 // Thread rule: any thread, on gradients that nobody writes.
 //
 //   if (const auto index = first_non_finite(buckets, bucket)) refuse(parameters[*index].name);

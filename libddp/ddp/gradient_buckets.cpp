@@ -57,6 +57,7 @@ GradientBuckets::GradientBuckets(ProcessGroup& group, const NamedTensors& parame
       bucket_of_(parameters.size()),
       offset_of_(parameters.size()),
       views_(parameters.size()) {
+  if (!parameters.empty()) device_ = parameters.front().tensor.device();
   for (std::size_t bucket = 0; bucket < plan_.size(); ++bucket) {
     buckets_.push_back(build(group, parameters, sizes, bucket, with_usage));
   }
@@ -70,20 +71,15 @@ GradientBuckets::Bucket GradientBuckets::build(ProcessGroup& group, const NamedT
   std::size_t bytes = 0;
   for (const std::size_t index : members) bytes += padded_bytes(sizes[index].bytes);
   bytes = padded_bytes(bytes, num_owners_);
-  const std::size_t numel = bytes / c10::elementSize(dtype);
-  const std::size_t tail_numel = 1 + (with_usage ? members.size() : 0);
+  const std::size_t num_flags = 1 + (with_usage ? members.size() : 0);
 
   Bucket built;
-  built.flat = group.allocate({static_cast<std::int64_t>(numel + tail_numel)}, dtype);
+  built.num_gradient_elements = static_cast<std::int64_t>(bytes / c10::elementSize(dtype));
+  const std::int64_t tail_numel = has_tails() ? static_cast<std::int64_t>(num_flags) : 0;
+  built.flat = group.allocate({built.num_gradient_elements + tail_numel}, dtype, *device_);
   built.label = label_of(bucket, members, parameters);
   built.element_bytes = built.flat.element_size();
-  built.num_flags = tail_numel;
-  auto* const data = static_cast<std::byte*>(built.flat.data_ptr());
-  std::memset(data, 0, built.flat.nbytes());
-  built.tail = data + bytes;
-  const at::Tensor one = at::ones({1}, dtype);
-  const auto* const one_bytes = static_cast<const std::byte*>(one.const_data_ptr());
-  built.one.assign(one_bytes, one_bytes + built.element_bytes);
+  place_flags(built, num_flags);
 
   std::size_t next = 0;
   for (const std::size_t index : members) {
@@ -95,9 +91,25 @@ GradientBuckets::Bucket GradientBuckets::build(ProcessGroup& group, const NamedT
   return built;
 }
 
+void GradientBuckets::place_flags(Bucket& built, std::size_t num_flags) {
+  built.num_flags = num_flags;
+  if (has_tails()) {
+    auto* const data = static_cast<std::byte*>(built.flat.data_ptr());
+    std::memset(data, 0, built.flat.nbytes());
+    built.tail = data + static_cast<std::size_t>(built.num_gradient_elements) * built.element_bytes;
+  } else {
+    built.flat.zero_();
+    built.own_tail.resize(num_flags * built.element_bytes);
+    built.tail = built.own_tail.data();
+  }
+  const at::Tensor one = at::ones({1}, built.flat.scalar_type());
+  const auto* const one_bytes = static_cast<const std::byte*>(one.const_data_ptr());
+  built.one.assign(one_bytes, one_bytes + built.element_bytes);
+}
+
 at::Tensor GradientBuckets::gradients(std::size_t bucket) const {
   const Bucket& b = buckets_[bucket];
-  return b.flat.narrow(0, 0, b.flat.numel() - static_cast<std::int64_t>(b.num_flags));
+  return b.flat.narrow(0, 0, b.num_gradient_elements);
 }
 
 std::vector<std::size_t> GradientBuckets::offsets(std::size_t bucket) const {
@@ -109,8 +121,7 @@ std::vector<std::size_t> GradientBuckets::offsets(std::size_t bucket) const {
 }
 
 std::int64_t GradientBuckets::block_numel(std::size_t bucket) const {
-  const Bucket& b = buckets_[bucket];
-  return (b.flat.numel() - static_cast<std::int64_t>(b.num_flags)) / num_owners_;
+  return buckets_[bucket].num_gradient_elements / num_owners_;
 }
 
 at::Tensor GradientBuckets::block(std::size_t bucket, int owner) const {
@@ -165,6 +176,14 @@ bool GradientBuckets::flag(std::size_t bucket, std::size_t position) const {
   const std::byte* const element = b.tail + position * b.element_bytes;
   return std::any_of(element, element + b.element_bytes,
                      [](std::byte byte) { return byte != std::byte{0}; });
+}
+
+void share_flags(ProcessGroup& group, GradientBuckets& buckets) {
+  if (group.size() == 1 || buckets.size() == 0) return;
+  const at::Tensor flags = buckets.flags();
+  group.all_reduce(flags, {.op = ReduceOp::Max},
+                   {.async = false, .timeout = {}, .label = "flags of the gradients"});
+  buckets.set_flags(flags);
 }
 
 }  // namespace libddp

@@ -8,6 +8,8 @@
 //   missing      1 where this rank has no gradient for some parameter of the bucket
 //   used[k]      1 where this rank has one for member k   (only if `with_usage`)
 // After averaging a flag is 0 exactly if it was 0 on all ranks.
+// On a device, where the host cannot look at them, buckets have no tail: the flags lie in memory of
+// the host and travel in a message of their own (share_flags).
 // With several owners the gradients of a bucket are padded so that they can be cut into one block
 // for each, of whole cache lines.
 // Thread rule: immutable after construction, except for the bytes.
@@ -20,6 +22,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,6 +59,8 @@ class GradientBuckets {
   const BucketPlan& plan() const { return plan_; }
   const std::vector<std::size_t>& members(std::size_t bucket) const { return plan_[bucket]; }
   std::size_t bucket_of(std::size_t parameter) const { return bucket_of_[parameter]; }
+  /// Whether the flags travel with the gradients.
+  bool has_tails() const { return !device_ || device_->is_cpu(); }
   /// The whole bucket, tail included: what is communicated.
   const at::Tensor& flat(std::size_t bucket) const { return buckets_[bucket].flat; }
   /// The part of it that holds gradients, and where each member's starts there, in elements.
@@ -87,7 +92,10 @@ class GradientBuckets {
   struct Bucket {
     at::Tensor flat;
     std::string label;
+    std::int64_t num_gradient_elements = 0;
+    /// The flags, in `flat` or in memory of their own.
     std::byte* tail = nullptr;
+    std::vector<std::byte> own_tail;
     std::size_t element_bytes = 0;
     std::size_t num_flags = 0;
     /// The bytes of the number 1 in the bucket's dtype.
@@ -99,12 +107,19 @@ class GradientBuckets {
   void set_flag(std::size_t bucket, std::size_t position, bool value);
   bool flag(std::size_t bucket, std::size_t position) const;
 
+  void place_flags(Bucket& built, std::size_t num_flags);
+
   BucketPlan plan_;
   const int num_owners_;
+  /// Of the parameters, where there are any.
+  std::optional<c10::Device> device_;
   std::vector<std::size_t> bucket_of_;
   std::vector<std::int64_t> offset_of_;
   std::vector<Bucket> buckets_;
   std::vector<at::Tensor> views_;
 };
+
+/// Collective: the flags of all buckets become those of all ranks. Blocks.
+void share_flags(ProcessGroup& group, GradientBuckets& buckets);
 
 }  // namespace libddp

@@ -40,17 +40,22 @@ void GradientSlot::leave_bucket() {
 void GradientSlot::fill_without_gradient() {
   at::Tensor& grad = parameter_.mutable_grad();
   if (!grad.defined()) {
-    std::memset(data_, 0, bytes_);
+    clear();
   } else {
     adopt();
   }
+}
+
+bool GradientSlot::takes_values() const {
+  const at::Tensor& grad = parameter_.grad();
+  return grad.defined() && (is_apart() || grad.requires_grad()) && !shows_bucket();
 }
 
 void GradientSlot::install() {
   at::Tensor& grad = parameter_.mutable_grad();
   if (!is_apart() && !(grad.defined() && grad.requires_grad())) {
     grad = view_;
-  } else if (!grad.defined() || shows_bucket()) {
+  } else if (!takes_values()) {
     grad = view_.clone();
   } else {
     const c10::NoGradGuard no_grad;
@@ -58,9 +63,31 @@ void GradientSlot::install() {
   }
 }
 
+void GradientSlot::check_gradient() const {
+  if (has_gradient()) check(parameter_.grad());
+}
+
+void GradientSlot::leave_view() {
+  if (is_apart() && shows_bucket()) parameter_.mutable_grad() = view_.clone();
+}
+
+void GradientSlot::show_bucket() {
+  at::Tensor& grad = parameter_.mutable_grad();
+  if (!is_apart() && !(grad.defined() && grad.requires_grad())) grad = view_;
+}
+
+// Plain memory where it may be: a dispatch costs more than the bytes of most parameters.
+void GradientSlot::clear() {
+  if (view_.is_cpu()) {
+    std::memset(data_, 0, bytes_);
+  } else {
+    view_.zero_();
+  }
+}
+
 void GradientSlot::replace(at::Tensor& grad) {
   if (!grad.defined()) {
-    std::memset(data_, 0, bytes_);
+    clear();
   } else {
     check(grad);
     // `p.grad = p.grad.detach()` is another tensor over the same bytes.
@@ -77,10 +104,7 @@ void GradientSlot::take_dtype() {
 
 void GradientSlot::copy_to_bucket() {
   at::Tensor& grad = parameter_.mutable_grad();
-  if (!grad.defined()) {
-    std::memset(data_, 0, bytes_);
-    return;
-  }
+  if (!grad.defined()) return clear();
   check(grad);
   if (shows_bucket()) {
     // Since the time when the parameter was not common.

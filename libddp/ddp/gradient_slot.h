@@ -57,6 +57,18 @@ class GradientSlot {
   /// `.grad` becomes the view with whatever the bucket holds, or gets a copy of that where it stays
   /// apart or has a graph.
   void install();
+  /// Whether `install` copies values into `.grad`, and does not just let it be the view.
+  bool takes_values() const;
+  /// The steps of `adopt`, for who copies many gradients at once (device_gradients.h).
+  /// Throws as `adopt`.
+  void check_gradient() const;
+  /// `.grad` that stays apart and is the view, since the time when it did not, gets memory of its
+  /// own.
+  void leave_view();
+  /// `.grad` is the view from now on unless it stays apart or has a graph.
+  void show_bucket();
+  const at::Tensor& view() const { return view_; }
+
   /// Gradients of this dtype are welcome too; they are converted on the way into the bucket.
   void also_accept(at::ScalarType dtype) { also_accepted_ = dtype; }
 
@@ -77,6 +89,7 @@ class GradientSlot {
 
  private:
   void replace(at::Tensor& grad);
+  void clear();
   void check(const at::Tensor& grad) const;
   void copy_in(const at::Tensor& grad);
 

@@ -16,6 +16,9 @@ GradientSlots::GradientSlots(const NamedTensors& parameters, std::string where, 
     slots_.emplace_back(name, tensor, where_);
     if (!as_bucket_view) slots_.back().keep_apart();
   }
+  if (slots_.empty()) return;
+  const c10::Device device = slots_.front().parameter().device();
+  if (!device.is_cpu()) on_device_.emplace(device, slots_.size());
 }
 
 void GradientSlots::take(std::size_t index, bool in_pass) {
@@ -25,6 +28,13 @@ void GradientSlots::take(std::size_t index, bool in_pass) {
   GradientSlot& slot = slots_[index];
   // With create_graph=True autograd has put a tensor there that has a graph of its own.
   const bool stays_apart = slot.is_apart() || c10::GradMode::is_enabled();
+  if (on_device_) {
+    slot.check_gradient();
+    on_device_->arrived(index);
+    // Its bucket gets it with the others, see `collect`.
+    if (stays_apart || !in_pass) slot.take_dtype();
+    return;
+  }
   if (stays_apart && !in_pass) return slot.take_dtype();
   if (!stays_apart) return slot.adopt();
   slot.copy_to_bucket();
@@ -43,6 +53,21 @@ void GradientSlots::refuse_old_average(std::size_t index) const {
       where_, slots_[index].name()));
 }
 
+void GradientSlots::collect(const std::vector<std::size_t>& members,
+                            const std::vector<std::uint32_t>& num_fired) {
+  if (!on_device_) {
+    for (const std::size_t index : members) {
+      if (num_fired[index] == 0) fill_without_gradient(index);
+    }
+    return;
+  }
+  on_device_->collect(slots_, members, num_fired);
+  for (const std::size_t index : members) {
+    const bool has_any = num_fired[index] > 0 || has_own(index);
+    if (has_any && !slots_[index].shows_bucket()) states_[index] = State::Copied;
+  }
+}
+
 void GradientSlots::fill_without_gradient(std::size_t index) {
   const bool is_copy = slots_[index].is_apart() && has_own(index);
   slots_[index].fill_without_gradient();
@@ -59,9 +84,11 @@ void GradientSlots::forget_copies() {
 }
 
 void GradientSlots::install_copies() {
+  std::vector<GradientSlot*> copied;
   for (std::size_t index = 0; index < slots_.size(); ++index) {
-    if (states_[index] == State::Copied) slots_[index].install();
+    if (states_[index] == State::Copied) copied.push_back(&slots_[index]);
   }
+  install(copied);
 }
 
 void GradientSlots::settle() { states_.assign(states_.size(), State::Settled); }
@@ -76,6 +103,11 @@ bool GradientSlots::take_averaged_in_part(std::size_t index) {
   if (states_[index] != State::AveragedInPart) return false;
   states_[index] = State::Settled;
   return slots_[index].shows_bucket();
+}
+
+void GradientSlots::also_accept(at::ScalarType dtype) {
+  for (GradientSlot& slot : slots_) slot.also_accept(dtype);
+  converts_ = true;
 }
 
 void GradientSlots::claim() {

@@ -12,14 +12,17 @@
 //
 //   GradientSlots slots(parameters, "libddp[group world, rank 0/2] backward", true);
 //   slots.take(index, in_pass);         // in the gradient's hook
+//   slots.collect(members, num_fired);  // before their bucket is sent
 //   slots.install_copies();             // at the end of the pass
 //   slots.settle();
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "libddp/ddp/device_gradients.h"
 #include "libddp/ddp/gradient_slot.h"
 #include "libddp/module/named_tensor.h"
 
@@ -39,12 +42,24 @@ class GradientSlots {
   auto begin() const { return slots_.begin(); }
   auto end() const { return slots_.end(); }
 
-  /// Autograd has accumulated a gradient. ENSURES in a pass: the bucket has it.
+  /// Autograd has accumulated a gradient. ENSURES in a pass: the bucket has it, on a device from
+  /// `collect` on.
   void take(std::size_t index, bool in_pass);
   /// The same of one that has no bucket.
   void take_without_bucket(std::size_t index);
-  /// The bucket gets `.grad`, or zeros, of one that has not fired in this pass.
-  void fill_without_gradient(std::size_t index);
+  /// ENSURES: the bucket of these has all gradients that have fired in this pass, and `.grad`, or
+  /// zeros, of the others. `num_fired`: by parameter.
+  void collect(const std::vector<std::size_t>& members,
+               const std::vector<std::uint32_t>& num_fired);
+  /// Gradients have moved into other buckets (GradientSlot::move_to).
+  void moved() {
+    if (on_device_) on_device_->moved();
+  }
+  /// Whether gradients need not be in their buckets where nobody reads these: on a device, if
+  /// nothing is to be cast on the way.
+  bool may_leave_buckets() const { return on_device_ && !converts_; }
+  /// Gradients of this dtype are welcome too; see GradientSlot.
+  void also_accept(at::ScalarType dtype);
   /// Whether `.grad` holds gradients of this rank.
   bool has_own(std::size_t index) const;
 
@@ -82,10 +97,14 @@ class GradientSlots {
   };
 
   void refuse_old_average(std::size_t index) const;
+  void fill_without_gradient(std::size_t index);
 
   const std::string where_;
   std::vector<GradientSlot> slots_;
   std::vector<State> states_;
+  bool converts_ = false;
+  /// Where the parameters are on one.
+  std::optional<DeviceGradients> on_device_;
 };
 
 }  // namespace libddp

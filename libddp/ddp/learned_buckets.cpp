@@ -23,6 +23,7 @@ void LearnedBuckets::build(BucketPlan plan) {
   for (std::size_t index = 0; index < parts_.slots.size(); ++index) {
     if (!parts_.sparse.contains(index)) parts_.slots[index].move_to(buckets_->view(index));
   }
+  parts_.slots.moved();
   // What the last ones had and these don't fit into, and what the model came through when it was
   // wrapped: no step asks for that again.
   empty_cache();

@@ -1,5 +1,6 @@
 #include "libddp/ddp/low_precision.h"
 
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -28,9 +29,9 @@ bool LowPrecisionParameters::lower() {
   const c10::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     full_[i] = parameters_[i].detach();
-    low_[i].copy_(full_[i]);
     parameters_[i].set_data(low_[i]);
   }
+  if (!low_.empty()) at::_foreach_copy_(low_, full_);
   is_low_ = true;
   if (on_change_) on_change_();
   return true;

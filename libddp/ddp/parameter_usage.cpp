@@ -1,11 +1,9 @@
 #include "libddp/ddp/parameter_usage.h"
 
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -17,14 +15,8 @@ namespace {
 /// More names than this would hide the message.
 constexpr std::size_t kMaxNames = 20;
 
-/// [world_size * parameters], rank by rank.
-at::Tensor gather_usage(ProcessGroup& group, const std::vector<std::uint8_t>& unused) {
-  const auto n = static_cast<std::int64_t>(unused.size());
-  at::Tensor mine = at::empty({n}, at::kByte);
-  std::memcpy(mine.data_ptr(), unused.data(), unused.size());
-  at::Tensor all = at::empty({n * group.size()}, at::kByte);
-  group.all_gather_into(all, mine, {.async = false, .timeout = {}, .label = "unused parameters"});
-  return all;
+bool is_any(const std::vector<std::uint8_t>& flags) {
+  return std::find(flags.begin(), flags.end(), 1) != flags.end();
 }
 
 std::string ranks_of(const std::vector<int>& ranks, int world_size) {
@@ -38,7 +30,11 @@ std::string ranks_of(const std::vector<int>& ranks, int world_size) {
 
 ParameterUsage::ParameterUsage(Group group, const BackwardPass& pass, GradientSlots& slots,
                                bool tolerates_unused)
-    : group_(std::move(group)), pass_(pass), slots_(slots), tolerates_unused_(tolerates_unused) {}
+    : group_(std::move(group)),
+      pass_(pass),
+      slots_(slots),
+      tolerates_unused_(tolerates_unused),
+      missing_(group_) {}
 
 bool ParameterUsage::is_any_used(const std::vector<std::size_t>& parameters) const {
   return std::any_of(parameters.begin(), parameters.end(),
@@ -56,21 +52,41 @@ std::vector<SparseGradients::Share> ParameterUsage::shares_of(
   return shares;
 }
 
-void ParameterUsage::fill(GradientBuckets& buckets, std::size_t bucket) {
+void ParameterUsage::fill(GradientBuckets& buckets, std::size_t bucket, bool is_read) {
   if (pass_.is_empty()) {
     buckets.flat(bucket).zero_();
     return;
   }
   bool is_missing = false;
   const std::vector<std::size_t>& members = buckets.members(bucket);
+  if (is_read || !slots_.may_leave_buckets()) slots_.collect(members, pass_.num_fired());
   for (std::size_t member = 0; member < members.size(); ++member) {
-    const std::size_t index = members[member];
-    const bool used = is_used(index);
-    if (pass_.num_fired(index) == 0) slots_.fill_without_gradient(index);
+    const bool used = is_used(members[member]);
     if (tolerates_unused_) buckets.set_used(bucket, member, used);
     is_missing |= !used;
   }
   buckets.set_missing(bucket, is_missing);
+}
+
+bool ParameterUsage::share(GradientBuckets& buckets, bool at_once) {
+  if (tolerates_unused_ || buckets.has_tails()) {
+    share_flags(*group_, buckets);
+    return is_any_missing(buckets);
+  }
+  const bool lacks_any = is_any_missing(buckets);
+  if (group_->size() == 1 || buckets.size() == 0) return lacks_any;
+  missing_.tell(unused_here());
+  if (!lacks_any && !at_once) return false;
+  std::vector<std::uint8_t> of_all = missing_.hear();
+  const bool is_any_there = is_any(of_all);
+  if (is_any_there) heard_ = std::move(of_all);
+  return is_any_there;
+}
+
+void ParameterUsage::check_shared() {
+  if (!missing_.is_told()) return;
+  const std::vector<std::uint8_t> of_all = missing_.hear();
+  if (is_any(of_all)) throw StateError(describe_unused(of_all));
 }
 
 void ParameterUsage::install_gradients_of_others(const GradientBuckets& buckets) {
@@ -86,23 +102,33 @@ void ParameterUsage::install_gradients_of_others(const GradientBuckets& buckets)
 }
 
 void ParameterUsage::refuse_unused() {
+  const std::vector<std::uint8_t> unused = unused_here();
+  slots_.settle();
+  if (heard_.empty()) {
+    if (!missing_.is_told()) missing_.tell(unused);
+    heard_ = missing_.hear();
+  }
+  throw StateError(describe_unused(std::exchange(heard_, {})));
+}
+
+std::vector<std::uint8_t> ParameterUsage::unused_here() const {
   std::vector<std::uint8_t> unused;
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     unused.push_back(is_used(index) || pass_.is_empty() ? 0 : 1);
   }
-  slots_.settle();
-  throw StateError(describe_unused(unused));
+  return unused;
 }
 
-std::string ParameterUsage::describe_unused(const std::vector<std::uint8_t>& unused) const {
-  const at::Tensor usage = gather_usage(*group_, unused);
-  const auto* const flags = usage.const_data_ptr<std::uint8_t>();
+std::string ParameterUsage::describe_unused(const std::vector<std::uint8_t>& of_all) const {
+  const std::size_t num_parameters = slots_.size();
   std::vector<std::string> found;
   std::size_t num_unused = 0;
-  for (std::size_t index = 0; index < unused.size(); ++index) {
+  for (std::size_t index = 0; index < num_parameters; ++index) {
     std::vector<int> ranks;
     for (int rank = 0; rank < group_->size(); ++rank) {
-      if (flags[static_cast<std::size_t>(rank) * unused.size() + index] != 0) ranks.push_back(rank);
+      if (of_all[static_cast<std::size_t>(rank) * num_parameters + index] != 0) {
+        ranks.push_back(rank);
+      }
     }
     if (ranks.empty() || ++num_unused > kMaxNames) continue;
     found.push_back(fmt::format("'{}'{}", slots_[index].name(), ranks_of(ranks, group_->size())));
@@ -113,7 +139,15 @@ std::string ParameterUsage::describe_unused(const std::vector<std::uint8_t>& unu
       "{} backward: {} of {} parameters got no gradient: {}. Hint: they did not take part in the "
       "loss, or were frozen or replaced after wrapping; pass find_unused_parameters=True if that "
       "is intended.",
-      me.where(), num_unused, unused.size(), fmt::join(found, ", "));
+      me.where(), num_unused, num_parameters, fmt::join(found, ", "));
+}
+
+bool is_any_missing(const GradientBuckets& buckets) {
+  bool is_missing = false;
+  for (std::size_t bucket = 0; bucket < buckets.size(); ++bucket) {
+    is_missing |= buckets.is_missing(bucket);
+  }
+  return is_missing;
 }
 
 }  // namespace libddp

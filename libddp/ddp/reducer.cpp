@@ -73,7 +73,7 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
 
 void Reducer::ensure_prior_reduction_finished() {
   if (const std::exception_ptr failure = group_->failure()) std::rethrow_exception(failure);
-  if (!pass_.is_unfinished()) return;
+  if (!pass_.is_unfinished()) return usage_.check_shared();
   if (manual_.is_on() && pass_.are_all_sent()) check_finalized();
   pass_.check_not_ended_early(where("forward"));
 }
@@ -308,7 +308,7 @@ void Reducer::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) 
 }
 
 void Reducer::accept_gradients_of(at::ScalarType dtype) {
-  for (GradientSlot& slot : slots_) slot.also_accept(dtype);
+  slots_.also_accept(dtype);
   sparse_.also_accept(dtype);
 }
 

@@ -242,11 +242,24 @@ void ReplicatedModel::shard(bool averages) {
 
 void ReplicatedModel::check_parameters(const NamedTensors& parameters) {
   for (const auto& [name, tensor] : parameters) {
-    if (!tensor.is_cpu() || tensor.layout() != at::kStrided) {
+    if (tensor.is_meta()) {
       throw ArgumentError(fmt::format(
-          "libddp: parameter '{}' is on {}: libddp does not support anything but dense CPU "
-          "parameters yet. Hint: move the model to the CPU before wrapping it.",
-          name, tensor.device().str()));
+          "libddp: parameter '{}' is on meta, without data. Hint: move the model to a device by "
+          "module.to_empty(), and initialise or load it, before wrapping it.",
+          name));
+    }
+    if (tensor.layout() != at::kStrided) {
+      throw ArgumentError(fmt::format(
+          "libddp: parameter '{}' is on {} in layout {}, and only dense ones can be trained. Hint: "
+          "sparse gradients of dense parameters are welcome.",
+          name, tensor.device().str(), c10::str(tensor.layout())));
+    }
+    if (tensor.device() != parameters.front().tensor.device()) {
+      throw ArgumentError(fmt::format(
+          "libddp: parameter '{}' is on {} and '{}' on {}: one process trains on one device. Hint: "
+          "move the whole model with module.to(device) before wrapping it.",
+          name, tensor.device().str(), parameters.front().name,
+          parameters.front().tensor.device().str()));
     }
     if (!tensor.is_leaf()) {
       throw ArgumentError(fmt::format(

@@ -38,7 +38,7 @@ class ReplicatedModel {
 
   /// Collective if options.init_sync. `parameters`: all of them, frozen ones too.
   /// `delayed`: further parameters, averaged apart from them (see DelayedGradients).
-  /// Throws ArgumentError where no parameter requires a gradient, where one is not on the CPU,
+  /// Throws ArgumentError where no parameter requires a gradient, where they are not on one device,
   /// where options.sparse_parameters has a name that `parameters` lacks, and where the ranks wrap
   /// different models.
   ReplicatedModel(NamedTensors parameters, const NamedTensors& buffers, Group group,

@@ -41,14 +41,6 @@ WorkPtr ShardedAverages::average(const GradientBuckets& buckets, std::size_t buc
                                      buckets.gradients(bucket), reduce, std::move(call));
 }
 
-void ShardedAverages::share_flags(GradientBuckets& buckets) const {
-  if (group_->size() == 1 || buckets.size() == 0) return;
-  const at::Tensor flags = buckets.flags();
-  group_->all_reduce(flags, {.op = ReduceOp::Max},
-                     {.async = false, .timeout = {}, .label = "flags of the gradients"});
-  buckets.set_flags(flags);
-}
-
 void ShardedAverages::spread(GradientSlots& slots, const GradientBuckets& buckets) const {
   const c10::NoGradGuard no_grad;
   const int rank = group_->rank();

@@ -57,8 +57,6 @@ class ShardedAverages {
   /// The average of the own block, in place.
   WorkPtr average(const GradientBuckets& buckets, std::size_t bucket, ReduceOptions reduce,
                   CallOptions call) const;
-  /// The flags of all ranks; a collective.
-  void share_flags(GradientBuckets& buckets) const;
   /// Makes averages that only their owners have into shares of all ranks whose average they are.
   void spread(GradientSlots& slots, const GradientBuckets& buckets) const;
 

@@ -43,13 +43,16 @@ ShardedNumbers::ShardedNumbers(const Group& group, std::shared_ptr<const Gradien
   for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) {
     const std::int64_t numel = buckets_->block_numel(bucket);
     const at::ScalarType dtype = buckets_->flat(bucket).scalar_type();
+    const c10::Device device = buckets_->flat(bucket).device();
     at::Tensor array;
-    if (group_->size() > 1 && is_shared_) {
+    if (group_->size() > 1 && is_shared_ && device.is_cpu()) {
       array = group_->allocate_shared({numel * group_->size()}, dtype,
                                       {.label = buckets_->label(bucket)});
     }
     is_shared_ = array.defined();
-    if (!is_shared_) array = group_->allocate({has_all_ ? numel * group_->size() : numel}, dtype);
+    if (!is_shared_) {
+      array = group_->allocate({has_all_ ? numel * group_->size() : numel}, dtype, device);
+    }
     const bool is_whole = array.numel() > numel;
     blocks.push_back(is_whole ? array.narrow(0, group_->rank() * numel, numel) : array);
     blocks.back().zero_();

@@ -53,14 +53,17 @@ void SparseGradients::check(std::size_t index) const {
   if (!gradient.defined()) return;
   if (gradient.scalar_type() == also_accepted_) gradient = gradient.to(dtypes_[position]);
   const bool fits = gradient.layout() == at::kSparse || gradient.layout() == at::kStrided;
-  if (fits && gradient.is_cpu() && gradient.scalar_type() == dtypes_[position]) return;
+  if (fits && gradient.device() == parameter(position).tensor.device() &&
+      gradient.scalar_type() == dtypes_[position])
+    return;
   const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
   throw ArgumentError(fmt::format(
       "{} backward: parameter '{}': its gradient is {} in layout {} on {}, but a sparse COO or "
-      "dense one of {} on cpu is expected. Hint: wrap the model after changing its dtype or "
+      "dense one of {} on {} is expected. Hint: wrap the model after changing its dtype or "
       "device.",
       me.where(), parameter(position).name, c10::toString(gradient.scalar_type()),
-      c10::str(gradient.layout()), gradient.device().str(), c10::toString(dtypes_[position])));
+      c10::str(gradient.layout()), gradient.device().str(), c10::toString(dtypes_[position]),
+      parameter(position).tensor.device().str()));
 }
 
 bool SparseGradients::average(const std::vector<Share>& shares, double scale) {
@@ -139,7 +142,7 @@ at::Tensor SparseGradients::contribution(std::size_t position, const Agreed& agr
   if (!agreed.is_dense) {
     return has_gradient ? gradient : sparse_zeros(like, agreed.sparse_dim);
   }
-  if (!has_gradient) return at::zeros(like.sizes(), dtypes_[position]);
+  if (!has_gradient) return at::zeros(like.sizes(), like.options().dtype(dtypes_[position]));
   return gradient.is_sparse() ? gradient.to_dense() : gradient.clone(at::MemoryFormat::Contiguous);
 }
 

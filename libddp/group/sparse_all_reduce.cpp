@@ -63,6 +63,11 @@ at::Tensor coalesced(const at::Tensor& input) {
              input.sizes());
 }
 
+at::Tensor on(c10::Device device, const at::Tensor& sparse) {
+  if (sparse.device() == device) return sparse;
+  return coo(sparse._indices().to(device), sparse._values().to(device), sparse.sizes());
+}
+
 using Layouts = std::vector<SparseLayout>;
 
 at::Tensor numbers_of(const Layouts& layouts) {
@@ -194,7 +199,7 @@ std::vector<at::Tensor> sparse_sums(ProcessGroup& group, const std::vector<at::T
   std::vector<at::Tensor> own;
   Layouts own_layouts;
   for (const at::Tensor& tensor : tensors) {
-    own.push_back(coalesced(tensor));
+    own.push_back(on(c10::kCPU, coalesced(tensor)));
     own_layouts.emplace_back(own.back());
   }
   const at::Tensor numbers = numbers_of(own_layouts);
@@ -211,7 +216,9 @@ std::vector<at::Tensor> sparse_sums(ProcessGroup& group, const std::vector<at::T
     for (std::size_t i = 0; i < of_rank.size(); ++i) shares[i].push_back(of_rank[i]);
   }
   std::vector<at::Tensor> sums;
-  for (const std::vector<at::Tensor>& of_tensor : shares) sums.push_back(add_up(of_tensor, scale));
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    sums.push_back(on(tensors[i].device(), add_up(shares[i], scale)));
+  }
   return sums;
 }
 
@@ -282,8 +289,9 @@ at::Tensor SparseSum::add() const {
 at::Tensor sparse_zeros(const at::Tensor& like, std::int64_t sparse_dim) {
   Sizes values = {0};
   values.insert(values.end(), like.sizes().begin() + sparse_dim, like.sizes().end());
-  return coo(at::empty({sparse_dim, 0}, at::kLong), at::empty(values, like.scalar_type()),
-             like.sizes());
+  const auto options = at::TensorOptions().device(like.device());
+  return coo(at::empty({sparse_dim, 0}, options.dtype(at::kLong)),
+             at::empty(values, options.dtype(like.scalar_type())), like.sizes());
 }
 
 }  // namespace libddp

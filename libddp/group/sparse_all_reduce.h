@@ -18,8 +18,9 @@
 namespace libddp {
 
 /// The sums over all ranks, coalesced and in new memory, times `scale` (1 for integers).
-/// `tensors`: sparse COO on the CPU; any number of entries, 0 too. The n-th one has the same sizes,
-/// dtype and number of sparse dimensions on every rank; throws PeerError on every rank otherwise.
+/// `tensors`: sparse COO; from a device they go through the host, which blocks; any number of
+/// entries, 0 too. The n-th one has the same sizes, dtype and number of sparse dimensions on every
+/// rank; throws PeerError on every rank otherwise.
 std::vector<at::Tensor> sparse_sums(ProcessGroup& group, const std::vector<at::Tensor>& tensors,
                                     double scale = 1.0, CallOptions options = {});
 

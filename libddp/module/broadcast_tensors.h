@@ -3,7 +3,9 @@
 // Copies tensors of any dtype from one rank to all, many in one message.
 //
 // Tensors are packed as bytes into a staging buffer that the group communicates fastest; the buffer
-// is kept for the next time. Thread rule: collective, one call at a time.
+// is kept for the next time. On a device all that happens in the order of the current stream, with
+// one launch for each way; where tensors are on several devices, each device has its messages.
+// Thread rule: collective, one call at a time.
 //
 //   TensorBroadcaster broadcaster(group);
 //   broadcaster.broadcast(module->buffers(), 0, "buffers");
@@ -12,6 +14,7 @@
 
 #include <cstddef>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "libddp/group/process_group.h"
@@ -25,17 +28,19 @@ class TensorBroadcaster {
 
   explicit TensorBroadcaster(Group group) : group_(std::move(group)) {}
 
-  /// REQUIRES: the same shapes and dtypes on every rank.
+  /// REQUIRES: the same shapes, dtypes and kinds of device on every rank.
   /// ENSURES: every rank holds the values of `root`, in the same tensors as before.
   void broadcast(const std::vector<at::Tensor>& tensors, int root, std::string_view label);
 
  private:
-  at::Tensor staging(std::size_t bytes);
+  void broadcast_on(c10::Device device, const std::vector<at::Tensor>& tensors, int root,
+                    std::string_view label);
+  at::Tensor staging(std::size_t bytes, c10::Device device);
   void send(const std::vector<at::Tensor>& parts, std::size_t bytes, int root,
             std::string_view label);
 
   Group group_;
-  at::Tensor staging_;
+  std::unordered_map<c10::Device, at::Tensor> staging_;
 };
 
 }  // namespace libddp

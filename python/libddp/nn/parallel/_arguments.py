@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._utils import _get_device_index
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -17,7 +18,7 @@ from libddp.errors import ArgumentError
 
 
 def check_devices(device_ids: Any, output_device: Any) -> None:
-    """Both are without effect for a model on the CPU, but they must name at most one device.
+    """They must name at most one device.
 
     Raises:
         ArgumentError: several devices, or something that names none.
@@ -35,6 +36,39 @@ def check_devices(device_ids: Any, output_device: Any) -> None:
                     f"libddp: {name} is {value!r}, which names no device. Hint: pass an index, a "
                     "torch.device or a list with one of them, or leave it out."
                 )
+
+
+def devices_of(module: torch.nn.Module, device_ids: Any, output_device: Any):
+    """torch's attributes: what both are for a model on one device, None and None on the CPU.
+
+    Without `device_ids` a script brings inputs to the device by itself.
+
+    Raises:
+        ArgumentError: they name another device than the model's, or only the output's.
+    """
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    ids = list(device_ids) if isinstance(device_ids, (list, tuple)) else [device_ids]
+    ids = [entry for entry in ids if entry is not None]
+    if device.type in ("cpu", "meta"):
+        return None, None
+    if not ids:
+        if output_device is None:
+            return None, None
+        raise ArgumentError(
+            f"libddp: output_device is {output_device!r} and device_ids is {device_ids}, for a "
+            f"model on {device}. Hint: pass device_ids=[{device.index}], or leave out both."
+        )
+    if isinstance(output_device, (list, tuple)):
+        output_device = output_device[0] if output_device else None
+    named = ids[0] if output_device is None else output_device
+    indices = [_get_device_index(entry, True) for entry in (ids[0], named)]
+    for name, index in zip(("device_ids", "output_device"), indices, strict=True):
+        if index != device.index:
+            raise ArgumentError(
+                f"libddp: {name} names device {index}, and the model is on {device}. Hint: move "
+                f"the model there before wrapping it, or pass {device.index}."
+            )
+    return [indices[0]], indices[1]
 
 
 def group_of(process_group: Any, device_mesh: Any):
@@ -127,6 +161,8 @@ def check_module(module: torch.nn.Module, parameters: list[tuple[str, torch.Tens
                 "dimensions, or pass the mesh's slice as device_mesh for tensor parallelism, or "
                 "leave it out (_ddp_params_and_buffers_to_ignore)."
             )
+    if any(not parameter.is_cpu for _, parameter in parameters):
+        return
     for name, layer in module.named_modules():
         if isinstance(layer, torch.nn.SyncBatchNorm):
             raise ArgumentError(

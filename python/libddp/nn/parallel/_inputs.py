@@ -19,7 +19,7 @@ class MovesInputs:
         return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
 
     def to_kwargs(self, inputs, kwargs, device_id):
-        """Inputs on the model's device; `device_id` has no meaning for a CPU."""
+        """Inputs on the model's device, which is the one of `device_id`, or the CPU."""
         return _to_kwargs(inputs, kwargs, self.device, use_side_stream_for_tensor_copies=False)
 
     def gather(self, outputs, output_device):

@@ -18,8 +18,8 @@ class BucketTimes:
     #: Its communication was handed over; it begins when that of the buckets before is done.
     launched_ns: int
     #: Its communication ended, whenever somebody waited for it. With a communication hook: its
-    #: result was taken.
-    done_ns: int
+    #: result was taken. Else None on a device: the host does not ask it.
+    done_ns: int | None
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,17 @@ class PassTimes:
     buckets: tuple[BucketTimes, ...]
 
     def communication(self) -> list[tuple[int, int]]:
-        """When each bucket was really on its way: one after the other, from its launch on."""
+        """When each bucket was really on its way: one after the other, from its launch on.
+
+        On a device that is the launch alone, whose end is not known.
+        """
         spans = []
         free_ns = 0
         for bucket in self.buckets:
-            begin_ns = min(max(bucket.launched_ns, free_ns), bucket.done_ns)
-            spans.append((begin_ns, bucket.done_ns))
-            free_ns = max(free_ns, bucket.done_ns)
+            done_ns = bucket.launched_ns if bucket.done_ns is None else bucket.done_ns
+            begin_ns = min(max(bucket.launched_ns, free_ns), done_ns)
+            spans.append((begin_ns, done_ns))
+            free_ns = max(free_ns, done_ns)
         return spans
 
 
@@ -64,8 +68,8 @@ def _pass(layouts, number, forward_begin, forward_end, begin, end, pass_end, buc
         backward_end_ns=end,
         pass_end_ns=pass_end,
         buckets=tuple(
-            BucketTimes(index, tuple(names), total_bytes, *times)
-            for index, ((names, _, _, total_bytes, _), times) in enumerate(
+            BucketTimes(index, tuple(names), total_bytes, ready, launched, done or None)
+            for index, ((names, _, _, total_bytes, _), (ready, launched, done)) in enumerate(
                 zip(described, buckets, strict=True)
             )
         ),

@@ -60,8 +60,8 @@ def _record(passes: list[PassTimes]) -> dict:
     for one in passes:
         spans = one.communication()
         record = asdict(one)
-        for bucket, (begin_ns, _) in zip(record["buckets"], spans, strict=True):
-            bucket["begin_ns"] = begin_ns
+        for bucket, (begin_ns, end_ns) in zip(record["buckets"], spans, strict=True):
+            bucket["begin_ns"], bucket["end_ns"] = begin_ns, end_ns
         described.append(record)
     return {"host": platform.node(), "pid": os.getpid(), "passes": described}
 
@@ -100,18 +100,19 @@ def _pass_events(rank: int, one: dict, offset: int) -> list[dict]:
     events.append(event("backward", COMPUTATION, one["backward_begin_ns"], backward_end))
     events.append(event("wait", COMPUTATION, backward_end, one["pass_end_ns"]))
     for bucket in one["buckets"]:
+        known = {} if bucket["done_ns"] is None else {"done": bucket["done_ns"] - offset}
         events.append(
             event(
                 f"bucket {bucket['index']}",
                 COMMUNICATION,
                 bucket["begin_ns"],
-                bucket["done_ns"],
+                bucket["end_ns"],
                 bucket=bucket["index"],
                 parameters=list(bucket["parameters"]),
                 bytes=bucket["bytes"],
                 ready=bucket["ready_ns"] - offset,
                 launched=bucket["launched_ns"] - offset,
-                done=bucket["done_ns"] - offset,
+                **known,
             )
         )
     return events

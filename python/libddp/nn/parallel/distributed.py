@@ -59,9 +59,10 @@ class DistributedDataParallel(
     `zero_grad` clears it (see gradient_as_bucket_view).
 
     Args:
-        module: the model; dense parameters on the CPU.
-        device_ids, output_device: a device (index, name, torch.device), a list with one, or None;
-            without effect for a model on the CPU, so that scripts run there unedited.
+        module: the model; dense parameters, all on the CPU or all on one device.
+        device_ids, output_device: a device (index, name, torch.device), a list with one, or None.
+            With `device_ids` forward() brings its inputs to that device, which must be the model's.
+            Without effect for a model on the CPU, so that scripts run there unedited.
         dim: for `scatter` and `gather`.
         broadcast_buffers: torch's former name of `forward_sync_buffers`; False also leaves buffers
             alone at construction.
@@ -74,6 +75,7 @@ class DistributedDataParallel(
         check_reduction: deprecated in torch, without effect there and here.
         gradient_as_bucket_view: False: each `p.grad` is a tensor of its own, so that one kept over
             a step stays what it was, and gradients take memory twice. torch's default is False.
+            A lone rank's gradients on a device are tensors of their own either way.
         static_graph: the graph is the same in each iteration.
         delay_all_reduce_named_params: (name, parameter) pairs that are averaged only in backward
             passes in which `param_to_hook_all_reduce` gets a gradient, at their end; until then
@@ -145,8 +147,9 @@ class DistributedDataParallel(
         )
         self._delayed_until = param_to_hook_all_reduce
         self.parameters_to_ignore.update(name for name, _ in self._delayed)
-        self.device_ids = None
-        self.output_device = None
+        self.device_ids, self.output_device = _arguments.devices_of(
+            module, device_ids, output_device
+        )
         self.dim = dim
         self.forward_sync_buffers, init_sync_buffers = _arguments.buffer_rules(
             broadcast_buffers, forward_sync_buffers
@@ -232,6 +235,9 @@ class DistributedDataParallel(
                 _join.before_forward(self)
         elif self._syncs_before and self.will_sync_module_buffers():
             self._sync_buffers()
+        if self.device_ids is not None:
+            # One entry for each device.
+            (inputs,), (kwargs,) = self.to_kwargs(inputs, kwargs, self.device_ids[0])
         if self.mixed_precision is not None:
             inputs, kwargs = _cast_forward_inputs(
                 self.mixed_precision.param_dtype, *inputs, **kwargs
