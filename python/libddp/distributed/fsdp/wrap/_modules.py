@@ -68,14 +68,42 @@ class Ignored:
         return Ignored(all_modules, parameters)
 
 
-def check_device(device) -> None:
-    """Refuses what is not a CPU."""
-    if device is None or torch.device(device).type == "cpu":
-        return
-    raise ArgumentError(
-        f"libddp fsdp: device_id={device!r}: modules are sharded on the CPU only so far. "
-        "Hint: leave device_id out."
-    )
+def device_of(device_id) -> torch.device | None:
+    """The argument device_id; refuses a device that is not there."""
+    if device_id is None:
+        return None
+    device = torch.device(device_id)
+    if device.type == "cpu":
+        return device
+    there = torch.get_device_module(device) if _is_accelerator(device) else None
+    if there is None or (device.index or 0) >= there.device_count():
+        raise ArgumentError(
+            f"libddp fsdp: device_id={device_id!r}: there is no such device, modules are sharded "
+            f"on {'the CPU only' if there is None else f'{there.device_count()} devices'} here. "
+            "Hint: leave device_id out to shard a module where its parameters are."
+        )
+    if device.index is None:
+        device = torch.device(device.type, there.current_device())
+    return device
+
+
+def _is_accelerator(device: torch.device) -> bool:
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found is not None and found.type == device.type
+
+
+def move(module: torch.nn.Module, device: torch.device | None, ignored: Ignored) -> None:
+    """Parameters and buffers that have values go to the device, in the same objects."""
+    for part in module.modules() if device is not None else ():
+        if part in ignored.modules:
+            continue
+        for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+            if tensor.is_meta or tensor.device == device or tensor in ignored.parameters:
+                continue
+            with torch.no_grad():
+                tensor.data = tensor.to(device)
+                if tensor.grad is not None:
+                    tensor.grad = tensor.grad.to(device)
 
 
 def offload_of(cpu_offload: CPUOffload | bool | None) -> CPUOffload:
@@ -83,6 +111,16 @@ def offload_of(cpu_offload: CPUOffload | bool | None) -> CPUOffload:
     if isinstance(cpu_offload, CPUOffload):
         return cpu_offload
     return CPUOffload(offload_params=bool(cpu_offload))
+
+
+def refuse_offload(module: torch.nn.Module, wanted: bool) -> None:
+    """Shards of parameters on a device stay there."""
+    on_device = next((p for p in module.parameters() if p.device.type not in ("cpu", "meta")), None)
+    if wanted and on_device is not None:
+        raise ArgumentError(
+            f"libddp fsdp: parameters are on {on_device.device}, and cannot be offloaded to the "
+            "CPU. Hint: leave out the offloading, or shard the module on the CPU."
+        )
 
 
 def is_container(module: torch.nn.Module) -> bool:
@@ -101,8 +139,13 @@ def warn_of_container(module: torch.nn.Module) -> None:
         )
 
 
-def materialise(module: torch.nn.Module, init: Callable | None, ignored: Ignored) -> None:
-    """Gives parameters on the meta device memory and values."""
+def materialise(
+    module: torch.nn.Module,
+    init: Callable | None,
+    ignored: Ignored,
+    device: torch.device | None = None,
+) -> None:
+    """Gives parameters on the meta device memory and values; on the device, None = the CPU."""
     if init is not None and not callable(init) and any(p.is_meta for p in module.parameters()):
         raise ArgumentError(
             f"libddp fsdp: param_init_fn: expected {init!r} to be callable, but got a "
@@ -118,7 +161,7 @@ def materialise(module: torch.nn.Module, init: Callable | None, ignored: Ignored
         if init is not None:
             init(part)
         elif hasattr(part, "reset_parameters"):
-            part.to_empty(device="cpu", recurse=False)
+            part.to_empty(device=device or "cpu", recurse=False)
             with torch.no_grad():
                 part.reset_parameters()
         else:

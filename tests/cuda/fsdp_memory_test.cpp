@@ -1,0 +1,103 @@
+// Memory of sharded models on devices, and that every wait of a step is needed.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "libddp/fsdp/device_buffers.h"
+#include "tests/cuda/device_fixture.h"
+#include "tests/cuda/sharded_net.h"
+#include "tests/fakegpu/fake_device.h"
+#include "tests/fakegpu/race_checker.h"
+#include "tests/support/catch.h"
+
+using namespace libddp;
+using namespace libddp::test;
+
+namespace {
+
+/// Allocated beyond this rank's shards once the model has run.
+std::int64_t buffer_bytes(ProcessGroup& group, c10::Device device, int layers) {
+  const std::int64_t before = fakegpu::memory_use(device.index()).allocated_bytes;
+  ShardedNet net({.shard = group.shared_from_this()}, device, {64, layers});
+  const std::int64_t shards = fakegpu::memory_use(device.index()).allocated_bytes;
+  {
+    const c10::NoGradGuard no_grad;
+    net.forward(batch_at(group.rank(), 0).to(device));
+    net.forward(batch_at(group.rank(), 0).to(device));
+  }
+  const std::int64_t now = fakegpu::memory_use(device.index()).allocated_bytes;
+  expect(shards > before, "a rank owns something");
+  return now - shards;
+}
+
+void one_step(ProcessGroup& group, c10::Device device) {
+  Training training;
+  training.num_steps = 2;
+  train(group, device, training);
+}
+
+}  // namespace
+
+TEST_CASE("buffers of whole parameters are as many for any number of units", "[fsdp]") {
+  run_device_group(2, [](ProcessGroup& group, c10::Device device) {
+    const std::int64_t few = buffer_bytes(group, device, 4);
+    const std::int64_t many = buffer_bytes(group, device, 12);
+    expect(few > 0, "there are some");
+    expect(many == few, "as many");
+    // A unit that computes, one that is gathered, and the root.
+    expect(many <= 3 * (64 * 64 + 64 + 64) * 4, "two and the root's");
+  });
+  REQUIRE(races_text() == "");
+}
+
+TEST_CASE("a buffer goes to who takes it next behind all that have used it", "[fsdp]") {
+  run_device_group(1, [](ProcessGroup&, c10::Device device) {
+    DeviceBuffers pool(nullptr, device);
+    const at::Tensor mine = at::empty({100}, at::TensorOptions().device(device));
+    DeviceBuffer first = pool.take(100, at::kFloat);
+    const void* const memory = first.bytes.data_ptr();
+    const c10::Stream side = side_stream(device);
+    {
+      const c10::StreamGuard guard(side);
+      first.as(100, at::kFloat).fill_(1);
+      first.users.add_current();
+    }
+    pool.give(std::move(first));
+    DeviceBuffer second = pool.take(20, at::kFloat);
+    expect(second.bytes.data_ptr() == memory, "a smaller one lies there too");
+    second.as(20, at::kFloat).fill_(2);
+    second.users.add_current();
+    const DeviceBuffer third = pool.take(20, at::kFloat);
+    expect(third.bytes.data_ptr() != memory, "what is in use is nobody else's");
+    pool.give(std::move(second));
+  });
+  REQUIRE(races_text() == "");
+}
+
+TEST_CASE("each wait of a sharded step is needed", "[fsdp]") {
+  std::int64_t num_waits = 0;
+  std::vector<std::int64_t> redundant;
+  run_device_group(2, [&](ProcessGroup& group, c10::Device device) {
+    one_step(group, device);
+    if (group.rank() > 0) return;
+    num_waits = fakegpu::num_waits(0);
+    redundant = fakegpu::redundant_waits(0);
+  });
+  REQUIRE(races_text() == "");
+  REQUIRE(num_waits > 10);
+  REQUIRE(static_cast<std::int64_t>(redundant.size()) < num_waits / 2);
+  for (std::int64_t k = 1; k <= num_waits; ++k) {
+    if (std::count(redundant.begin(), redundant.end(), k) > 0) continue;
+    run_device_group(2, [&](ProcessGroup& group, c10::Device device) {
+      if (group.rank() == 0) fakegpu::ignore_wait(k, 0);
+      one_step(group, device);
+    });
+    INFO("wait " << k << " of " << num_waits);
+    CHECK(races_text() != "");
+  }
+}
