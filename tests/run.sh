@@ -6,11 +6,12 @@
 #                                  # programs side by side, the core of the Python tests
 #   LIBDDP_VENV=~/venv bash tests/run.sh   # in an environment that has torch already
 #
-# What runs: house rules, C++ tests of every room against the installed library, Python tests, systems
-# of several hosts (network namespaces: as root, else skipped), the core under address,
-# undefined-behaviour and thread sanitizers, fuzz targets for two seconds each (LIBDDP_FUZZ_SECONDS
-# for longer; clang, else skipped), a C++ program that consumes the installed package. Everything is
-# built at low priority behind the house rules and the Python tests, which mostly wait.
+# What runs: house rules, C++ tests of every room against the installed library, Python tests (what
+# CUDA tensors need on a fake device), systems of several hosts (network namespaces: as root, else
+# skipped), the core under address, undefined-behaviour and thread sanitizers, fuzz targets for two
+# seconds each (LIBDDP_FUZZ_SECONDS for longer; clang, else skipped), a C++ program that consumes the
+# installed package. Everything is built at low priority behind the house rules and the Python tests,
+# which mostly wait.
 set -uo pipefail
 if [ $# -gt 1 ] || { [ $# = 1 ] && [ "$1" != --quick ]; }; then
     echo "usage: bash tests/run.sh [--quick]" >&2
@@ -29,6 +30,8 @@ rm -rf "$results"
 mkdir -p "$results"
 export PATH="$LIBDDP_VENV/bin:$PATH"
 export OMP_NUM_THREADS=1
+# Built with the C++ tests, where torch is a CUDA build; else the tests say that it is missing.
+export LIBDDP_FAKEGPU="$PWD/$build/cpp/tests/libddp_fakegpu.so"
 python="$LIBDDP_VENV/bin/python"
 package="$("$python" -m libddp --cmake-dir)" || exit 1
 failed_steps=()
@@ -182,8 +185,9 @@ build thread build_tests thread -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE=thread
 build consume build_consumer
 
 step "house rules" run_pytest house tests/house
-step "Python tests" run_pytest python tests/python
+step "Python tests" run_pytest python tests/python --ignore=tests/python/cuda
 step "C++ tests" run_programs cpp 4
+step "Python tests on the fake device" run_pytest cuda tests/python/cuda
 step "systems of several hosts" run_pytest systems tests/systems
 step "core under the address and undefined sanitizers" run_programs address 2
 step "core under the thread sanitizer" run_programs thread 2

@@ -43,7 +43,8 @@ void AccessLog::launch(const DeviceStream& stream, const std::string& name,
   const std::lock_guard lock(mutex_);
   now(stream);
   Clock& clock = stream_clock(stream);
-  const Operation operation{name, stream.stream(), ++num_operations_};
+  const Operation operation{name, stream.stream(), ++last_operation_};
+  ++num_operations_.at(stream.device());
   const std::uint64_t tick = clock.tick(stream.slot());
   for (const ByteRange& range : reads) note({range, false, stream.slot(), tick, operation}, clock);
   for (const ByteRange& range : writes) note({range, true, stream.slot(), tick, operation}, clock);
@@ -116,7 +117,15 @@ void AccessLog::host_saw(c10::DeviceIndex device, const Clock& clock) {
   thread_clock().join(clock);
 }
 
-void AccessLog::host_saw(const DeviceStream& stream) { host_saw(stream.device(), record(stream)); }
+void AccessLog::host_waited(c10::DeviceIndex device, const Clock& clock) {
+  host_saw(device, clock);
+  const std::lock_guard lock(mutex_);
+  ++num_host_waits_.at(device);
+}
+
+void AccessLog::host_waited(const DeviceStream& stream) {
+  host_waited(stream.device(), record(stream));
+}
 
 void AccessLog::allocated(const void* block, std::size_t bytes, const DeviceStream* owner) {
   const std::lock_guard lock(mutex_);
@@ -201,6 +210,8 @@ void AccessLog::reset() {
   }
   freed_in_use_.clear();
   races_.clear();
+  num_operations_ = {};
+  num_host_waits_ = {};
   num_waits_ = {};
   redundant_ = {};
   ignored_.reset();
@@ -216,6 +227,16 @@ std::int64_t AccessLog::num_waits(int device) {
   const std::lock_guard lock(mutex_);
   if (device >= 0) return num_waits_.at(static_cast<std::size_t>(device));
   return std::accumulate(num_waits_.begin(), num_waits_.end(), std::int64_t{0});
+}
+
+std::int64_t AccessLog::num_operations(int device) {
+  const std::lock_guard lock(mutex_);
+  return num_operations_.at(static_cast<std::size_t>(device));
+}
+
+std::int64_t AccessLog::num_host_waits(int device) {
+  const std::lock_guard lock(mutex_);
+  return num_host_waits_.at(static_cast<std::size_t>(device));
 }
 
 std::vector<std::int64_t> AccessLog::redundant_waits(int device) {

@@ -40,7 +40,9 @@ class AccessLog {
   void order(const DeviceStream& earlier, const DeviceStream& later);
   /// The host has seen that this is over.
   void host_saw(c10::DeviceIndex device, const Clock& clock);
-  void host_saw(const DeviceStream& stream);
+  /// The host has blocked for it.
+  void host_waited(c10::DeviceIndex device, const Clock& clock);
+  void host_waited(const DeviceStream& stream);
 
   /// Memory that belongs to a stream, as the allocator gives it; without one, to the host.
   void allocated(const void* block, std::size_t bytes, const DeviceStream* owner);
@@ -56,6 +58,8 @@ class AccessLog {
   void ignore_wait(std::int64_t k, int device);
   std::int64_t num_waits(int device);
   std::vector<std::int64_t> redundant_waits(int device);
+  std::int64_t num_operations(int device);
+  std::int64_t num_host_waits(int device);
 
   // Around a fork.
   void lock() { mutex_.lock(); }
@@ -96,7 +100,10 @@ class AccessLog {
   /// Blocks with is_freed_in_use.
   std::set<std::uintptr_t> freed_in_use_;
   std::vector<Race> races_;
-  std::uint64_t num_operations_ = 0;
+  /// Of all devices, never reset.
+  std::uint64_t last_operation_ = 0;
+  std::array<std::int64_t, kNumDevices> num_operations_{};
+  std::array<std::int64_t, kNumDevices> num_host_waits_{};
   std::array<std::int64_t, kNumDevices> num_waits_{};
   std::array<std::vector<std::int64_t>, kNumDevices> redundant_;
   std::optional<std::int64_t> ignored_;

@@ -31,6 +31,10 @@ std::uintptr_t base_of(const void* pointer) { return reinterpret_cast<std::uintp
 DeviceAllocator& DeviceAllocator::get() {
   static DeviceAllocator& allocator = []() -> DeviceAllocator& {
     auto* const made = new DeviceAllocator;  // never freed: tensors in static objects
+    // A fork takes locks in the reverse order of registration: this one's first, as allocating
+    // does.
+    AccessLog::get();
+    DeviceStream::used(0);
     ::pthread_atfork([] { get().lock(); }, [] { get().unlock(); }, [] { get().unlock(); });
     return *made;
   }();
@@ -128,7 +132,7 @@ void DeviceAllocator::emptyCache(c10::MempoolId_t) {
   for (int device = 0; device < kNumDevices; ++device) {
     for (DeviceStream* const stream : DeviceStream::used(static_cast<c10::DeviceIndex>(device))) {
       stream->synchronize();
-      AccessLog::get().host_saw(*stream);
+      AccessLog::get().host_waited(*stream);
     }
   }
   const std::lock_guard lock(mutex_);

@@ -45,12 +45,32 @@ struct Mark {
   }
 };
 
-struct Event {
-  /// The newest record; waits keep the one that they saw.
-  std::shared_ptr<Mark> mark;
-  c10::DeviceIndex device;
-  bool has_time;
+class Event {
+ public:
+  Event(c10::DeviceIndex device, bool has_time) : device(device), has_time(has_time) {}
+
+  /// The newest record, null before the first; waits keep the one that they saw.
+  std::shared_ptr<Mark> mark() const {
+    const std::lock_guard lock(mutex_);
+    return mark_;
+  }
+  void set_mark(std::shared_ptr<Mark> mark) {
+    const std::lock_guard lock(mutex_);
+    mark_ = std::move(mark);
+  }
+
+  const c10::DeviceIndex device;
+  const bool has_time;
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<Mark> mark_;
 };
+
+/// Null for an event that was never recorded.
+std::shared_ptr<Mark> mark_of(void* event) {
+  return event == nullptr ? nullptr : static_cast<Event*>(event)->mark();
+}
 
 c10::DeviceIndex checked(c10::DeviceIndex device) {
   TORCH_CHECK(device < kNumDevices, "fakegpu: invalid device ordinal ", int{device}, ", there are ",
@@ -102,15 +122,16 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const c10::Stream& stream) const override {
     DeviceStream& queried = DeviceStream::of(stream);
+    const Clock clock = AccessLog::get().record(queried);
     if (!queried.is_idle()) return false;
-    AccessLog::get().host_saw(queried);
+    AccessLog::get().host_saw(queried.device(), clock);
     return true;
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     DeviceStream& awaited = DeviceStream::of(stream);
     const Clock clock = AccessLog::get().record(awaited);
     awaited.synchronize();
-    AccessLog::get().host_saw(awaited.device(), clock);
+    AccessLog::get().host_waited(awaited.device(), clock);
   }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     for (DeviceStream* const stream : DeviceStream::used(checked(device)))
@@ -124,40 +145,40 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(device == -1 || device == stream.device_index(), "fakegpu: an event of device ",
                 int{device}, " is recorded on a stream of device ", int{stream.device_index()});
     if (*event == nullptr)
-      *event = new Event{nullptr, stream.device_index(), flag == c10::EventFlag::BACKEND_DEFAULT};
+      *event = new Event(stream.device_index(), flag == c10::EventFlag::BACKEND_DEFAULT);
     DeviceStream& recorded = DeviceStream::of(stream);
     auto mark = std::make_shared<Mark>();
     mark->clock = AccessLog::get().record(recorded);
-    event_of(*event).mark = mark;
+    event_of(*event).set_mark(mark);
     recorded.enqueue_short([mark] { mark->finish(); });
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event == nullptr || event_of(event).mark == nullptr) return;
-    const std::shared_ptr<Mark> mark = event_of(event).mark;
+    const std::shared_ptr<Mark> mark = mark_of(event);
+    if (mark == nullptr) return;
     DeviceStream& waiting = DeviceStream::of(stream);
     if (AccessLog::get().wait(waiting, mark->clock) && !mark->query())
       waiting.enqueue([mark] { mark->wait(); });
   }
   bool queryEvent(void* event) const override {
-    if (event == nullptr || event_of(event).mark == nullptr) return true;
-    const std::shared_ptr<Mark> mark = event_of(event).mark;
+    const std::shared_ptr<Mark> mark = mark_of(event);
+    if (mark == nullptr) return true;
     if (!mark->query()) return false;
     AccessLog::get().host_saw(event_of(event).device, mark->clock);
     return true;
   }
   void synchronizeEvent(void* event) const override {
-    if (event == nullptr || event_of(event).mark == nullptr) return;
-    const std::shared_ptr<Mark> mark = event_of(event).mark;
+    const std::shared_ptr<Mark> mark = mark_of(event);
+    if (mark == nullptr) return;
     mark->wait();
-    AccessLog::get().host_saw(event_of(event).device, mark->clock);
+    AccessLog::get().host_waited(event_of(event).device, mark->clock);
   }
   double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
     TORCH_CHECK(event_of(first).has_time && event_of(second).has_time,
                 "fakegpu: both events must be created with argument 'enable_timing=True'");
     TORCH_CHECK(queryEvent(first) && queryEvent(second), "fakegpu: both events must be completed");
-    return std::chrono::duration<double, std::milli>(event_of(second).mark->time -
-                                                     event_of(first).mark->time)
-        .count();
+    const std::chrono::duration<double, std::milli> time =
+        mark_of(second)->time - mark_of(first)->time;
+    return time.count();
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);

@@ -33,11 +33,12 @@ class Call {
     const c10::DeviceIndex device = find_device();
     const c10::OptionalDeviceGuard guard(device_at(device));
     DeviceStream& stream = stream_on(device);
+    device_ = device_at(device);
     for (std::size_t i = 0; i < op_.schema().arguments().size(); ++i) convert_argument(i, device);
     stream.synchronize();
     {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
-      op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
+      cpu_operator().redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
     }
     for (const Written& written : written_) take_shape(written.tensor, written.alias);
     for (std::size_t i = stack_.size() - op_.schema().returns().size(); i < stack_.size(); ++i)
@@ -45,7 +46,8 @@ class Call {
     for (const Written& written : written_) add_ranges(written.tensor, writes_);
     // Views touch no memory.
     if (!is_view_ || !writes_.empty()) AccessLog::get().launch(stream, name(), reads_, writes_);
-    if (returns_to_host_) AccessLog::get().host_saw(stream);
+    if (returns_to_host_ || op_.hasTag(at::Tag::dynamic_output_shape))
+      AccessLog::get().host_waited(stream);
   }
 
  private:
@@ -59,6 +61,20 @@ class Call {
   std::string name() const {
     const c10::OperatorName& name = op_.operator_name();
     return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+  }
+
+  /// What runs in the operator's place; convolutions have names of their own on other devices.
+  c10::OperatorHandle cpu_operator() {
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    if (name() == "aten::convolution_overrideable")
+      return dispatcher.findSchemaOrThrow("aten::convolution", "");
+    if (name() == "aten::convolution_backward_overrideable") {
+      const std::int64_t num_channels = stack_[begin_].toTensor().size(1);
+      const auto bias_sizes = stack_.begin() + static_cast<std::ptrdiff_t>(begin_) + 3;
+      stack_.insert(bias_sizes, c10::List<std::int64_t>({num_channels}));
+      return dispatcher.findSchemaOrThrow("aten::convolution_backward", "");
+    }
+    return op_;
   }
 
   c10::DeviceIndex find_device() const {
@@ -79,6 +95,7 @@ class Call {
   }
 
   at::Tensor stand_in(const at::Tensor& tensor, bool is_written) {
+    if (tensor.defined()) check_device(tensor);
     if (!is_on_device(tensor)) {
       if (tensor.defined()) given_.push_back({tensor, tensor});
       return tensor;
@@ -93,6 +110,15 @@ class Call {
       add_ranges(tensor, reads_);
     }
     return alias;
+  }
+
+  /// As CUDA's kernels: numbers and indices may be the host's, nothing else.
+  void check_device(const at::Tensor& tensor) const {
+    if (tensor.device() == device_) return;
+    const bool may_be_the_hosts = tensor.dim() == 0 || name().find("index") != std::string::npos;
+    TORCH_CHECK(tensor.device().is_cpu() && may_be_the_hosts,
+                "Expected all tensors to be on the same device, but found at least two devices, ",
+                device_, " and ", tensor.device(), "! (in ", name(), ")");
   }
 
   void convert_argument(std::size_t index, c10::DeviceIndex device) {
@@ -169,6 +195,7 @@ class Call {
   const c10::OperatorHandle& op_;
   Stack& stack_;
   const std::size_t begin_;
+  c10::Device device_ = device_at(0);
   CpuAliases aliases_;
   std::vector<Given> given_;
   std::vector<Written> written_;
@@ -182,6 +209,12 @@ void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) { Call(op, *stack).
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+}
+
+/// torch has kernels for these that only refuse.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  for (const char* const name : {"convolution_overrideable", "convolution_backward_overrideable"})
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 
 }  // namespace

@@ -84,7 +84,7 @@ at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   log.launch(stream, "aten::copy_", reads, writes);
   if (is_between_devices) log.order(stream, *to_stream);
   const bool is_with_host = from_stream == nullptr || to_stream == nullptr;
-  if (is_with_host && !non_blocking) log.host_saw(stream);
+  if (is_with_host && !non_blocking) log.host_waited(stream);
   return to;
 }
 

@@ -71,6 +71,10 @@ struct Issued {
 };
 std::vector<Issued> issued();
 
+/// Blocks until no other rank needs the process any more that made the unique id, for five seconds
+/// at most. Runs by itself at exit; a process that ends with _exit calls it.
+void wait_for_ranks();
+
 /// What has not been given back in this process.
 struct Live {
   int communicators = 0;

@@ -4,14 +4,36 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
+#include "tests/fakegpu/mock_nccl.h"
 #include "tests/fakegpu/nccl_reduce.h"
 
 namespace mock_nccl {
+namespace {
+
+/// Connected ranks that this process serves, and the process: a forked child serves none.
+std::atomic<int> num_served{0};
+std::atomic<pid_t> serving_process{0};
+
+}  // namespace
+
+void wait_for_ranks() {
+  constexpr std::chrono::seconds kLongest(5);
+  const auto end = std::chrono::steady_clock::now() + kLongest;
+  while (serving_process == ::getpid() && num_served > 0 && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
 
 void Server::start(const std::string& name) {
+  if (serving_process.exchange(::getpid()) != ::getpid()) {
+    num_served = 0;
+    std::atexit(&wait_for_ranks);
+  }
   const int listener = listen_on(name);
   auto server = std::make_shared<Server>();
   std::thread([server, listener] { server->accept_ranks(listener); }).detach();
@@ -38,6 +60,7 @@ void Server::accept_ranks(int listener) {
     if (num_ranks != num_ranks_ || rank >= num_ranks || sockets_[rank] >= 0) continue;
     sockets_[rank] = socket;
     ++num_came;
+    ++num_served;
   }
   ::close(listener);
   for (std::size_t rank = 0; rank < num_ranks_; ++rank) {
@@ -59,6 +82,7 @@ void Server::serve(int rank, int socket) {
   const std::lock_guard lock(mutex_);
   sockets_[static_cast<std::size_t>(rank)] = -1;
   ::close(socket);
+  --num_served;
 }
 
 std::unique_ptr<Server::Batch> Server::read(int rank, int socket) const {
@@ -100,6 +124,10 @@ void Server::add(std::unique_ptr<Batch> batch) {
   for (const Pair& pair : pairs) {
     while (match_pair(pair)) continue;
   }
+  // The first rank last: its process is the one that serves, and may end with its answer.
+  for (auto finished = finished_.rbegin(); finished != finished_.rend(); ++finished)
+    answer(*finished->second);
+  finished_.clear();
 }
 
 bool Server::match_collective() {
@@ -162,7 +190,10 @@ bool Server::match_pair(const Pair& pair) {
 
 void Server::finish(Call& call) {
   Batch& batch = *call.batch;
-  if (--batch.num_open > 0) return;
+  if (--batch.num_open == 0) finished_[batch.rank] = &batch;
+}
+
+void Server::answer(Batch& batch) {
   // The rank has sent all and reads: this does not wait for it for long.
   const int socket = sockets_[static_cast<std::size_t>(batch.rank)];
   const char is_over = 1;

@@ -2,7 +2,7 @@
 
 // The meeting place of one communicator: it takes each rank's calls, answers those that match, and
 // leaves the others unanswered. It runs in threads of the process that made the unique id, as
-// NCCL's bootstrap does, and needs nothing else of it.
+// NCCL's bootstrap does; that process waits at its exit for ranks that are still connected.
 
 #include <deque>
 #include <map>
@@ -47,6 +47,7 @@ class Server : public std::enable_shared_from_this<Server> {
   bool match_pair(const Pair& pair);
   void compute(const Calls& calls);
   void finish(Call& call);
+  void answer(Batch& batch);
 
   std::mutex mutex_;
   std::size_t num_ranks_ = 0;
@@ -55,6 +56,8 @@ class Server : public std::enable_shared_from_this<Server> {
   std::map<Pair, Calls> sends_;
   std::map<Pair, Calls> recvs_;
   std::map<Batch*, std::unique_ptr<Batch>> batches_;
+  /// By rank: a rank waits for its batch before it sends the next.
+  std::map<int, Batch*> finished_;
 };
 
 }  // namespace mock_nccl

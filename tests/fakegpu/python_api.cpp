@@ -31,6 +31,9 @@ void fakegpu_reset() { fakegpu::reset(); }
 void fakegpu_ignore_wait(std::int64_t k, int device) { fakegpu::ignore_wait(k, device); }
 std::int64_t fakegpu_num_waits(int device) { return fakegpu::num_waits(device); }
 
+std::int64_t fakegpu_num_operations(int device) { return fakegpu::num_operations(device); }
+std::int64_t fakegpu_num_host_waits(int device) { return fakegpu::num_host_waits(device); }
+
 const char* fakegpu_redundant_waits(int device) {
   std::ostringstream text;
   for (const std::int64_t number : fakegpu::redundant_waits(device)) text << number << ' ';

@@ -30,6 +30,8 @@ std::vector<Race> races() { return AccessLog::get().take_races(); }
 void reset() { AccessLog::get().reset(); }
 void ignore_wait(std::int64_t k, int device) { AccessLog::get().ignore_wait(k, device); }
 std::int64_t num_waits(int device) { return AccessLog::get().num_waits(device); }
+std::int64_t num_operations(int device) { return AccessLog::get().num_operations(device); }
+std::int64_t num_host_waits(int device) { return AccessLog::get().num_host_waits(device); }
 std::vector<std::int64_t> redundant_waits(int device) {
   return AccessLog::get().redundant_waits(device);
 }

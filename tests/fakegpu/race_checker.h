@@ -61,6 +61,11 @@ void reset();
 void ignore_wait(std::int64_t k, int device = -1);
 /// Waits since the reset, dropped ones included.
 std::int64_t num_waits(int device = -1);
+/// Operations launched on a device since the reset: operators, copies, and what NCCL does together.
+std::int64_t num_operations(int device);
+/// How often the host has blocked for a device since the reset: synchronising, a blocking copy, an
+/// operator that gives the host a value. Not what operators of this device wait for on their own.
+std::int64_t num_host_waits(int device);
 /// Numbers of the waits of a device that ordered nothing new: dropping such a one is no race.
 std::vector<std::int64_t> redundant_waits(int device);
 

@@ -29,6 +29,8 @@ NUM_DEVICES = 4
 _RESULTS = {
     "fakegpu_races": ctypes.c_char_p,
     "fakegpu_num_waits": ctypes.c_int64,
+    "fakegpu_num_operations": ctypes.c_int64,
+    "fakegpu_num_host_waits": ctypes.c_int64,
     "fakegpu_redundant_waits": ctypes.c_char_p,
     "fakegpu_hold": ctypes.c_void_p,
     "mock_nccl_issued": ctypes.c_char_p,
@@ -81,6 +83,16 @@ def ignore_wait(k: int, device: int = -1) -> None:
 def num_waits(device: int = -1) -> int:
     """Waits for events since the reset."""
     return load().fakegpu_num_waits(device)
+
+
+def num_operations(device: int = 0) -> int:
+    """Operations launched on a device since the reset."""
+    return load().fakegpu_num_operations(device)
+
+
+def num_host_waits(device: int = 0) -> int:
+    """How often the host has blocked for a device since the reset."""
+    return load().fakegpu_num_host_waits(device)
 
 
 def redundant_waits(device: int) -> list[int]:
@@ -234,6 +246,7 @@ def _device_module() -> types.ModuleType:
         "get_device_name": lambda device=None: "fakegpu",
         "get_device_capability": lambda device=None: (9, 0),
     }
+    module._initialized = True  # torch.utils.checkpoint asks before it looks at random states
     for name, function in functions.items():
         setattr(module, name, function)
     return module
