@@ -27,7 +27,7 @@ at::Tensor wave_leaf(at::IntArrayRef sizes, double seed, c10::Device device) {
 
 }  // namespace
 
-ShardedNet::ShardedNet(const ShardOptions& options, c10::Device device, Size size,
+ShardedNet::ShardedNet(const ShardOptions& options, c10::Device device, NetSize size,
                        ShardedModelOptions model_options)
     : dtype_(options.param_dtype) {
   run_layer = [](int, const auto& compute) { return compute(); };

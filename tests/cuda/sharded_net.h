@@ -22,15 +22,14 @@
 
 namespace libddp::test {
 
+struct NetSize {
+  int width = 7;
+  int layers = 4;
+};
+
 class ShardedNet {
  public:
-  /// How wide the layers are, and how many.
-  struct Size {
-    int width = 7;
-    int layers = 4;
-  };
-
-  ShardedNet(const ShardOptions& options, c10::Device device, Size size = {},
+  ShardedNet(const ShardOptions& options, c10::Device device, NetSize size = {},
              ShardedModelOptions model_options = {});
 
   at::Tensor forward(at::Tensor x);
@@ -66,7 +65,7 @@ struct Training {
   /// One step of training; the default runs a pass.
   std::function<void(ShardedNet&, ProcessGroup&, c10::Device, int step)> pass{};
   ShardedModelOptions model_options{};
-  ShardedNet::Size size{};
+  NetSize size{};
   int num_steps = 3;
 };
 std::vector<at::Tensor> train(ProcessGroup& group, c10::Device device, const Training& training);
