@@ -52,7 +52,8 @@ at::Tensor ShardedNet::forward(at::Tensor x) {
     x = run_layer(l, [&] {
       model_->before_forward(unit);
       const NamedTensors& layer = layers_[static_cast<std::size_t>(l)];
-      at::Tensor y = at::tanh(at::linear(x, layer[0].tensor, layer[1].tensor));
+      const at::Tensor bias = uses_bias(l) ? layer[1].tensor : at::Tensor();
+      at::Tensor y = at::tanh(at::linear(x, layer[0].tensor, bias));
       model_->after_forward(unit, {y});
       return y;
     });

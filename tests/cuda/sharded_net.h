@@ -43,6 +43,8 @@ class ShardedNet {
   ShardedModel& model() { return *model_; }
   /// Runs a layer's computation; replaced by tests that use streams of their own.
   std::function<at::Tensor(int layer, const std::function<at::Tensor()>& compute)> run_layer;
+  /// Whether a layer uses its bias.
+  std::function<bool(int layer)> uses_bias = [](int) { return true; };
 
  private:
   const std::optional<at::ScalarType> dtype_;
