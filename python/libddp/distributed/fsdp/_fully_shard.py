@@ -73,8 +73,9 @@ def fully_shard(
         >>> fully_shard(model)                                         # doctest: +SKIP
     """
     modules = _modules_of(module, dp_mesh_dims)
+    device_type = _modules.device_type_of(modules)
     sharding = _sharding_of(
-        mesh, mp_policy or MixedPrecisionPolicy(), shard_placement_fn, use_dtensor
+        mesh, mp_policy or MixedPrecisionPolicy(), shard_placement_fn, use_dtensor, device_type
     )
     sharding.keep_unsharded = reshard_after_forward is False
     for each in modules:
@@ -91,7 +92,7 @@ def fully_shard(
     return module
 
 
-def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> Sharding:
+def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool, device_type: str) -> Sharding:
     if shard_placement_fn is not None and not use_dtensor:
         raise ArgumentError(
             "libddp fsdp: shard_placement_fn needs DTensors: plain tensors are cut into rows. "
@@ -101,7 +102,7 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> Shardin
         init_process_group()
     is_hybrid = mesh is not None and mesh.ndim == 2
     strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD
-    groups = _process_groups.groups_of(None, mesh, strategy)
+    groups = _process_groups.groups_of(None, mesh, strategy, device_type)
     shard, replicate = groups.natives()
     return Sharding(
         shard=shard,

@@ -113,10 +113,11 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
     ) -> None:
         super().__init__()
         strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
-        groups = _process_groups.groups_of(process_group, device_mesh, strategy)
+        device = _modules.device_of(device_id)
+        device_type = _modules.device_type_of([module], device)
+        groups = _process_groups.groups_of(process_group, device_mesh, strategy, device_type)
         shard, replicate = groups.natives()
         precision = mixed_precision or MixedPrecision()
-        device = _modules.device_of(device_id)
         _modules.warn_of_container(module)
         ignored = _modules.Ignored.of(module, ignored_modules, ignored_states)
         if auto_wrap_policy is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -87,6 +87,14 @@ def device_of(device_id) -> torch.device | None:
     return device
 
 
+def device_type_of(modules: Iterable[torch.nn.Module], device: torch.device | None = None) -> str:
+    """Where these modules will be sharded: the type of `device`, or that of their parameters."""
+    if device is not None:
+        return device.type
+    tensors = (p for module in modules for p in module.parameters())
+    return next((p.device.type for p in tensors if not p.is_meta), "cpu")
+
+
 def _is_accelerator(device: torch.device) -> bool:
     found = torch.accelerator.current_accelerator(check_available=True)
     return found is not None and found.type == device.type
@@ -101,9 +109,22 @@ def move(module: torch.nn.Module, device: torch.device | None, ignored: Ignored)
             if tensor.is_meta or tensor.device == device or tensor in ignored.parameters:
                 continue
             with torch.no_grad():
-                tensor.data = tensor.to(device)
-                if tensor.grad is not None:
-                    tensor.grad = tensor.grad.to(device)
+                _move_one(tensor, device)
+
+
+def _move_one(tensor: torch.Tensor, device: torch.device) -> None:
+    grad = tensor.grad
+    tensor.grad = None
+    moved = tensor.detach().to(device)
+    if torch._has_compatible_shallow_copy_type(tensor, moved):
+        tensor.data = moved
+    else:
+        if isinstance(tensor, torch.nn.Parameter):
+            moved = torch.nn.Parameter(moved, tensor.requires_grad)
+        moved.__dict__.update(tensor.__dict__)
+        torch.utils.swap_tensors(tensor, moved)
+    if grad is not None:
+        tensor.grad = grad.to(device)
 
 
 def offload_of(cpu_offload: CPUOffload | bool | None) -> CPUOffload:
