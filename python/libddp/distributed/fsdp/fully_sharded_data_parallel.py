@@ -149,9 +149,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         self.limit_all_gathers = limit_all_gathers
         self.rank = dist.get_rank()
         self.world_size = native(shard or replicate).size()
-        _modules.materialise(module, param_init_fn, ignored, device)
-        _modules.move(module, device, ignored)
-        _modules.refuse_offload(module, self.cpu_offload.offload_params)
+        _modules.place(module, device, param_init_fn, ignored, self.cpu_offload)
         parameters = _wrapped_module.own_parameters(module, ignored.parameters)
         if sync_module_states:
             _modules.take_from_first(parameters, module, shard, replicate)

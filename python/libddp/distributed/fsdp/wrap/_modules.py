@@ -100,6 +100,19 @@ def _is_accelerator(device: torch.device) -> bool:
     return found is not None and found.type == device.type
 
 
+def place(
+    module: torch.nn.Module,
+    device: torch.device | None,
+    init: Callable | None,
+    ignored: Ignored,
+    offload: CPUOffload,
+) -> None:
+    """Parameters and buffers have values afterwards, on the device if there is one."""
+    materialise(module, init, ignored, device)
+    move(module, device, ignored)
+    refuse_offload(module, offload.offload_params)
+
+
 def move(module: torch.nn.Module, device: torch.device | None, ignored: Ignored) -> None:
     """Parameters and buffers that have values go to the device, in the same objects."""
     for part in module.modules() if device is not None else ():
