@@ -6,6 +6,11 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+
+#include "libddp/base/error.h"
 #include "libddp/fsdp/flat_parameter.h"
 #include "libddp/module/grad_norm.h"
 #include "tests/cuda/device_fixture.h"
@@ -194,6 +199,39 @@ TEST_CASE("norms of sharded gradients on devices", "[fsdp]") {
       expect(norm.device() == device, "the norm stays on the device");
       scale_gradients(gradients, clip_factor(norm, 0.5));
     }
+  };
+  require_host_bits(2, training);
+}
+
+TEST_CASE("ranks that run other units on devices are told", "[fsdp]") {
+  run_device_group(2, [](ProcessGroup& group, c10::Device device) {
+    ShardedNet net({.shard = group.shared_from_this()}, device, {8, 4});
+    if (group.rank() == 1) {
+      net.choose_layer = [](int layer) { return layer == 1 ? 2 : layer == 2 ? 1 : layer; };
+    }
+    const std::string text = message_of<Error>([&] {
+      for (int step = 0; step < 1000; ++step) {
+        run_pass(net, group, device, step);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+    expect(contains(text, "called different collectives"), text);
+    expect(contains(text, "until the end of a forward"), text);
+  });
+}
+
+TEST_CASE("a forward that throws leaves a model that goes on, on devices", "[fsdp]") {
+  Training training;
+  training.pass = [](ShardedNet& net, ProcessGroup& group, c10::Device device, int step) {
+    const at::Tensor x = batch_at(group.rank(), step).to(device);
+    net.run_layer = [](int layer, const std::function<at::Tensor()>& compute) {
+      if (layer == 2) throw std::runtime_error("no forward today");
+      return compute();
+    };
+    const auto forward = [&] { net.forward(x); };
+    expect(contains(message_of<std::runtime_error>(forward), "no forward"), "it throws");
+    net.run_layer = [](int, const std::function<at::Tensor()>& compute) { return compute(); };
+    run_pass(net, group, device, step);
   };
   require_host_bits(2, training);
 }

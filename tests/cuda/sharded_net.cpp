@@ -7,7 +7,7 @@
 #include <ATen/ops/tanh.h>
 #include <c10/core/GradMode.h>
 
-#include <mutex>
+#include <exception>
 #include <utility>
 
 #include "tests/cuda/device_fixture.h"
@@ -43,11 +43,23 @@ ShardedNet::ShardedNet(const ShardOptions& options, c10::Device device, NetSize 
   model_ = ShardedModel::create(std::move(units), std::move(model_options));
 }
 
-at::Tensor ShardedNet::forward(at::Tensor x) {
+at::Tensor ShardedNet::forward(const at::Tensor& x) {
   ParamGroup& root = *model_->units()[0];
   model_->before_forward(root);
-  if (dtype_) x = x.to(*dtype_);
-  for (int l = 0; l < static_cast<int>(layers_.size()); ++l) {
+  at::Tensor y;
+  try {
+    y = run_layers(dtype_ ? x.to(*dtype_) : x) * root_[0].tensor;
+  } catch (const std::exception& error) {
+    model_->forward_failed(root, error.what());
+    throw;
+  }
+  model_->after_forward(root, {y});
+  return y;
+}
+
+at::Tensor ShardedNet::run_layers(at::Tensor x) {
+  for (int place = 0; place < static_cast<int>(layers_.size()); ++place) {
+    const int l = choose_layer(place);
     ParamGroup& unit = *model_->units()[static_cast<std::size_t>(l) + 1];
     x = run_layer(l, [&] {
       model_->before_forward(unit);
@@ -58,8 +70,6 @@ at::Tensor ShardedNet::forward(at::Tensor x) {
       return y;
     });
   }
-  x = x * root_[0].tensor;
-  model_->after_forward(root, {x});
   return x;
 }
 

@@ -32,7 +32,7 @@ class ShardedNet {
   ShardedNet(const ShardOptions& options, c10::Device device, NetSize size = {},
              ShardedModelOptions model_options = {});
 
-  at::Tensor forward(at::Tensor x);
+  at::Tensor forward(const at::Tensor& x);
   /// Of the root first; what they show.
   std::vector<at::Tensor> parameters() const;
   /// Plain gradient descent on that.
@@ -43,10 +43,14 @@ class ShardedNet {
   ShardedModel& model() { return *model_; }
   /// Runs a layer's computation; replaced by tests that use streams of their own.
   std::function<at::Tensor(int layer, const std::function<at::Tensor()>& compute)> run_layer;
+  /// Which layer runs in the place of one.
+  std::function<int(int layer)> choose_layer = [](int layer) { return layer; };
   /// Whether a layer uses its bias.
   std::function<bool(int layer)> uses_bias = [](int) { return true; };
 
  private:
+  at::Tensor run_layers(at::Tensor x);
+
   const std::optional<at::ScalarType> dtype_;
   std::vector<NamedTensors> layers_;
   NamedTensors root_;
