@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
 
 #include <utility>
 
@@ -59,8 +61,21 @@ std::vector<at::Tensor> DeviceMemory::places_in_whole() const {
   return places;
 }
 
+// Before anything is sent: who has no memory may go on when there is some.
+DeviceBuffer DeviceMemory::take(std::int64_t numel) {
+  try {
+    return pool_->take(numel, spec_.compute_dtype);
+  } catch (c10::Error& error) {
+    error.add_context(
+        fmt::format("libddp {}: {} bytes for its parameters on {}", label(),
+                    static_cast<std::size_t>(numel) * c10::elementSize(spec_.compute_dtype),
+                    spec_.device.str()));
+    throw;
+  }
+}
+
 DeviceBuffer DeviceMemory::take_whole() {
-  DeviceBuffer buffer = pool_->take(spec_.layout.whole_numel(), spec_.compute_dtype);
+  DeviceBuffer buffer = take(spec_.layout.whole_numel());
   point(storage_, buffer.bytes.data_ptr());
   return buffer;
 }
@@ -81,7 +96,7 @@ void DeviceMemory::gather() {
   if (gathered_.empty()) return;
   try {
     if (computes_low()) {
-      low_ = pool_->take(spec_.layout.block_numel(), spec_.compute_dtype);
+      low_ = take(spec_.layout.block_numel());
       point(low_storage_, low_->bytes.data_ptr());
       low_->as(spec_.layout.block_numel(), spec_.compute_dtype).copy_(own_block());
     }

@@ -50,6 +50,7 @@ class DeviceMemory final : public FlatMemory {
   /// A rank's part of each parameter with elements, as long as the largest, flat; and all ranks'.
   std::vector<at::Tensor> parts_of(const at::Tensor& block) const;
   std::vector<at::Tensor> places_in_whole() const;
+  DeviceBuffer take(std::int64_t numel);
   DeviceBuffer take_whole();
   void give_whole();
   void gather();

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -128,6 +129,22 @@ TEST_CASE("a sharded step adds collectives to a plain one, and nothing else", "[
     expect(sharded - plain == 5 + 4 + 5,
            "gathers and averages, not " + std::to_string(sharded - plain));
     expect(replicated - plain == 5, "averages");
+  });
+  REQUIRE(races_text() == "");
+}
+
+TEST_CASE("no memory for a unit names it, and nothing else is lost", "[fsdp]") {
+  run_device_group(2, [](ProcessGroup& group, c10::Device device) {
+    ShardedNet net({.shard = group.shared_from_this()}, device, {64, 3});
+    const at::Tensor x = batch_at(group.rank(), 0).to(device);
+    fakegpu::set_memory_limit(device.index(),
+                              fakegpu::memory_use(device.index()).allocated_bytes + 12000);
+    const std::string text = message_of<c10::OutOfMemoryError>([&] { net.forward(x); });
+    fakegpu::set_memory_limit(device.index(), -1);
+    expect(contains(text, "16640 bytes for its parameters"), text);
+    expect(contains(text, "layer.1"), text);
+    mean_square(net.forward(x)).backward();
+    net.step();
   });
   REQUIRE(races_text() == "");
 }
