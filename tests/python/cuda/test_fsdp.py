@@ -176,3 +176,30 @@ def mistakes():
 
 def test_mistakes_are_named():
     ranks.run(mistakes, 2)
+
+
+def scaled():
+    rank = start()
+    from libddp.optim import AdamW
+
+    model = models.wrap(models.build(), device_id=torch.device(DEVICE, rank))
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=8.0)
+    before = whole(model)
+    for step in range(2):
+        optimizer.zero_grad()
+        scaler.scale(model(TOKENS[step].to(DEVICE))[1]).backward()
+        if step == 0 and rank == 1:
+            next(p for p in model.parameters() if p.numel()).grad.fill_(float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        changed = any(not torch.equal(t, before[name]) for name, t in whole(model).items())
+        assert changed == (step == 1), "the first step is skipped on both ranks"
+        assert scaler.get_scale() == 4.0
+    counts = {entries["step"].item() for entries in optimizer.state.values()}
+    assert counts == {1.0}
+    stop()
+
+
+def test_a_scaler_decides_for_all_ranks():
+    ranks.run(scaled, 2)
