@@ -25,6 +25,23 @@ TEST_CASE("sharded steps on devices have the host's bits", "[fsdp]") {
   for (const int world_size : {1, 2, 4}) require_like_host(world_size, {});
 }
 
+TEST_CASE("ranks that own no rows of a parameter, on devices", "[fsdp]") {
+  Training training;
+  training.size = {3, 3};
+  require_like_host(4, training);
+}
+
+TEST_CASE("a pass that brings gradients of a unit twice, on devices", "[fsdp]") {
+  Training training;
+  training.pass = [](ShardedNet& net, ProcessGroup& group, c10::Device device, int step) {
+    // Two backward passes of one forward: the second adds to what the first has averaged.
+    const at::Tensor y = net.forward(batch_at(group.rank(), step).to(device));
+    mean_square(y).backward({}, /*retain_graph=*/true);
+    mean_square(y).backward();
+  };
+  require_like_host(2, training);
+}
+
 TEST_CASE("units that stay whole, and units that are not prefetched, on devices", "[fsdp]") {
   Training keeps;
   keeps.options = [](ProcessGroup& group) {
