@@ -73,7 +73,10 @@ def iterate(
     """One iteration on tokens that are always the same; return this rank's loss."""
     draw = torch.Generator().manual_seed(ranks.rank)
     shape = (settings.batch_size, settings.block_size + 1)
-    rows = torch.randint(0, settings.vocab_size, shape, generator=draw).to(ranks.device)
+    rows = torch.randint(0, settings.vocab_size, shape, generator=draw)
+    if ranks.device.type == "cuda":
+        rows = rows.pin_memory()
+    rows = rows.to(ranks.device, non_blocking=True)
     parts, total = settings.micro_steps if step.accumulate else 1, 0.0
     # FSDP casts by itself, in its all-gathers.
     amp = step.bf16 and not step.fsdp

@@ -62,7 +62,13 @@ def join(wanted: str) -> Ranks:
         )
     device = torch.device(kind)
     if kind == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if index >= count:
+            raise UserError(
+                f"trainer_config.device={wanted}: rank {index} of this host has no GPU, there are "
+                f"{count}. Hint: start one rank for each, or trainer_config.device=cpu"
+            )
+        device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         return Ranks(0, 1, device, distributed=False)

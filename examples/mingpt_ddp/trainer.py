@@ -41,7 +41,7 @@ class TrainerConfig:
     snapshot_path: str
     save_every: int
     log_every: int
-    use_amp: bool
+    use_amp: bool | None
     amp_dtype: str
     device: str
     seed: int
@@ -68,8 +68,11 @@ class Trainer:
             lr=optimizer_config.learning_rate,
             betas=(optimizer_config.beta1, optimizer_config.beta2),
         )
+        self.use_amp = config.use_amp
+        if self.use_amp is None:
+            self.use_amp = ranks.device.type == "cuda"
         # float16 alone has so few exponents that gradients vanish without scaling.
-        half = config.use_amp and config.amp_dtype == "float16"
+        half = self.use_amp and config.amp_dtype == "float16"
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=half)
         self.model = self.core
 
@@ -110,7 +113,8 @@ class Trainer:
         self.model.train(training)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         for number, (x, y) in enumerate(loader, 1):
-            loss = self._step(x.to(self.ranks.device), y.to(self.ranks.device), training)
+            x, y = (part.to(self.ranks.device, non_blocking=True) for part in (x, y))
+            loss = self._step(x, y, training)
             loss_sum += loss  # batches are all of one size
             if training and number % self.config.log_every == 0:
                 self._say(f"epoch {epoch + 1} | step {number}/{len(loader)} | loss {loss:.5f}")
@@ -119,7 +123,7 @@ class Trainer:
     def _step(self, x: torch.Tensor, y: torch.Tensor, training: bool) -> torch.Tensor:
         """Loss of one batch, x and y int64 [batch, block_size]; in training also the update."""
         dtype = getattr(torch, self.config.amp_dtype)
-        amp = torch.autocast(self.ranks.device.type, dtype, enabled=self.config.use_amp)
+        amp = torch.autocast(self.ranks.device.type, dtype, enabled=self.use_amp)
         with torch.set_grad_enabled(training), amp:
             loss = self.model(x, y)[1]
         if training:

@@ -177,7 +177,10 @@ class Report:
         trainer, ranks = self._trainer, self._trainer.ranks
         say, size = self._progress.say, trainer.core.num_params() / 1e6
         say(f"corpus: {trainer.corpus.source}")
-        say(f"model: {size:.2f} M parameters on {ranks.device.type}, ranks: {ranks.world}")
+        where = ranks.device.type
+        if where != "cpu":
+            where += f" in {trainer.dtype}"
+        say(f"model: {size:.2f} M parameters on {where}, ranks: {ranks.world}")
         say(f"each iteration: {self._tokens} characters; unigram baseline: {self._baseline:.4f}")
         say(self._opening())
         return self

@@ -10,6 +10,7 @@ from pathlib import Path
 import checkpoint
 import torch
 from config import UserError, key, parse, run_script
+from device import choose
 from model import GPT, GPTConfig
 
 
@@ -21,7 +22,7 @@ class SampleSettings:
     max_new_tokens: int = key(500, "characters per sample")
     temperature: float = key(0.8, "below 1: bolder, above 1: more varied")
     top_k: int = key(200, "choose among this many likeliest characters")
-    device: str = key("cpu", "cpu or cuda")
+    device: str = key("auto", "cpu, cuda or auto (cuda where there is one)")
     seed: int = key(1337, "random seed")
 
 
@@ -77,7 +78,7 @@ def main(arguments: list[str]) -> int:
     settings = parse(SampleSettings, arguments)
     if settings.temperature <= 0 or settings.top_k < 1:
         raise UserError("--temperature must be above 0 and --top_k at least 1")
-    model, chars = load_model(Path(settings.out_dir), settings.device)
+    model, chars = load_model(Path(settings.out_dir), choose(settings.device))
     for _ in range(settings.num_samples):
         print(continue_text(model, chars, settings), "---------------", sep="\n")
         settings.seed += 1

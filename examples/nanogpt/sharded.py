@@ -1,7 +1,7 @@
 """A network whose weights, gradients and moments are sharded over the ranks (FSDP).
 
     model = wrap(network, optimizer)              # a unit per block; the optimizer's moments follow
-    scaler = same_scaler(scaler)
+    scaler = same_scaler(scaler, device)
     state = moments(model, optimizer)             # whole, as torch.optim has them; a collective
 
 A checkpoint of sharded ranks is therefore like any other: train.py and train_fsdp.py go on from
@@ -24,11 +24,11 @@ def wrap(network: GPT, optimizer: torch.optim.Optimizer, **options) -> FSDP:
     return model
 
 
-def same_scaler(scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
+def same_scaler(scaler: torch.amp.GradScaler, device: torch.device) -> torch.amp.GradScaler:
     """With the same scale; all ranks skip a step if one of them has had an overflow."""
     if not scaler.is_enabled():
         return scaler
-    sharded = ShardedGradScaler("cpu")
+    sharded = ShardedGradScaler(device.type)
     sharded.load_state_dict(scaler.state_dict())
     return sharded
 

@@ -26,6 +26,7 @@ import torch
 from checkpoint import StopSignal
 from config import CommonSettings, UserError, key, parse, run_script
 from data import SPLITS, Corpus
+from device import choose, precision
 from libddp.nn.parallel import DistributedDataParallel as DDP
 from model import GPT, GPTConfig
 from plot import plot
@@ -70,7 +71,7 @@ class TrainSettings(CommonSettings):
     beta1: float = key(0.9, "first beta of AdamW")
     beta2: float = key(0.99, "second beta of AdamW")
     # The machine.
-    dtype: str = key("float32", "float32, bfloat16 or float16 (autocast)")
+    dtype: str = key("auto", "float32, bfloat16, float16 (autocast); auto: half where on a GPU")
     compile: bool = key(False, "torch.compile the network")
     seed: int = key(1337, "rank r draws from seed + r")
     peak_tflops: float = key(312.0, "TFLOP/s of a GPU that count as 100% mfu (an A100 in bfloat16)")
@@ -79,7 +80,7 @@ class TrainSettings(CommonSettings):
 def check(settings: TrainSettings) -> TrainSettings:
     """Return `settings`. Raises: UserError for values that cannot work, before anything starts."""
     config.one_of(settings, "init_from", ("auto", "scratch", "resume"))
-    config.one_of(settings, "dtype", ("float32", "bfloat16", "float16"))
+    config.one_of(settings, "dtype", ("auto", "float32", "bfloat16", "float16"))
     config.check_common(settings)
     config.at_least(settings, "sample_tokens", 0)
     config.need(settings, "plot", "matplotlib", "examples")
@@ -98,15 +99,7 @@ class Ranks(NamedTuple):
 
 def join(settings: CommonSettings) -> Ranks:
     """Meet the other ranks, if a launcher started us as one of several."""
-    kind = settings.device
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise UserError(f"--device={settings.device}: there is no such device here")
-    device = torch.device(kind)
-    if kind == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
+    device = choose(settings.device)
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         return Ranks(0, 1, device, distributed=False)
     dist.init_process_group(backend=settings.backend)
@@ -136,8 +129,8 @@ class Trainer:
     """
 
     def __init__(self, settings: TrainSettings, corpus: Corpus, ranks: Ranks, shard: bool = False):
-        if shard and (ranks.device.type != "cpu" or settings.compile):
-            raise UserError("train_fsdp.py shards on the CPU so far: --device=cpu --compile=False")
+        if shard and settings.compile:
+            raise UserError("train_fsdp.py does not compile: --compile=False")
         self.settings, self.corpus, self.ranks = settings, corpus, ranks
         #: Each rank has a part of every weight, so that all of them evaluate and save together.
         self.sharded = shard and ranks.distributed
@@ -156,7 +149,8 @@ class Trainer:
         self.optimizer = self.core.configure_optimizers(
             settings.weight_decay, settings.learning_rate, betas
         )
-        half = settings.dtype == "float16"  # the only type whose gradients vanish without scaling
+        self.dtype = precision(settings.dtype, ranks.device)
+        half = self.dtype == "float16"  # the only type whose gradients vanish without scaling
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=half)
         self.restore()
         self.net = torch.compile(self.core) if settings.compile else self.core
@@ -185,8 +179,11 @@ class Trainer:
             import sharded  # here, since FSDP takes a while to import
 
             # Ranks seed themselves apart, so that they begin with rank 0's weights, as under DDP.
-            self.model = sharded.wrap(self.core, self.optimizer, sync_module_states=True)
-            self.scaler = sharded.same_scaler(self.scaler)
+            device = self.ranks.device
+            self.model = sharded.wrap(
+                self.core, self.optimizer, sync_module_states=True, device_id=device
+            )
+            self.scaler = sharded.same_scaler(self.scaler, device)
         else:
             index = [self.ranks.device.index] if self.ranks.device.type == "cuda" else None
             self.model = DDP(self.net, device_ids=index)
@@ -258,11 +255,11 @@ class Trainer:
         return means
 
     def loss(self, model, split: str, draw: tuple) -> torch.Tensor:
-        settings, device = self.settings, self.ranks.device
-        x, y = self.corpus.batch(split, draw, settings.batch_size, device)
-        if settings.dtype == "float32":
+        device = self.ranks.device
+        x, y = self.corpus.batch(split, draw, self.settings.batch_size, device)
+        if self.dtype == "float32":
             return model(x, y)[1]
-        with torch.autocast(device.type, getattr(torch, settings.dtype)):
+        with torch.autocast(device.type, getattr(torch, self.dtype)):
             return model(x, y)[1]
 
 

@@ -31,7 +31,9 @@ def measure(function: Callable, repeat: int, cpu_clock: Callable) -> tuple[float
     return (time.perf_counter() - wall) / repeat, (cpu_clock() - cpu) / repeat
 
 
-def sample(candidates: dict, rounds: int, repeat: int, warmup: int, cpu_clock: Callable):
+def sample(
+    candidates: dict, rounds: int, repeat: int, warmup: int, cpu_clock: Callable, settle: Callable
+):
     """Per candidate the list of (wall, cpu) of each round."""
     names = list(candidates)
     for name in names:
@@ -41,6 +43,7 @@ def sample(candidates: dict, rounds: int, repeat: int, warmup: int, cpu_clock: C
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
+            settle()
             samples[name].append(measure(candidates[name], repeat, cpu_clock))
     return samples
 
@@ -68,15 +71,17 @@ def compare(
     warmup: int = 2,
     over_ranks: Callable[[list[float]], list[float]] = list,
     cpu_clock: Callable[[], float] = time.process_time,
+    settle: Callable[[], object] = lambda: None,
     **case,
 ) -> list[dict]:
     """One dict per candidate; `case` is copied into each of them.
 
     cpu_clock: time.thread_time counts the calling thread alone.
+    settle: called before each measurement, and not measured: what runs on a device has ended.
     over_ranks: adds a list of CPU seconds up over all ranks, each of which calls `compare`.
     """
     started = time.perf_counter()
-    samples = sample(candidates, rounds, repeat, warmup, cpu_clock)
+    samples = sample(candidates, rounds, repeat, warmup, cpu_clock, settle)
     elapsed = time.perf_counter() - started
     walls = {name: [wall for wall, _ in values] for name, values in samples.items()}
     cpus = {name: over_ranks([cpu for _, cpu in values]) for name, values in samples.items()}

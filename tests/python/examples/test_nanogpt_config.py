@@ -71,7 +71,7 @@ def test_mistakes_in_the_file_are_named(tmp_path, content, message):
     ("change", "message"),
     [
         ({"init_from": "gpt2"}, "--init_from=gpt2: expected one of auto, scratch, resume"),
-        ({"dtype": "int8"}, "--dtype=int8: expected one of float32, bfloat16, float16"),
+        ({"dtype": "int8"}, "--dtype=int8: expected one of auto, float32, bfloat16, float16"),
         ({"batch_size": 0}, "--batch_size=0: expected at least 1"),
         ({"dropout": 1.0}, "--dropout=1.0: expected 0 <= dropout < 1"),
         ({"n_embd": 30}, "--n_embd=30 does not divide into --n_head=4 heads"),

@@ -1,0 +1,153 @@
+"""What sharding costs on one rank beside torch's fully_shard: host time, copies, memory.
+
+    python tests/bench/gpu_fsdp.py [--rounds 16] [--steps 4]
+
+Host time: twelve blocks with next to no arithmetic, so that a step takes as long as the host needs;
+`us_per_block` is that above the bare model's. Copies and memory: GPT-2 124M whose parameters are
+bf16 already, so that nothing is cast; `moved_bytes` are those of operators that only move elements,
+above the bare model's, in parts of the parameters' bytes too (torch's FSDP2: 6).
+"""
+
+import copy
+import gc
+
+import gpu
+import pairing
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
+
+
+def wrappers(device, group) -> dict:
+    from libddp.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from libddp.distributed.fsdp import fully_shard
+    from libddp.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    mesh = DeviceMesh.from_group(group, device.type)
+
+    def by(function, **options):
+        def wrap(model):
+            for block in model.blocks:
+                function(block, **options)
+            return function(model, **options) or model
+
+        return wrap
+
+    def wrapped(model):
+        kind = {type(model.blocks[0])}
+        return FSDP(model, auto_wrap_policy=ModuleWrapPolicy(kind), device_id=device)
+
+    return {
+        "bare": lambda model: model,
+        "libddp fully_shard": by(fully_shard),
+        "libddp, plain tensors": by(fully_shard, use_dtensor=False),
+        "libddp FSDP": wrapped,
+        "torch fully_shard": by(torch_fully_shard, mesh=mesh),
+    }
+
+
+def step_of(model, x, y):
+    parameters = list(model.parameters())
+
+    def step():
+        model(x, y)[1].backward()
+        for parameter in parameters:
+            parameter.grad = None
+
+    return step
+
+
+def host_time(device, options, group) -> list[dict]:
+    small = copy.copy(options)
+    small.width, small.heads, small.length, small.batch, small.vocabulary = 8, 1, 4, 1, 16
+    batch = gpu.tokens(device, small)
+
+    def block(wrap):
+        step = step_of(wrap(gpu.gpt2(device, small)), *batch)
+
+        def run():
+            for _ in range(options.steps):
+                step()
+            gpu.synchronize(device)
+
+        return run
+
+    lines = pairing.compare(
+        {name: block(wrap) for name, wrap in wrappers(device, group).items()},
+        rounds=options.rounds,
+        warmup=3,
+        case=f"host time, {options.layers} blocks",
+    )
+    for line in pairing.per(lines, options.steps):
+        for key, of in (("min", "us_per_block_min"), ("median", "us_per_block")):
+            line[of] = (line[key] - lines[0][key]) / options.layers * 1e6
+    return lines
+
+
+def costs(device, options, group) -> list[dict]:
+    batch, lines = gpu.tokens(device, options), []
+    for name, wrap in wrappers(device, group).items():
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        begin = allocated(device)
+        model = wrap(gpu.gpt2(device, options, torch.bfloat16))
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        step = step_of(model, *batch)
+        step()
+        seen = gpu.activity(step, device)
+        peak = peak_of(step, device) - begin
+        lines.append(
+            {
+                "case": "copies and memory",
+                "candidate": name,
+                "kernels": seen.kernels - (lines[0]["kernels"] if lines else 0),
+                "copied_bytes": seen.copied_bytes,
+                "moved_bytes": seen.moved_bytes - (lines[0]["moved_bytes"] if lines else 0),
+                "peak_MiB": peak / 2**20,
+                "parameters_MiB": size / 2**20,
+            }
+        )
+        lines[-1]["moved_parts"] = lines[-1]["moved_bytes"] / size
+        del model, step
+    return lines
+
+
+def allocated(device) -> int:
+    return torch.cuda.memory_allocated() if device.type == "cuda" else 0
+
+
+def peak_of(step, device) -> int:
+    if device.type != "cuda":
+        step()
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def main() -> None:
+    options = gpu.parser(__doc__, rounds=16, steps=4, batch=4, **gpu.GPT2).parse_args()
+    device = gpu.begin(options)
+    group = gpu.alone(device)
+    lines = host_time(device, options, group)
+    gpu.emit(lines)
+    rows = gpu.by_name(lines)
+    for name in ("libddp fully_shard", "libddp FSDP"):
+        us = rows[name]["us_per_block"]
+        gpu.target(f"G6 {name}, host us per block", "<= 100", us, met=us <= 100)
+    lines = costs(device, options, group)
+    gpu.emit(lines)
+    rows = gpu.by_name(lines)
+    theirs = rows["torch fully_shard"]["peak_MiB"]
+    for name in ("libddp fully_shard", "libddp FSDP"):
+        moved, peak = rows[name]["moved_parts"], rows[name]["peak_MiB"]
+        gpu.target(f"G6 {name}, parameters' bytes copied", "0", moved, met=moved <= 0.01)
+        ratio = peak / theirs if theirs else 1.0
+        gpu.target(f"G6 {name}, peak memory / FSDP2's", "<= 1", ratio, met=ratio <= 1)
+
+
+if __name__ == "__main__":
+    main()
