@@ -143,13 +143,14 @@ void reduce_by(ParamGroup& unit, const py::object& hook) {
   });
 }
 
-/// (group or None, dtype of the norm, gradients or None), as RankGradients.
-using PythonGradients = std::tuple<Group, at::ScalarType, std::vector<std::optional<at::Tensor>>>;
+/// (group or None, dtype of the norm, gradients or None, device), as RankGradients.
+using PythonGradients =
+    std::tuple<Group, at::ScalarType, std::vector<std::optional<at::Tensor>>, at::Device>;
 
 at::Tensor total_norm_of(const std::vector<PythonGradients>& all, double norm_type) {
   std::vector<RankGradients> found;
-  for (const auto& [group, dtype, gradients] : all) {
-    found.push_back({group, dtype, {}});
+  for (const auto& [group, dtype, gradients, device] : all) {
+    found.push_back({group, dtype, {}, device});
     for (const auto& gradient : gradients) {
       found.back().gradients.push_back(gradient.value_or(at::Tensor()));
     }

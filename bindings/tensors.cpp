@@ -58,7 +58,7 @@ void collect_tensors_of(py::handle value, std::vector<at::Tensor>& found) {
 at::Tensor alias_of(const at::Tensor& tensor) {
   return at::from_blob(
       tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {},
-      tensor.options().requires_grad(false));
+      tensor.options().requires_grad(false), tensor.device());  // of no elements, nobody could tell
 }
 
 std::string describe_python_error(const std::exception_ptr& error) {

@@ -27,6 +27,15 @@ std::string device_name(c10::DeviceType type) { return c10::DeviceTypeName(type,
 
 std::size_t count_of(const at::Tensor& tensor) { return static_cast<std::size_t>(tensor.numel()); }
 
+std::vector<at::Tensor> tensors_of(const std::vector<BlockPair>& pairs) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [whole, block] : pairs) {
+    tensors.push_back(whole);
+    tensors.push_back(block);
+  }
+  return tensors;
+}
+
 std::unique_ptr<Backend> create_cuda(const BackendRequest& request) {
   return std::make_unique<NcclBackend>(request, c10::DeviceType::CUDA);
 }
@@ -213,21 +222,21 @@ WorkPtr NcclBackend::launch(BackendCall call, std::vector<at::Tensor> tensors, I
   return work;
 }
 
-void NcclBackend::prepare_reduction(BackendCall& call, const at::Tensor& result,
+void NcclBackend::prepare_reduction(BackendCall& call, const std::vector<at::Tensor>& results,
                                     double scale) const {
   const std::string refusal = nccl_refusal(call.description);
   if (!refusal.empty()) throw ArgumentError(fmt::format("{}: {}.", where(call), refusal));
   const double left = scale_left(call.description.reduce_op, scale);
   if (left == 1.0) return;
   // Before whatever else the call does with the result.
-  call.on_success = [result, left, then = std::move(call.on_success)] {
-    at::Tensor(result).mul_(left);
+  call.on_success = [results, left, then = std::move(call.on_success)] {
+    for (const at::Tensor& result : results) at::Tensor(result).mul_(left);
     if (then) then();
   };
 }
 
 WorkPtr NcclBackend::all_reduce(BackendCall call, const at::Tensor& tensor, double scale) {
-  prepare_reduction(call, tensor, scale);
+  prepare_reduction(call, {tensor}, scale);
   return launch(std::move(call), {tensor}, [&](const Launch& to) {
     const NcclReduction reduction(api_, to.comm, to.description, scale, identity_.world_size);
     return api_.all_reduce(tensor.const_data_ptr(), tensor.data_ptr(), count_of(tensor),
@@ -252,7 +261,7 @@ WorkPtr NcclBackend::reduce(BackendCall call, const at::Tensor& tensor, int root
 
 WorkPtr NcclBackend::reduce_scatter(BackendCall call, const at::Tensor& output,
                                     const at::Tensor& input, double scale) {
-  prepare_reduction(call, output, scale);
+  prepare_reduction(call, {output}, scale);
   return launch(std::move(call), {output, input}, [&](const Launch& to) {
     const NcclReduction reduction(api_, to.comm, to.description, scale, identity_.world_size);
     return api_.reduce_scatter(input.const_data_ptr(), output.data_ptr(), count_of(output),
@@ -294,25 +303,68 @@ WorkPtr NcclBackend::exchange(BackendCall call, std::vector<Exchange> parts) {
       is_message ? Numbering::Message : Numbering::Collective);
 }
 
+ncclResult_t NcclBackend::issue_together(std::size_t count, IssueOne one) const {
+  ncclResult_t result = api_.group_start();
+  for (std::size_t i = 0; i < count && result == ncclSuccess; ++i) result = one(i);
+  const ncclResult_t ended = api_.group_end();
+  return result == ncclSuccess ? ended : result;
+}
+
 ncclResult_t NcclBackend::issue_parts(const Launch& launch,
                                       const std::vector<Exchange>& parts) const {
   // A communicator of two ranks has numbers of its own.
   const bool is_pair = !all_ || all_->communicator->get() != launch.comm;
-  ncclResult_t result = api_.group_start();
-  for (const Exchange& part : parts) {
-    if (result != ncclSuccess) break;
+  return issue_together(parts.size(), [&](std::size_t i) {
+    const Exchange& part = parts[i];
     const int peer = !is_pair ? part.peer : part.peer < identity_.rank ? 0 : 1;
     const NcclElements elements = nccl_elements(
         wire_dtype(part.tensor.scalar_type()).value_or(Dtype::UInt8), count_of(part.tensor));
-    if (elements.count == 0) continue;
-    result = part.direction == Exchange::Direction::Send
-                 ? api_.send(part.tensor.const_data_ptr(), elements.count, elements.dtype, peer,
-                             launch.comm, launch.stream)
-                 : api_.recv(part.tensor.data_ptr(), elements.count, elements.dtype, peer,
-                             launch.comm, launch.stream);
-  }
-  const ncclResult_t ended = api_.group_end();
-  return result == ncclSuccess ? ended : result;
+    if (elements.count == 0) return ncclSuccess;
+    return part.direction == Exchange::Direction::Send
+               ? api_.send(part.tensor.const_data_ptr(), elements.count, elements.dtype, peer,
+                           launch.comm, launch.stream)
+               : api_.recv(part.tensor.data_ptr(), elements.count, elements.dtype, peer,
+                           launch.comm, launch.stream);
+  });
+}
+
+WorkPtr NcclBackend::all_reduce_each(BackendCall call, std::vector<at::Tensor> tensors,
+                                     double scale) {
+  prepare_reduction(call, tensors, scale);
+  return launch(std::move(call), tensors, [&](const Launch& to) {
+    const NcclReduction reduction(api_, to.comm, to.description, scale, identity_.world_size);
+    return issue_together(tensors.size(), [&](std::size_t i) {
+      return api_.all_reduce(tensors[i].const_data_ptr(), tensors[i].data_ptr(),
+                             count_of(tensors[i]), reduction.dtype(), reduction.op(), to.comm,
+                             to.stream);
+    });
+  });
+}
+
+WorkPtr NcclBackend::all_gather_each(BackendCall call, std::vector<BlockPair> pairs) {
+  return launch(std::move(call), tensors_of(pairs), [&](const Launch& to) {
+    return issue_together(pairs.size(), [&](std::size_t i) {
+      const auto& [whole, block] = pairs[i];
+      const NcclElements elements = nccl_elements(to.description.dtype, count_of(block));
+      return api_.all_gather(block.const_data_ptr(), whole.data_ptr(), elements.count,
+                             elements.dtype, to.comm, to.stream);
+    });
+  });
+}
+
+WorkPtr NcclBackend::reduce_scatter_each(BackendCall call, std::vector<BlockPair> pairs,
+                                         double scale) {
+  std::vector<at::Tensor> results;
+  for (const BlockPair& pair : pairs) results.push_back(pair.block);
+  prepare_reduction(call, results, scale);
+  return launch(std::move(call), tensors_of(pairs), [&](const Launch& to) {
+    const NcclReduction reduction(api_, to.comm, to.description, scale, identity_.world_size);
+    return issue_together(pairs.size(), [&](std::size_t i) {
+      const auto& [whole, block] = pairs[i];
+      return api_.reduce_scatter(whole.const_data_ptr(), block.data_ptr(), count_of(block),
+                                 reduction.dtype(), reduction.op(), to.comm, to.stream);
+    });
+  });
 }
 
 WorkPtr NcclBackend::barrier(BackendCall call) {

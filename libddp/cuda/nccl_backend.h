@@ -36,11 +36,12 @@
 #include "libddp/group/backend.h"
 #include "libddp/group/backend_registry.h"
 #include "libddp/group/event_pool.h"
+#include "libddp/group/list_backend.h"
 #include "libddp/group/stream_work.h"
 
 namespace libddp {
 
-class NcclBackend final : public Backend {
+class NcclBackend final : public Backend, public ListBackend {
  public:
   /// REQUIRES: a host's backend in the request. Throws DeviceError where there is no NCCL to use.
   NcclBackend(const BackendRequest& request, c10::DeviceType type);
@@ -60,6 +61,12 @@ class NcclBackend final : public Backend {
   WorkPtr reduce_scatter(BackendCall call, const at::Tensor& output, const at::Tensor& input,
                          double scale) override;
   WorkPtr exchange(BackendCall call, std::vector<Exchange> parts) override;
+  /// Grouped: NCCL makes one kernel of them.
+  ListBackend* lists() override { return this; }
+  WorkPtr all_reduce_each(BackendCall call, std::vector<at::Tensor> tensors, double scale) override;
+  WorkPtr all_gather_each(BackendCall call, std::vector<BlockPair> pairs) override;
+  WorkPtr reduce_scatter_each(BackendCall call, std::vector<BlockPair> pairs,
+                              double scale) override;
   /// Blocks the host until all that the ranks had launched before on the current streams is done.
   WorkPtr barrier(BackendCall call) override;
   std::uint64_t sequence_number() const override { return sequence_.load(); }
@@ -85,6 +92,7 @@ class NcclBackend final : public Backend {
     const OpDescription& description;
   };
   using Issue = c10::function_ref<ncclResult_t(const Launch&)>;
+  using IssueOne = c10::function_ref<ncclResult_t(std::size_t)>;
   enum class Numbering { Collective, Message };
 
   WorkPtr launch(BackendCall call, std::vector<at::Tensor> tensors, Issue issue,
@@ -95,9 +103,12 @@ class NcclBackend final : public Backend {
   static std::exception_ptr finish_on(const c10::Stream& stream, const BackendCall& call) noexcept;
   void issue_on(Channel& channel, const c10::Stream& stream, const BackendCall& call,
                 std::uint64_t sequence, Issue issue);
+  /// Those of a group, [0, count), up to the first that fails.
+  ncclResult_t issue_together(std::size_t count, IssueOne one) const;
   ncclResult_t issue_parts(const Launch& launch, const std::vector<Exchange>& parts) const;
   /// Throws ArgumentError where NCCL cannot do it; adds what it leaves of `scale`.
-  void prepare_reduction(BackendCall& call, const at::Tensor& result, double scale) const;
+  void prepare_reduction(BackendCall& call, const std::vector<at::Tensor>& results,
+                         double scale) const;
   c10::Stream current_stream() const;
   static void order_behind_last(Channel& channel, const c10::Stream& stream, bool captures);
 

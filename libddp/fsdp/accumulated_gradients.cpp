@@ -61,6 +61,17 @@ void AccumulatedGradients::let_kept_wait(std::size_t index) {
   entry.waiting = std::exchange(entry.aside, at::Tensor());
 }
 
+void AccumulatedGradients::add_to_kept(const at::Tensor& mine, std::size_t index) {
+  at::Tensor& grad = kept(index);
+  if (!grad.defined()) {
+    grad = mine.to(spec_.gradient_dtype, /*non_blocking=*/false, /*copy=*/true);
+  } else if (grad.is_non_overlapping_and_dense()) {
+    grad.add_(mine);
+  } else {
+    grad = grad.clone(at::MemoryFormat::Contiguous).add_(mine);  // several elements may be one
+  }
+}
+
 /// In place, as autograd does it; in the dtype that it comes in where scripts see it, as in torch's
 /// FSDP1, else in that of the average, as in its fully_shard.
 void AccumulatedGradients::add(const at::Tensor& grad, std::size_t index) {

@@ -47,6 +47,9 @@ class AccumulatedGradients {
   /// What was kept waits to be averaged too, where it is no average of shards.
   void let_kept_wait(std::size_t index);
 
+  /// Adds to it in place, whoever's tensor it is; where there is none, a copy.
+  void add_to_kept(const at::Tensor& mine, std::size_t index);
+
   /// Accumulates a whole gradient that waits to be averaged.
   void add(const at::Tensor& grad, std::size_t index);
   /// That of a parameter, unless `.grad` shows it; undefined if there is none.

@@ -1,6 +1,5 @@
 #include "libddp/fsdp/clip_grad_norm.h"
 
-#include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -18,9 +17,13 @@ std::vector<RankGradients> gradients_by_group(const std::vector<at::Tensor>& par
   for (const at::Tensor& parameter : parameters) {
     const auto owner = owners.find(parameter.unsafeGetTensorImpl());
     const Group group = owner == owners.end() ? nullptr : owner->second;
-    auto known = std::find_if(all.begin(), all.end(),
-                              [&](const RankGradients& one) { return one.group == group; });
-    if (known == all.end()) known = all.insert(all.end(), {group, parameter.scalar_type(), {}});
+    const c10::Device device = parameter.device();
+    auto known = std::find_if(all.begin(), all.end(), [&](const RankGradients& one) {
+      return one.group == group && one.device == device;
+    });
+    if (known == all.end()) {
+      known = all.insert(all.end(), {group, parameter.scalar_type(), {}, device});
+    }
     known->dtype = at::promote_types(known->dtype, parameter.scalar_type());
     known->gradients.push_back(parameter.grad());
   }
@@ -33,10 +36,9 @@ at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_
                           double norm_type) {
   const c10::NoGradGuard no_grad;
   const at::Tensor norm = total_norm(gradients_by_group(parameters), norm_type);
-  const at::Tensor factor = clip_factor(norm, max_norm);
-  for (const at::Tensor& parameter : parameters) {
-    if (at::Tensor gradient = parameter.grad(); gradient.defined()) gradient.mul_(factor);
-  }
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& parameter : parameters) gradients.push_back(parameter.grad());
+  scale_gradients(gradients, clip_factor(norm, max_norm));
   return norm;
 }
 

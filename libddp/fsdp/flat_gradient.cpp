@@ -1,6 +1,5 @@
 #include "libddp/fsdp/flat_gradient.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,8 +12,7 @@ FlatGradient::FlatGradient(const FlatSpec& spec, const std::shared_ptr<BufferPoo
                            AccumulatedGradients& accumulated)
     : spec_(spec),
       accumulated_(accumulated),
-      array_(spec, pool),
-      block_(spec),
+      store_(GradientStore::make(spec, pool, accumulated)),
       arrivals_(spec.size(), Arrival::None) {}
 
 void FlatGradient::begin_pass(bool averages) {
@@ -37,8 +35,7 @@ bool FlatGradient::accumulate(std::size_t index) {
   if (!grad.defined()) return false;
   check(grad, index);
   if (pass_->averages) {
-    begin_array();
-    array_.add(grad, index);
+    store_->add(grad, index);
   } else {
     accumulated_.add(grad, index);
   }
@@ -71,15 +68,6 @@ void FlatGradient::check(const at::Tensor& grad, std::size_t index) const {
   }
 }
 
-void FlatGradient::begin_array() {
-  if (array_.has_begun()) return;
-  const bool is_block = !spec_.is_sharded() && spec_.reduce_dtype == spec_.gradient_dtype &&
-                        !accumulated_.keeps_any() && !accumulated_.is_in(block_.tensor());
-  if (!is_block) return array_.begin();
-  block_.begin(/*is_overwritten=*/false);
-  array_.begin_in(block_.tensor());
-}
-
 bool FlatGradient::wants_average() const {
   for (std::size_t i = 0; i < arrivals_.size(); ++i) {
     if (is_averaged(i)) return true;
@@ -97,20 +85,12 @@ void FlatGradient::reduce() {
   if (!wants_average() || pass_->stage != Stage::Gradients) return;
   begin_reduction();
   if (reduce_hook_) {
-    reduce_hook_(array_.tensor(), pass_->average);
+    reduce_hook_(store_->whole(), store_->average());
     return end_reduction();
   }
   const std::string label = averaged().label(spec_.call_label);
-  const CallOptions async{.async = true, .label = label};
-  const ShardOptions& options = spec_.options;
-  if (spec_.is_sharded()) {
-    pass_->work = options.shard->reduce_scatter_into(pass_->average, array_.tensor(),
-                                                     first_reduction(), async);
-  } else if (options.replicate) {
-    pass_->work = options.replicate->all_reduce(pass_->average, first_reduction(), async);
-  } else {
-    pass_->stage = Stage::Averaged;
-  }
+  pass_->work = store_->reduce(first_reduction(), second_reduction(), label);
+  if (!pass_->work) pass_->stage = Stage::Averaged;
 }
 
 ReduceOptions FlatGradient::first_reduction() const {
@@ -122,30 +102,25 @@ ReduceOptions FlatGradient::second_reduction() const {
 }
 
 void FlatGradient::begin_reduction() {
-  begin_array();
   // Those of earlier passes stay what they are until the average is there.
   for (std::size_t i = 0; i < spec_.size(); ++i) {
     if (!accumulated_.waiting(i).defined()) continue;
-    array_.add(accumulated_.waiting(i), i);
+    store_->add(accumulated_.waiting(i), i);
     arrivals_[i] = Arrival::Here;
   }
-  array_.complete(/*notes_used=*/!zeroes_unused_);
+  store_->begin_reduction({averaged_flags(), /*notes_used=*/!zeroes_unused_, divisor_});
   pass_->stage = Stage::Reducing;
-  if (!spec_.is_sharded()) {
-    if (divisor_ && !spec_.options.replicate) array_.tensor().div_(*divisor_);
-    pass_->average = array_.tensor();
-    return;
-  }
-  const bool keeps_any = accumulated_.keeps_any();
-  const bool may_overwrite = spec_.reduce_dtype == spec_.gradient_dtype && !keeps_any;
-  if (!keeps_any) block_.begin(may_overwrite);
-  pass_->average =
-      may_overwrite ? block_.tensor() : at::empty({spec_.layout.block_numel()}, spec_.reduce_dtype);
 }
 
 void FlatGradient::end_reduction() {
-  if (spec_.is_sharded()) array_.end();
+  store_->end_reduction();
   pass_->stage = Stage::Averaged;
+}
+
+std::vector<bool> FlatGradient::averaged_flags() const {
+  std::vector<bool> flags(spec_.size());
+  for (std::size_t i = 0; i < flags.size(); ++i) flags[i] = is_averaged(i);
+  return flags;
 }
 
 std::size_t FlatGradient::num_bytes() const {
@@ -156,11 +131,7 @@ std::size_t FlatGradient::num_bytes() const {
 void FlatGradient::collect() {
   if (!pass_ || !pass_->work) return;
   const WorkPtr work = std::move(pass_->work);
-  work->wait();
-  if (spec_.is_sharded() && spec_.options.replicate) {
-    const std::string label = averaged().label(spec_.call_label);
-    spec_.options.replicate->all_reduce(pass_->average, second_reduction(), {.label = label});
-  }
+  store_->collect(*work, second_reduction(), averaged().label(spec_.call_label));
   end_reduction();
 }
 
@@ -169,10 +140,8 @@ void FlatGradient::install() {
   if (pass_->stage == Stage::Gradients) return end_pass_without_average();
   collect();
   const c10::NoGradGuard no_grad;
-  const at::Tensor result = std::exchange(pass_->average, at::Tensor());
-  if (!zeroes_unused_) leave_out_unused(result);
-  accumulated_.keeps_any() ? add_to_kept(result) : move_to_block(result);
-  if (!spec_.is_sharded()) array_.end();
+  if (!zeroes_unused_) leave_out_unused();
+  store_->install(averaged_flags());
   pass_.reset();
   accumulated_.forget_aside();
   for (std::size_t i = 0; i < spec_.size(); ++i) {
@@ -182,7 +151,7 @@ void FlatGradient::install() {
     if (is_new) arrivals_[i] = Arrival::Installed;
     if (is_new || grad.defined()) spec_.parameters[i].tensor.mutable_grad() = std::move(grad);
   }
-  block_.release();
+  store_->release();
 }
 
 void FlatGradient::begin_again() {
@@ -209,46 +178,11 @@ void FlatGradient::end_pass_without_average() {
 }
 
 /// What no rank has used gets no gradient.
-void FlatGradient::leave_out_unused(const at::Tensor& result) {
+void FlatGradient::leave_out_unused() {
   for (std::size_t i = 0; i < spec_.size(); ++i) {
-    if (array_.take_note(result, i)) continue;
+    if (store_->was_used(i)) continue;
     arrivals_[i] = Arrival::None;
     accumulated_.clear_waiting(i);
-  }
-}
-
-/// The shards of a block that has the result; nothing stood there.
-void FlatGradient::move_to_block(const at::Tensor& result) {
-  block_.begin(/*is_overwritten=*/true);
-  if (!result.is_same(block_.tensor())) block_.tensor().copy_(result);
-  for (std::size_t i = 0; i < spec_.size(); ++i) {
-    if (is_averaged(i)) accumulated_.kept(i) = block_.shard(i);
-  }
-  block_.note_shown();
-}
-
-/// As autograd does: in place, whoever's tensor it is. Where `.grad` was None the new gradient has
-/// memory of its own, since somebody may have kept the one that stood there.
-void FlatGradient::add_to_kept(const at::Tensor& result) {
-  std::vector<at::Tensor> kept(spec_.size());
-  for (std::size_t i = 0; i < kept.size(); ++i) {
-    if (is_averaged(i)) kept[i] = accumulated_.kept(i);
-  }
-  if (const at::Tensor block = block_.block_of(kept); block.defined()) {
-    block.add_(result);
-    return;
-  }
-  for (std::size_t i = 0; i < spec_.size(); ++i) {
-    if (!is_averaged(i)) continue;
-    const at::Tensor mine = spec_.shard_of(result, i);
-    at::Tensor& grad = accumulated_.kept(i);
-    if (!grad.defined()) {
-      grad = mine.to(spec_.gradient_dtype, /*non_blocking=*/false, /*copy=*/true);
-    } else if (grad.is_non_overlapping_and_dense()) {
-      grad.add_(mine);
-    } else {
-      grad = grad.clone(at::MemoryFormat::Contiguous).add_(mine);  // several elements may be one
-    }
   }
 }
 
@@ -261,8 +195,7 @@ void FlatGradient::abandon() {
       // The group has failed: the next collective says so.
     }
   }
-  array_.end();
-  block_.release();  // half written
+  store_->abandon();
   pass_.reset();
   arrivals_.assign(arrivals_.size(), Arrival::None);
   accumulated_.clear_missing();

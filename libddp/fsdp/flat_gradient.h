@@ -2,15 +2,15 @@
 
 // The gradients of a FlatParameter in a backward pass: from autograd's tensors to averaged shards.
 //
-// Gradients come from autograd whole; they are copied once into an array of the ranks' blocks,
-// averaged over the ranks, and what this rank owns stands in `.grad` at the end of the pass.
+// Gradients come from autograd whole; GradientStore has their memory. They are averaged over the
+// ranks, and what this rank owns stands in `.grad` at the end of the pass.
 //
 //   begin_pass --accumulate of each--> reduce --> collect --> install
 //
 // NOTE [Who is trained]
 // Each pass asks anew which parameters require gradients, so that scripts may freeze and unfreeze
-// them at any time. The array of gradients has a place for each parameter; where none is trained
-// there is no such array, and nothing to average. A frozen parameter's `.grad` stays what it is.
+// them at any time. The store has a place for each parameter; where none is trained there is
+// nothing to average. A frozen parameter's `.grad` stays what it is.
 // The ranks must train the same parameters: what they average is labelled with them.
 // Thread rule: one thread at a time. Collectives: reduce, collect.
 //
@@ -30,8 +30,7 @@
 #include "libddp/fsdp/accumulated_gradients.h"
 #include "libddp/fsdp/buffer_pool.h"
 #include "libddp/fsdp/flat_spec.h"
-#include "libddp/fsdp/gradient_array.h"
-#include "libddp/fsdp/gradient_block.h"
+#include "libddp/fsdp/gradient_store.h"
 #include "libddp/fsdp/reduce_hook.h"
 #include "libddp/fsdp/trained_set.h"
 
@@ -55,7 +54,7 @@ class FlatGradient {
   /// it.
   bool awaits_any() const { return pass_ && pass_->num_awaited > 0; }
   bool trains_all() const { return pass_ && pass_->trains_all; }
-  /// Moves the gradient of a parameter into the array. True if it was the last one missing. Throws
+  /// Moves the gradient of a parameter into the store. True if it was the last one missing. Throws
   /// StateError where it cannot be averaged.
   bool accumulate(std::size_t index);
 
@@ -69,8 +68,8 @@ class FlatGradient {
   /// Instead of reduce, for who averages several arrays at once: reads `whole`, writes `average`,
   /// and ends it. Where nothing is sharded the two are one.
   void begin_reduction();
-  const at::Tensor& whole() const { return array_.tensor(); }
-  const at::Tensor& average() const { return pass_->average; }
+  const at::Tensor& whole() const { return store_->whole(); }
+  const at::Tensor& average() const { return store_->average(); }
   void end_reduction();
   bool is_averaged() const { return pass_ && pass_->stage == Stage::Averaged; }
   /// Of `whole`.
@@ -104,14 +103,14 @@ class FlatGradient {
   bool take_installed(std::size_t index);
 
   /// Whether memory of averaged gradients is there; somebody may have kept one.
-  bool has_memory() const { return block_.has_memory(); }
+  bool has_memory() const { return store_->has_memory(); }
 
  private:
   /// The gradient of a parameter in a pass.
   enum class Arrival : std::uint8_t {
     None,     // it does not come, or waits without being averaged
     Awaited,  // this pass brings it
-    Here,     // it is in the array
+    Here,     // the store has it
     Installed,
   };
   enum class Stage : std::uint8_t { Gradients, Reducing, Averaged };
@@ -120,8 +119,6 @@ class FlatGradient {
     std::size_t num_awaited = 0;
     bool trains_all = false;
     Stage stage = Stage::Gradients;
-    /// What the reduction writes.
-    at::Tensor average;
     WorkPtr work;
   };
 
@@ -130,17 +127,13 @@ class FlatGradient {
     return arrivals_[index] != Arrival::None || accumulated_.is_left(index);
   }
   void check(const at::Tensor& grad, std::size_t index) const;
-  void begin_array();
+  std::vector<bool> averaged_flags() const;
   void end_pass_without_average();
-  void leave_out_unused(const at::Tensor& result);
-  void move_to_block(const at::Tensor& result);
-  void add_to_kept(const at::Tensor& result);
+  void leave_out_unused();
 
   const FlatSpec& spec_;
   AccumulatedGradients& accumulated_;
-  /// Where nothing is sharded, the block itself if nothing stands there.
-  GradientArray array_;
-  GradientBlock block_;
+  const std::unique_ptr<GradientStore> store_;
   std::vector<Arrival> arrivals_;
   std::optional<Pass> pass_;
   std::optional<double> divisor_;

@@ -18,14 +18,15 @@ std::int64_t product(const FlatLayout::Shape& shape) {
 
 }  // namespace
 
-FlatLayout::FlatLayout(std::vector<Shape> shapes, int world_size)
+FlatLayout::FlatLayout(std::vector<Shape> shapes, int world_size, bool pads_chunks)
     : shapes_(std::move(shapes)), world_size_(world_size) {
   for (std::size_t i = 0; i < shapes_.size(); ++i) {
     numels_.push_back(product(shapes_[i]));
     offsets_.push_back(whole_numel_);
-    whole_numel_ += round_up(numels_[i], kAlignment);
+    const std::int64_t room = pads_chunks ? chunk_numel(i) * world_size : numels_[i];
+    whole_numel_ += round_up(room, kAlignment);
     shard_offsets_.push_back(block_numel_);
-    block_numel_ += round_up(shard(i, 0).numel(), kAlignment);  // nobody has more
+    block_numel_ += round_up(chunk_numel(i), kAlignment);
   }
   notes_offset_ = block_numel_;
   block_numel_ += round_up(static_cast<std::int64_t>(size()), kAlignment);

@@ -10,8 +10,10 @@
 // There are two orders. The *whole array* has the parameters one behind the other, each contiguous:
 // it is what a computation reads. A *block* has the shards of one rank one behind the other; the
 // *blocks* of all ranks, which are of one length, are what collectives move. A parameter's shard
-// lies at the same place of each block. On one rank the two orders are the same.
-// Pure: no tensors, no processes. Thread rule: immutable after construction.
+// lies at the same place of each block. On one rank the two orders are the same. Where
+// `pads_chunks`, a parameter has room in the whole array for world_size times its largest shard, so
+// that the shards of all ranks can be gathered right there: see libddp/fsdp/device_memory.h. Pure:
+// no tensors, no processes. Thread rule: immutable after construction.
 //
 //   FlatLayout layout({{10, 5}, {5}}, 2);
 //   layout.offset(1);        // where parameter 1 begins in the whole array
@@ -38,7 +40,7 @@ class FlatLayout {
   static constexpr std::int64_t kAlignment = 32;
 
   /// REQUIRES: world_size >= 1. Shapes may hold zeros; [] is a scalar.
-  FlatLayout(std::vector<Shape> shapes, int world_size);
+  FlatLayout(std::vector<Shape> shapes, int world_size, bool pads_chunks = false);
 
   std::size_t size() const { return shapes_.size(); }
   int world_size() const { return world_size_; }
@@ -53,6 +55,8 @@ class FlatLayout {
   std::int64_t offset(std::size_t parameter) const { return offsets_[parameter]; }
 
   ShardSpec shard(std::size_t parameter, int rank) const;
+  /// Of the largest shard of a parameter, which is rank 0's.
+  std::int64_t chunk_numel(std::size_t parameter) const { return shard(parameter, 0).numel(); }
   /// [rows, ...]; [1] or [0] of a scalar.
   Shape shard_shape(std::size_t parameter, int rank) const;
   /// In each block: `size()` elements behind the shards, for a word about each parameter.

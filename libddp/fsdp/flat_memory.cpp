@@ -1,10 +1,8 @@
 #include "libddp/fsdp/flat_memory.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/Storage.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -12,6 +10,8 @@
 #include <cstring>
 #include <utility>
 #include <vector>
+
+#include "libddp/fsdp/device_memory.h"
 
 namespace libddp {
 namespace {
@@ -71,25 +71,13 @@ class GatheredMemory final : public FlatMemory {
         pool_(std::move(pool)) {
     make_own_block(allocate_block(spec_.dtype));
     low_block_ = computes_low() ? allocate_block(spec_.compute_dtype) : own_block();
-    const auto bytes = static_cast<std::size_t>(spec_.layout.whole_numel()) *
-                       c10::elementSize(spec_.compute_dtype);
-    storage_ = c10::Storage(c10::Storage::use_byte_size_t(), bytes,
-                            at::DataPtr(nullptr, c10::Device(c10::kCPU)), nullptr, false);
+    storage_ = borrowed_storage(spec_.layout.whole_numel());
   }
 
   at::Tensor shard(std::size_t parameter) const override {
     return shard_of_block(own_block(), parameter);
   }
-  at::Tensor whole(std::size_t parameter) const override {
-    const FlatLayout::Shape& sizes = spec_.layout.shape(parameter);
-    std::vector<std::int64_t> strides(sizes.size(), 1);
-    for (std::size_t d = sizes.size(); d > 1; --d) {
-      strides[d - 2] = strides[d - 1] * std::max<std::int64_t>(1, sizes[d - 1]);
-    }
-    const c10::NoGradGuard no_grad;
-    return at::empty({0}, spec_.compute_dtype)
-        .set_(storage_, spec_.layout.offset(parameter), sizes, strides);
-  }
+  at::Tensor whole(std::size_t parameter) const override { return whole_in(storage_, parameter); }
   void publish() override {
     const c10::NoGradGuard no_grad;
     if (computes_low()) low_block_.copy_(own_block());
@@ -105,8 +93,7 @@ class GatheredMemory final : public FlatMemory {
     work_->on_complete([layout = layout_, blocks = blocks_, whole = whole_](Work& work) {
       if (!work.exception()) put_together(*layout, blocks, whole);
     });
-    storage_.unsafeGetStorageImpl()->set_data_ptr_noswap(
-        at::DataPtr(whole_.data_ptr(), c10::Device(c10::kCPU)));
+    point(storage_, whole_.data_ptr());
   }
   void unshard() override {
     begin_unshard();
@@ -120,8 +107,7 @@ class GatheredMemory final : public FlatMemory {
     if (!whole_.defined()) return;
     // A prefetch that nobody has used.
     if (work_) unshard();
-    storage_.unsafeGetStorageImpl()->set_data_ptr_noswap(
-        at::DataPtr(nullptr, c10::Device(c10::kCPU)));
+    point(storage_, nullptr);
     pool_->give(std::move(whole_));
     whole_ = at::Tensor();
   }
@@ -149,10 +135,37 @@ at::Tensor FlatMemory::shard_of_block(const at::Tensor& block, std::size_t param
       .view(layout.shard_shape(parameter, rank()));
 }
 
+c10::Storage FlatMemory::borrowed_storage(std::int64_t numel) const {
+  const std::size_t bytes = static_cast<std::size_t>(numel) * c10::elementSize(spec_.compute_dtype);
+  return {c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, spec_.device), nullptr,
+          /*resizable=*/false};
+}
+
+void FlatMemory::point(const c10::Storage& storage, void* memory) {
+  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(memory, storage.device()));
+}
+
+at::Tensor FlatMemory::whole_in(const c10::Storage& storage, std::size_t parameter) const {
+  const FlatLayout::Shape& sizes = spec_.layout.shape(parameter);
+  std::vector<std::int64_t> strides(sizes.size(), 1);
+  for (std::size_t d = sizes.size(); d > 1; --d) {
+    strides[d - 2] = strides[d - 1] * std::max<std::int64_t>(1, sizes[d - 1]);
+  }
+  const c10::NoGradGuard no_grad;
+  return at::empty({0}, at::TensorOptions().dtype(spec_.compute_dtype).device(spec_.device))
+      .set_(storage, spec_.layout.offset(parameter), sizes, strides);
+}
+
 std::unique_ptr<FlatMemory> FlatMemory::make(Spec spec, std::shared_ptr<BufferPool> pool) {
   const std::int64_t numel = spec.layout.whole_numel();
-  if (!spec.group || spec.group->size() == 1) {
-    at::Tensor array = at::empty({numel}, spec.compute_dtype);
+  const bool is_alone = !spec.group || spec.group->size() == 1;
+  if (!spec.device.is_cpu() && (!is_alone || spec.compute_dtype != spec.dtype)) {
+    auto buffers = DeviceBuffers::of(spec.group, spec.device);
+    return std::make_unique<DeviceMemory>(std::move(spec), std::move(buffers));
+  }
+  if (is_alone) {
+    at::Tensor array =
+        at::empty({numel}, at::TensorOptions().dtype(spec.compute_dtype).device(spec.device));
     return std::make_unique<MappedMemory>(std::move(spec), std::move(array));
   }
   at::Tensor array =

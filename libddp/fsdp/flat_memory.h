@@ -11,6 +11,8 @@
 // gathered when they are needed, and put together to the whole array in a buffer of the pool, which
 // is given back afterwards; tensors that show it, those that autograd saved among them, follow the
 // buffer.
+// On a device: see device_memory.h; where one rank has everything in the precision of the
+// computation, as above.
 // Thread rule: one thread at a time; unshard is a collective.
 //
 //   auto memory = FlatMemory::make({.group = group, .layout = layout, .label = "unit h.0"}, pool);
@@ -20,6 +22,7 @@
 //   memory->unshard();
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include <cstddef>
 #include <memory>
@@ -41,6 +44,7 @@ class FlatMemory {
     at::ScalarType dtype = at::kFloat;
     at::ScalarType compute_dtype = at::kFloat;
     std::string label{};
+    c10::Device device = c10::kCPU;
   };
 
   /// Collective over the group. The contents are undefined.
@@ -64,6 +68,8 @@ class FlatMemory {
   /// Starts to gather; `unshard` waits for it.
   virtual void begin_unshard() {}
   virtual void unshard() {}
+  /// The current stream has read the whole array.
+  virtual void note_use() {}
   /// The bytes of the whole array are not needed for now.
   virtual void reshard() {}
 
@@ -73,6 +79,11 @@ class FlatMemory {
   int world_size() const { return spec_.group ? spec_.group->size() : 1; }
   bool computes_low() const { return spec_.compute_dtype != spec_.dtype; }
   void make_own_block(at::Tensor block) { own_block_ = std::move(block); }
+  /// Without memory of its own: it has that of a buffer for as long as `point` says so.
+  c10::Storage borrowed_storage(std::int64_t numel) const;
+  static void point(const c10::Storage& storage, void* memory);
+  /// A parameter in such a storage of the whole array.
+  at::Tensor whole_in(const c10::Storage& storage, std::size_t parameter) const;
   at::Tensor shard_of_block(const at::Tensor& block, std::size_t parameter) const;
 
   const std::string& label() const { return label_; }

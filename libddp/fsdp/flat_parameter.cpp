@@ -14,8 +14,9 @@ namespace libddp {
 FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
                              const ShardOptions& options, const std::shared_ptr<BufferPool>& pool)
     : spec_(std::move(label), std::move(parameters), options),
-      memory_(FlatMemory::make(
-          {options.shard, spec_.layout, spec_.dtype, spec_.compute_dtype, spec_.label}, pool)),
+      memory_(FlatMemory::make({options.shard, spec_.layout, spec_.dtype, spec_.compute_dtype,
+                                spec_.label, spec_.device},
+                               pool)),
       accumulated_(spec_),
       gradient_(spec_, pool, accumulated_),
       copies_(spec_, *memory_, accumulated_) {

@@ -20,12 +20,13 @@
 namespace libddp {
 
 struct FlatSpec {
-  /// REQUIRES: parameters of one dtype, at least one.
+  /// REQUIRES: parameters of one dtype on one device, at least one.
   FlatSpec(std::string name, NamedTensors of, const ShardOptions& how);
 
   const std::string label;
   const NamedTensors parameters;
   const ShardOptions options;
+  const c10::Device device;
   const FlatLayout layout;
   /// Of the parameters, of what the computation reads, of the reduction, and of `.grad`.
   const at::ScalarType dtype;
@@ -39,6 +40,10 @@ struct FlatSpec {
 
   std::size_t size() const { return parameters.size(); }
   int rank() const { return options.shard ? options.shard->rank() : 0; }
+  bool is_on_device() const { return !device.is_cpu(); }
+  at::TensorOptions tensor_options(at::ScalarType of) const {
+    return at::TensorOptions().dtype(of).device(device);
+  }
   bool is_sharded() const { return options.shard && options.shard->size() > 1; }
   /// Whether the dtype has gradients at all.
   bool can_require_grad() const { return c10::isFloatingType(dtype) || c10::isComplexType(dtype); }

@@ -49,7 +49,8 @@ std::vector<at::Tensor> FullCopies::whole_parameters() {
 }
 
 std::vector<at::Tensor> FullCopies::whole_gradients() const {
-  const at::Tensor block = at::zeros({spec_.layout.block_numel()}, spec_.gradient_dtype);
+  const at::Tensor block =
+      at::zeros({spec_.layout.block_numel()}, spec_.tensor_options(spec_.gradient_dtype));
   for (std::size_t i = 0; i < spec_.size(); ++i) {
     const at::Tensor& grad = spec_.parameters[i].tensor.grad();
     if (grad.defined()) spec_.shard_of(block, i).copy_(grad);

@@ -41,7 +41,7 @@ void GradientBlock::begin(bool is_overwritten) {
   if (tensor_.defined()) return;
   const std::int64_t numel = spec_.layout.block_numel();
   if (is_overwritten) {
-    tensor_ = at::empty({numel}, spec_.gradient_dtype);
+    tensor_ = at::empty({numel}, spec_.tensor_options(spec_.gradient_dtype));
     return;
   }
   const Group replicate = spec_.is_sharded() ? nullptr : spec_.options.replicate;
@@ -62,7 +62,7 @@ at::Tensor GradientBlock::shard(std::size_t index) const {
 void GradientBlock::note_shown() { shown_.emplace(tensor_.storage().getWeakStorageImpl()); }
 
 void GradientBlock::release() {
-  if (spec_.is_sharded()) tensor_ = at::Tensor();
+  if (spec_.is_sharded() || spec_.is_on_device()) tensor_ = at::Tensor();
 }
 
 at::Tensor GradientBlock::block_of(const std::vector<at::Tensor>& shards) const {

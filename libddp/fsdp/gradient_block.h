@@ -5,7 +5,7 @@
 // NOTE [Memory of gradients]
 // Nobody else has the block between passes: it goes with the last of its shards (zero_grad). It
 // comes from the allocator of ordinary tensors, so activations use the same memory meanwhile. Where
-// nothing is sharded it lies in the group's arena and stays.
+// nothing is sharded, on the host, it lies in the group's arena and stays.
 // Thread rule: one thread at a time.
 //
 //   GradientBlock block(spec);
@@ -39,7 +39,7 @@ class GradientBlock {
   at::Tensor shard(std::size_t index) const;
   /// Remembers whose memory the shards show.
   void note_shown();
-  /// `.grad` alone has it from now on, where something is sharded.
+  /// `.grad` alone has it from now on, unless it stays.
   void release();
   /// Whether memory of shards that were shown is there; somebody may have kept one.
   bool has_memory() const { return tensor_.defined() || (shown_ && !shown_->expired()); }

@@ -25,14 +25,21 @@ std::string refusal(const std::string& unit, const std::string& parameter, const
 }
 
 /// Why a parameter cannot be sharded; empty if it can.
-std::string problem_of(const std::string& unit, const NamedTensor& parameter, OwnedTensors& owned) {
+std::string problem_of(const std::string& unit, const NamedTensor& parameter, c10::Device device,
+                       OwnedTensors& owned) {
   const at::Tensor& tensor = parameter.tensor;
-  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+  if (tensor.device().is_meta() || tensor.layout() != at::kStrided) {
     return refusal(
         unit, parameter.name,
         fmt::format("is on device {}, which cannot be sharded here", tensor.device().str()),
-        "move the module to the CPU first; a module on the meta device needs a param_init_fn, "
-        "or to_empty() and its own initialisation");
+        "move the module to the CPU or a GPU first; a module on the meta device needs a "
+        "param_init_fn, or to_empty() and its own initialisation");
+  }
+  if (tensor.device() != device) {
+    return refusal(unit, parameter.name,
+                   fmt::format("is on device {}, and the unit's first parameter on {}",
+                               tensor.device().str(), device.str()),
+                   "move the module to one device, or wrap its parts by themselves");
   }
   if (tensor.unsafeGetTensorImpl()->is_python_dispatch() || !tensor.has_storage() ||
       tensor.is_quantized()) {
@@ -82,8 +89,9 @@ ParamGroup::ParamGroup(std::string name, const NamedTensors& parameters, ShardOp
   std::map<std::tuple<bool, at::ScalarType>, NamedTensors> kinds;
   std::string problem;
   for (const NamedTensor& parameter : parameters) {
-    if (problem.empty()) problem = problem_of(name_, parameter, owned_);
     const at::Tensor& tensor = parameter.tensor;
+    const c10::Device device = parameters.front().tensor.device();
+    if (problem.empty()) problem = problem_of(name_, parameter, device, owned_);
     kinds[{!tensor.requires_grad(), tensor.scalar_type()}].push_back(parameter);
   }
   check_alike(name_, parameters, options_, std::move(problem));
@@ -202,6 +210,7 @@ void ParamGroup::accumulate(std::size_t flat, std::size_t index) {
         "dataclasses of them, and use the parameters in their module's forward only.",
         name_, flats_[flat]->parameters()[index].name));
   }
+  flats_[flat]->memory().note_use();
   if (!flats_[flat]->gradient().accumulate(index)) return;
   const bool awaits = std::any_of(flats_.begin(), flats_.end(),
                                   [](const auto& other) { return other->gradient().awaits_any(); });

@@ -39,7 +39,8 @@ class LateHooks;
 class ParamGroup {
  public:
   /// `parameters`: of this unit alone, named as in its module; may be empty. Collective.
-  /// Throws ArgumentError where a parameter is not a leaf on the CPU, or wrapped already.
+  /// Throws ArgumentError where a parameter is not a leaf on the first one's device, or wrapped
+  /// already.
   ParamGroup(std::string name, const NamedTensors& parameters, ShardOptions options);
   ~ParamGroup();
   ParamGroup(const ParamGroup&) = delete;

@@ -1,7 +1,9 @@
 #include "libddp/fsdp/sharded_model.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <string>
@@ -27,6 +29,15 @@ Group readers_of(const std::vector<ShardedModel::ParamGroupPtr>& units) {
     if (unit->needs_barrier()) readers = unit->options().shard;
   }
   return readers;
+}
+
+Group device_ranks_of(const std::vector<ShardedModel::ParamGroupPtr>& units) {
+  for (const auto& unit : units) {
+    const Group& ranks = unit->options().shard ? unit->options().shard : unit->options().replicate;
+    const bool is_on_device = !unit->flats().empty() && unit->flats()[0]->spec().is_on_device();
+    if (is_on_device && ranks && ranks->size() > 1) return ranks;
+  }
+  return nullptr;
 }
 
 /// What this rank changes from now on, nobody reads any more. See NOTE [Barriers].
@@ -68,6 +79,7 @@ std::shared_ptr<ShardedModel> ShardedModel::create(std::vector<ParamGroupPtr> un
 ShardedModel::ShardedModel(std::vector<ParamGroupPtr> units, ShardedModelOptions options)
     : units_(std::move(units)),
       options_(std::move(options)),
+      device_ranks_(device_ranks_of(units_)),
       small_(std::make_unique<SmallReductions>()) {}
 
 ShardedModel::~ShardedModel() {
@@ -122,7 +134,23 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
     reshard_values(unit, /*frees=*/!stays);
   }
   if (is_root(unit)) awaits_backward_ = c10::GradMode::is_enabled();
-  if (depth_ == 0 && !pass_) end_reading(units_, kEndOfForward);
+  if (depth_ > 0 || pass_) return;
+  end_reading(units_, kEndOfForward);
+  compare_calls("a forward");
+}
+
+void ShardedModel::note_call(const ParamGroup& unit, Call call) {
+  if (!device_ranks_ || unit.flats().empty()) return;
+  const std::uint64_t place = unit.flats()[0]->spec().place;
+  calls_ = (calls_ + 4 * place + static_cast<std::uint64_t>(call) + 1) * 0x9E3779B97F4A7C15u;
+}
+
+void ShardedModel::compare_calls(const char* when) {
+  if (!device_ranks_) return;
+  const std::string label =
+      fmt::format("units {:06x} until the end of {}", std::exchange(calls_, 0) >> 40, when);
+  device_ranks_->all_reduce(at::zeros({1}, at::kByte), {ReduceOp::Max},
+                            {.async = true, .label = label});
 }
 
 void ShardedModel::forward_failed(ParamGroup& unit, const std::string& what) {
@@ -161,6 +189,7 @@ void ShardedModel::begin_step() {
 void ShardedModel::recover() {
   small_->abandon();
   pass_ = nullptr;
+  calls_ = 0;
   for (const ParamGroupPtr& unit : units_) {
     unit->forward.running = 0;
     if (unit->is_in_pass()) unit->abandon();
@@ -202,6 +231,7 @@ void ShardedModel::publish() {
 }
 
 void ShardedModel::record(ParamGroup& unit) {
+  note_call(unit, Call::Forward);
   if (std::find(order_.begin(), order_.end(), &unit) == order_.end()) order_.push_back(&unit);
 }
 
@@ -215,6 +245,7 @@ void ShardedModel::prefetch(const ParamGroup& unit, int step) {
 
 void ShardedModel::before_backward(ParamGroup& unit, bool accumulates) {
   if (!pass_) begin_pass();
+  note_call(unit, Call::Backward);
   if (accumulates) {
     pass_->accumulates = true;
     unit.begin_pass(pass_->syncs);
@@ -295,6 +326,7 @@ void ShardedModel::begin_again(ParamGroup& unit) {
 }
 
 void ShardedModel::reduce(ParamGroup& unit) {
+  note_call(unit, Call::Average);
   if (SmallReductions::takes(unit)) {
     small_->add(unit);
     if (small_->is_full()) small_->start(/*async=*/true);
@@ -342,6 +374,7 @@ void ShardedModel::end_pass() {
   collect_oldest(0);
   small_->collect();
   if (must_meet) end_reading(units_, "the end of a sharded backward pass");
+  if (depth_ == 0) compare_calls("a backward pass");
   for (const ParamGroupPtr& unit : units_) {
     reshard_values(*unit);
     unit->end_pass();

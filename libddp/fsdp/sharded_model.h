@@ -39,6 +39,10 @@
 // collective of units has their places in the model in its label, so ranks that have run different
 // ones are told so, and nothing is added to what does not belong to it.
 //
+// On a device nobody compares what the ranks call, and collectives that do not belong together hang
+// or add up. There each forward and each pass ends with a word of the host's, which nobody waits
+// for, about the units that ran in it.
+//
 // Where they are gathered, a unit's all-gather starts when the one before it begins to compute, in
 // the order of the first step; at most two gathered units wait. Reductions run beside the backward,
 // one at a time, so at most two units' whole gradients are there at a time. Small units are
@@ -166,6 +170,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void install_for_hooks();
   bool has_late_hooks(ParamGroup& unit) const;
   void run_late_hooks(ParamGroup& unit);
+  /// See NOTE [Ranks that run different units].
+  enum class Call : std::uint8_t { Forward, Backward, Average };
+  void note_call(const ParamGroup& unit, Call call);
+  void compare_calls(const char* when);
   void prefetch(const ParamGroup& unit, int step);
   void record(ParamGroup& unit);
   template <typename Function>
@@ -173,6 +181,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
   const std::vector<ParamGroupPtr> units_;
   const ShardedModelOptions options_;
+  /// The ranks that share units on a device; null where there are none.
+  const Group device_ranks_;
+  /// What ran since the last comparison.
+  std::uint64_t calls_ = 0;
   bool syncs_ = true;
   /// The outermost forward has recorded gradients, and no backward pass has ended since.
   bool awaits_backward_ = false;

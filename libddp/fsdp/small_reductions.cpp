@@ -48,6 +48,8 @@ bool SmallReductions::takes(const ParamGroup& unit) {
   if (unit.has_reduce_hook()) return false;
   std::size_t bytes = 0;
   for (const auto& flat : unit.flats()) {
+    // There a collective is launched by the thread itself, and nothing need be copied for it.
+    if (flat->spec().is_on_device()) return false;
     if (flat->gradient().wants_average()) bytes += flat->gradient().num_bytes();
   }
   return bytes <= kMostGroupBytes;

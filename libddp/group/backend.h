@@ -31,6 +31,7 @@
 namespace libddp {
 
 class FlightRecorder;
+class ListBackend;
 
 /// One operation on its way to a backend.
 struct BackendCall {
@@ -100,6 +101,8 @@ class Backend {
     return exchange(std::move(call), std::move(parts));
   }
   virtual WorkPtr barrier(BackendCall call) = 0;
+  /// What it offers for several tensors at once; null: nothing.
+  virtual ListBackend* lists() { return nullptr; }
 
   /// Number of the collective issued last; 0 before the first.
   virtual std::uint64_t sequence_number() const = 0;

@@ -9,8 +9,10 @@
 #include <utility>
 
 #include "libddp/base/log.h"
+#include "libddp/group/all_reduce_each.h"
 #include "libddp/group/backend_registry.h"
 #include "libddp/group/block_exchange.h"
+#include "libddp/group/block_pairs.h"
 #include "libddp/group/group_deleter.h"
 #include "libddp/group/group_options.h"
 #include "libddp/group/group_state.h"
@@ -18,12 +20,6 @@
 #include "libddp/watchdog/flight_log_json.h"
 
 namespace libddp {
-namespace {
-
-using Direction = Exchange::Direction;
-
-}  // namespace
-
 ProcessGroup::ProcessGroup(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options options) {
@@ -137,19 +133,12 @@ WorkPtr ProcessGroup::all_reduce_coalesced(const std::vector<at::Tensor>& tensor
   if (tensors.size() == 1) return all_reduce(tensors.front(), reduce, options);
   const std::vector<Operand> operands = make_operands(site, "tensors", tensors, Access::ReadWrite);
   check_reduction(site, tensors.front(), reduce.op, reduce.scale);
-  const std::vector<at::Tensor> parts = wires(operands);
-  const std::int64_t numel = total_numel(operands);
-  BackendCall call = state.call(site, OpKind::AllReduce, operands.front().dtype, numel, options);
+  BackendCall call =
+      state.call(site, OpKind::AllReduce, operands.front().dtype, total_numel(operands), options);
   call.description.reduce_op = reduce.op;
-  call.results = tensors;
-  at::Tensor flat = adjacent_view(parts);
-  if (!flat.defined()) {
-    flat = state.flat_like(parts.front(), numel);
-    pack(parts, flat);
-    call.on_success = [flat, parts] { unpack(flat, parts); };
-  }
-  copy_back_after(call, operands);
-  return state.issue(std::move(call), tensors, &Backend::all_reduce, flat, reduce.scale);
+  return state.issue(std::move(call), tensors, [&](Backend& to, BackendCall&& made) {
+    return all_reduce_each(to, std::move(made), operands, reduce.scale);
+  });
 }
 
 WorkPtr ProcessGroup::broadcast(const at::Tensor& tensor, int root, CallOptions options) {
@@ -181,6 +170,17 @@ WorkPtr ProcessGroup::all_gather_into(const at::Tensor& output, const at::Tensor
   return state.issue(std::move(call), input, &Backend::all_gather, target.wire, source.wire);
 }
 
+WorkPtr ProcessGroup::all_gather_into_coalesced(const std::vector<at::Tensor>& outputs,
+                                                const std::vector<at::Tensor>& inputs,
+                                                CallOptions options) {
+  OperationSite site = state_->enter("all_gather_into_coalesced");
+  const BlockPairs pairs(site, "outputs", outputs, Access::Write, "inputs", inputs, Access::Read);
+  BackendCall call = state_->call(site, OpKind::AllGather, pairs.dtype(), pairs.numel(), options);
+  return state_->issue(std::move(call), inputs, [&](Backend& to, BackendCall&& made) {
+    return pairs.gather(to, std::move(made));
+  });
+}
+
 WorkPtr ProcessGroup::reduce_scatter_into(const at::Tensor& output, const at::Tensor& input,
                                           ReduceOptions reduce, CallOptions options) {
   State& state = *state_;
@@ -197,6 +197,20 @@ WorkPtr ProcessGroup::reduce_scatter_into(const at::Tensor& output, const at::Te
   if (target.is_copy) copy_back_after(call, {target});
   return state.issue(std::move(call), input, &Backend::reduce_scatter, target.wire, source.wire,
                      reduce.scale);
+}
+
+WorkPtr ProcessGroup::reduce_scatter_into_coalesced(const std::vector<at::Tensor>& outputs,
+                                                    const std::vector<at::Tensor>& inputs,
+                                                    ReduceOptions reduce, CallOptions options) {
+  OperationSite site = state_->enter("reduce_scatter_into_coalesced");
+  const BlockPairs pairs(site, "inputs", inputs, Access::Read, "outputs", outputs, Access::Write);
+  check_reduction(site, outputs.front(), reduce.op, reduce.scale);
+  BackendCall call =
+      state_->call(site, OpKind::ReduceScatter, pairs.dtype(), pairs.numel(), options);
+  call.description.reduce_op = reduce.op;
+  return state_->issue(std::move(call), inputs, [&](Backend& to, BackendCall&& made) {
+    return pairs.reduce_scatter(to, std::move(made), reduce.scale);
+  });
 }
 
 WorkPtr ProcessGroup::reduce_scatter(const at::Tensor& output,
@@ -449,7 +463,7 @@ WorkPtr ProcessGroup::send(const at::Tensor& tensor, int target, int tag, CallOp
   call.description.root = target;
   call.results.push_back(tensor);
   return state.issue(std::move(call), tensor, &Backend::exchange,
-                     std::vector<Exchange>{{Direction::Send, operand.wire, target, tag}});
+                     std::vector<Exchange>{{Exchange::Direction::Send, operand.wire, target, tag}});
 }
 
 WorkPtr ProcessGroup::recv(const at::Tensor& tensor, std::optional<int> source, int tag,
@@ -469,7 +483,7 @@ WorkPtr ProcessGroup::recv(const at::Tensor& tensor, std::optional<int> source, 
   if (operand.is_copy) copy_back_after(call, {operand});
   return state.issue(
       std::move(call), tensor, &Backend::exchange,
-      std::vector<Exchange>{{Direction::Recv, operand.wire, source.value_or(-1), tag}});
+      std::vector<Exchange>{{Exchange::Direction::Recv, operand.wire, source.value_or(-1), tag}});
 }
 
 WorkPtr ProcessGroup::exchange(std::vector<Exchange> parts, CallOptions options) {
@@ -482,7 +496,7 @@ WorkPtr ProcessGroup::exchange(std::vector<Exchange> parts, CallOptions options)
   std::int64_t numel = 0;
   bool is_any_send = false;
   for (Exchange& part : parts) {
-    const bool is_send = part.direction == Direction::Send;
+    const bool is_send = part.direction == Exchange::Direction::Send;
     if (is_send || part.peer != -1) check_rank(site, "peer", part.peer);
     check_tag(site, part.tag);
     Operand operand =

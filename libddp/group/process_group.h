@@ -129,6 +129,11 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// `output`: [world_size * d0, ...] (cat) or [world_size, d0, ...] (stack) for input [d0, ...].
   WorkPtr all_gather_into(const at::Tensor& output, const at::Tensor& input,
                           CallOptions options = {});
+  /// The same of several tensors of one dtype, each with a size of its own: one operation, without
+  /// a copy where the backend takes lists (NCCL), else by way of one packed tensor.
+  WorkPtr all_gather_into_coalesced(const std::vector<at::Tensor>& outputs,
+                                    const std::vector<at::Tensor>& inputs,
+                                    CallOptions options = {});
   /// One output per rank, which may differ in size (each rank's own input size).
   WorkPtr all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                      CallOptions options = {});
@@ -141,6 +146,10 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// `input`: [world_size * d0, ...] or [world_size, d0, ...] for output [d0, ...].
   WorkPtr reduce_scatter_into(const at::Tensor& output, const at::Tensor& input,
                               ReduceOptions reduce = {}, CallOptions options = {});
+  /// As all_gather_into_coalesced.
+  WorkPtr reduce_scatter_into_coalesced(const std::vector<at::Tensor>& outputs,
+                                        const std::vector<at::Tensor>& inputs,
+                                        ReduceOptions reduce = {}, CallOptions options = {});
   /// One input per rank (sizes may differ between ranks' blocks).
   WorkPtr reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                          ReduceOptions reduce = {}, CallOptions options = {});

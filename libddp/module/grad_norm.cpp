@@ -1,6 +1,7 @@
 #include "libddp/module/grad_norm.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/any.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -10,7 +11,10 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <optional>
+
+#include "libddp/module/device_grad_norm.h"
 
 namespace libddp {
 namespace {
@@ -69,6 +73,10 @@ at::Tensor total_norm(const std::vector<RankGradients>& all, double norm_type) {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> norms;
   for (const RankGradients& of : all) {
+    if (!of.device.is_cpu()) {
+      norms.push_back(device_grad_norm(of, norm_type));
+      continue;
+    }
     if (of.group && of.group->size() > 1) {
       norms.push_back(norm_over_ranks(of, norm_type).to(of.dtype));
       continue;
@@ -77,6 +85,7 @@ at::Tensor total_norm(const std::vector<RankGradients>& all, double norm_type) {
     norms.push_back(norm.defined() ? std::move(norm) : at::zeros({}, at::kFloat));
   }
   if (norms.empty()) return at::zeros({}, at::kFloat);
+  for (at::Tensor& norm : norms) norm = norm.to(all.front().device, /*non_blocking=*/true);
   const at::Tensor each = at::stack(norms);
   return norm_type == 0 ? each.sum() : at::linalg_vector_norm(each, norm_type);
 }
@@ -84,6 +93,22 @@ at::Tensor total_norm(const std::vector<RankGradients>& all, double norm_type) {
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
   // As Python divides a number by a tensor, which rounds twice.
   return at::clamp((norm + 1e-6).reciprocal().mul_(max_norm), std::nullopt, 1.0);
+}
+
+void scale_gradients(const std::vector<at::Tensor>& gradients, const at::Tensor& factor) {
+  const c10::NoGradGuard no_grad;
+  std::map<c10::DeviceIndex, std::vector<at::Tensor>> on_devices;
+  for (at::Tensor gradient : gradients) {
+    if (!gradient.defined()) continue;
+    if (gradient.device().is_cpu()) {
+      gradient.mul_(factor);
+    } else {
+      on_devices[gradient.device().index()].push_back(gradient);
+    }
+  }
+  for (auto& [index, list] : on_devices) {
+    at::_foreach_mul_(list, factor.to(list.front().device(), /*non_blocking=*/true));
+  }
 }
 
 }  // namespace libddp

@@ -44,8 +44,10 @@ void set_moments(AdamWParamState& state, const Tensors& moments) {
 
 /// With the step as the kernel wants it.
 struct AdamW::ParamState : AdamWParamState {
-  explicit ParamState(const AdamWParamState& state = {})
-      : AdamWParamState(state), count(at::full({}, static_cast<double>(step()), at::kFloat)) {}
+  explicit ParamState(c10::Device device, const AdamWParamState& state = {})
+      : AdamWParamState(state),
+        count(at::full({}, static_cast<double>(step()),
+                       at::TensorOptions().dtype(at::kFloat).device(device))) {}
 
   at::Tensor count;
 };
@@ -151,10 +153,13 @@ std::vector<AdamW::ParamState*> AdamW::states_of(const Tensors& parameters, bool
     auto& entry = state_.at(parameter.unsafeGetTensorImpl());
     // What was loaded, or put there by hand, is torch's own.
     if (dynamic_cast<ParamState*>(entry.get()) == nullptr) {
-      entry = std::make_unique<ParamState>(static_cast<const AdamWParamState&>(*entry));
+      entry = std::make_unique<ParamState>(parameter.device(),
+                                           static_cast<const AdamWParamState&>(*entry));
     }
     states.push_back(static_cast<ParamState*>(entry.get()));
-    *states.back()->count.mutable_data_ptr<float>() = static_cast<float>(states.back()->step());
+    at::Tensor& count = states.back()->count;  // on a device it counts by itself
+    if (count.is_cpu())
+      *count.mutable_data_ptr<float>() = static_cast<float>(states.back()->step());
   }
   return states;
 }
@@ -162,7 +167,7 @@ std::vector<AdamW::ParamState*> AdamW::states_of(const Tensors& parameters, bool
 void AdamW::add_states(const Tensors& parameters, bool amsgrad) {
   const AdamwState zeros = shards_ ? AdamwState{} : make_adamw_state(parameters, amsgrad);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    auto state = std::make_unique<ParamState>();
+    auto state = std::make_unique<ParamState>(parameters[i].device());
     if (shards_) {
       set_moments(*state, shards_->new_moments(parameters[i]));
     } else {

@@ -48,7 +48,7 @@ class AdamW : public torch::optim::AdamW {
   ~AdamW() override;
 
   /// Updates every parameter that has a gradient; returns what `closure` has returned.
-  /// Throws ArgumentError for a parameter that is no dense floating-point tensor on the CPU, and
+  /// Throws ArgumentError for a parameter that is no dense floating-point tensor with memory, and
   /// with `shard_over` StateError where the last pass has not averaged.
   at::Tensor step(LossClosure closure = nullptr) override;
 

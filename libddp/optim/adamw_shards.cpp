@@ -20,9 +20,9 @@ namespace libddp {
 void check_adamw_parameters(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
     const bool is_sparse = parameter.grad().defined() && parameter.grad().is_sparse();
-    if (parameter.is_cpu() && parameter.is_floating_point() && !is_sparse) continue;
+    if (!parameter.is_meta() && parameter.is_floating_point() && !is_sparse) continue;
     throw ArgumentError(fmt::format(
-        "libddp: AdamW updates dense floating-point parameters on the CPU, this one is {} [{}]. "
+        "libddp: AdamW updates dense floating-point parameters with memory, this one is {} [{}]. "
         "Hint: use torch.optim for it.",
         is_sparse ? "with a sparse gradient"
                   : fmt::format("{} on {}", c10::toString(parameter.scalar_type()),
@@ -137,7 +137,8 @@ at::Tensor AdamwShards::clip_grad_norm(double max_norm, double norm_type) {
   const c10::NoGradGuard no_grad;
   RankGradients all{.group = has_own_averages_only_ ? group_ : nullptr,
                     .dtype = parameters_.front().tensor.scalar_type(),
-                    .gradients = {}};
+                    .gradients = {},
+                    .device = parameters_.front().tensor.device()};
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
     const at::Tensor& parameter = parameters_[index].tensor;
     all.dtype = at::promote_types(all.dtype, parameter.scalar_type());
@@ -145,10 +146,9 @@ at::Tensor AdamwShards::clip_grad_norm(double max_norm, double norm_type) {
     all.gradients.push_back(is_cut ? own_gradient(index) : parameter.grad());
   }
   const at::Tensor norm = total_norm({all}, norm_type);
-  const at::Tensor factor = clip_factor(norm, max_norm);
-  for (const auto& [name, parameter] : parameters_) {
-    if (at::Tensor gradient = parameter.grad(); gradient.defined()) gradient.mul_(factor);
-  }
+  std::vector<at::Tensor> gradients;
+  for (const auto& [name, parameter] : parameters_) gradients.push_back(parameter.grad());
+  scale_gradients(gradients, clip_factor(norm, max_norm));
   return norm;
 }
 

@@ -33,7 +33,7 @@ namespace libddp {
 class Reducer;
 class ReplicatedModel;
 
-/// Throws ArgumentError naming the first parameter that is no floating-point tensor on the CPU, or
+/// Throws ArgumentError naming the first parameter that is no floating-point tensor with memory, or
 /// whose gradient is sparse.
 void check_adamw_parameters(const std::vector<at::Tensor>& parameters);
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/optim/device_adamw.h"
 
 namespace libddp {
 namespace {
@@ -173,7 +174,7 @@ void check_sizes(const Tensors& parameters, const Tensors& gradients) {
 std::size_t update_runs(const Tensors& parameters, const Tensors& gradients,
                         const AdamwState& state, const AdamwOptions& options,
                         const at::Tensor& grad_scale, const at::Tensor& found_inf) {
-  check_sizes(parameters, gradients);
+  for (const at::Tensor& step : state.steps) *step.mutable_data_ptr<float>() += 1;
   std::vector<const Tensors*> lists{&parameters, &gradients, &state.exp_avgs, &state.exp_avg_sqs};
   if (options.amsgrad) lists.push_back(&state.max_exp_avg_sqs);
   const std::vector<Run> runs = Runs(lists, state.steps).find();
@@ -201,8 +202,9 @@ AdamwState make_adamw_state(const Tensors& parameters, bool amsgrad) {
   state.exp_avgs = zeros_like_runs(parameters);
   state.exp_avg_sqs = zeros_like_runs(parameters);
   if (amsgrad) state.max_exp_avg_sqs = zeros_like_runs(parameters);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    state.steps.push_back(at::zeros({}, at::kFloat));
+  for (const at::Tensor& parameter : parameters) {
+    state.steps.push_back(
+        at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(parameter.device())));
   }
   return state;
 }
@@ -211,14 +213,16 @@ std::size_t fused_adamw(const Tensors& parameters, const Tensors& gradients,
                         const AdamwState& state, const AdamwOptions& options,
                         const at::Tensor& grad_scale, const at::Tensor& found_inf) {
   const c10::NoGradGuard no_grad;
-  if (found_inf.defined() && found_inf.item<float>() != 0) return 0;
+  const bool is_on_device = !parameters.empty() && !parameters.front().device().is_cpu();
+  if (!is_on_device && found_inf.defined() && found_inf.item<float>() != 0) return 0;
+  check_sizes(parameters, gradients);
   const InOneOrder order(parameters);
   const Tensors values = order.read(parameters);
   const Tensors slopes = order.read(gradients);
   AdamwState ordered{order.read(state.exp_avgs), order.read(state.exp_avg_sqs),
                      order.read(state.max_exp_avg_sqs), state.steps};
-  for (const at::Tensor& step : state.steps) *step.mutable_data_ptr<float>() += 1;
-  const std::size_t num_runs = update_runs(values, slopes, ordered, options, grad_scale, found_inf);
+  const auto update = is_on_device ? &update_on_device : &update_runs;
+  const std::size_t num_runs = update(values, slopes, ordered, options, grad_scale, found_inf);
   InOneOrder::write(parameters, values);
   // The kernel leaves gradients without the scale; one that is expanded cannot take that.
   for (std::size_t i = 0; grad_scale.defined() && i < gradients.size(); ++i) {

@@ -28,8 +28,8 @@ struct AdamwOptions {
   bool maximize = false;
 };
 
-/// One entry per parameter; `steps` are scalars in float32, `max_exp_avg_sqs` is empty without
-/// amsgrad.
+/// One entry per parameter; `steps` are scalars in float32 on the parameter's device,
+/// `max_exp_avg_sqs` is empty without amsgrad.
 struct AdamwState {
   std::vector<at::Tensor> exp_avgs;
   std::vector<at::Tensor> exp_avg_sqs;
@@ -43,7 +43,9 @@ AdamwState make_adamw_state(const std::vector<at::Tensor>& parameters, bool amsg
 /// One step in place. Strides may be any: what does not lie in memory as its parameter does takes
 /// part as a copy. `grad_scale`, `found_inf`: of a gradient scaler, or undefined: gradients are
 /// divided by the former, and nothing happens where the latter is not zero.
-/// REQUIRES: lists of one length; a gradient has its parameter's shape and dtype.
+/// On a device: see device_adamw.h.
+/// REQUIRES: lists of one length; a gradient has its parameter's shape and dtype; all parameters
+/// are on the CPU, or none is.
 /// Returns the number of tensors that the kernel saw.
 std::size_t fused_adamw(const std::vector<at::Tensor>& parameters,
                         const std::vector<at::Tensor>& gradients, const AdamwState& state,

@@ -403,7 +403,9 @@ class ShardedModel:
     def end_copies(self, units: Sequence[ParamGroup], keep: bool) -> None: ...
 
 def total_norm(
-    gradients: Sequence[tuple[ProcessGroup | None, torch.dtype, Sequence[Tensor | None]]],
+    gradients: Sequence[
+        tuple[ProcessGroup | None, torch.dtype, Sequence[Tensor | None], torch.device]
+    ],
     norm_type: float,
 ) -> Tensor:
     """Of all gradients; a collective of the groups, whose ranks have a part of each."""

@@ -140,3 +140,32 @@ TEST_CASE("sends and receives, before and after all have met", "[nccl]") {
   REQUIRE(races_text() == "");
   REQUIRE(mock_nccl::live().communicators == 0);
 }
+
+TEST_CASE("lists of blocks travel as one operation, without a copy", "[nccl]") {
+  const auto async = GENERATE(false, true);
+  run_device_group(kRanks, [&](ProcessGroup& group, c10::Device device) {
+    const CallOptions options{.async = async};
+    const int rank = group.rank();
+    const std::vector<at::Tensor> own = {input_of(rank, {2, 3}, at::kFloat).to(device),
+                                         input_of(rank, {5}, at::kFloat).to(device)};
+    const std::vector<at::Tensor> all = {at::empty({kRanks, 2, 3}, own[0].options()),
+                                         at::empty({kRanks * 5}, own[0].options())};
+    group.all_gather_into_coalesced(all, own, options)->wait();
+    expect_equal(all[0].cpu(), all_inputs(kRanks, {2, 3}, at::kFloat).to(at::kFloat), "first");
+    expect_equal(all[1].cpu(), all_inputs(kRanks, {5}, at::kFloat).to(at::kFloat).view(-1), "last");
+
+    const std::vector<at::Tensor> whole = {input_of(rank, {6}, at::kFloat).to(device),
+                                           input_of(rank, {12}, at::kFloat).to(device)};
+    const std::vector<at::Tensor> parts = {at::empty({2}, own[0].options()),
+                                           at::empty({4}, own[0].options())};
+    group.reduce_scatter_into_coalesced(parts, whole, {.op = ReduceOp::Sum}, options)->wait();
+    for (std::size_t i = 0; i < 2; ++i) {
+      const std::int64_t numel = parts[i].numel();
+      expect_equal(parts[i].cpu(),
+                   reduced(kRanks, {numel * kRanks}, at::kFloat, ReduceOp::Sum)
+                       .narrow(0, numel * rank, numel),
+                   "reduced");
+    }
+  });
+  REQUIRE(races_text() == "");
+}

@@ -32,7 +32,7 @@ def _on_all_ranks(original):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         groups = _registry.deciding(parameters)
         if groups:
-            _scaler.agree(found, groups)
+            _scaler.agree(found, groups, parameters[0].device)
         return found
 
     return unscale

@@ -45,9 +45,11 @@ def _of_whole_gradients(original: Callable) -> Callable:
         groups = [place.spread() if place else None for place in found]
         if not any(groups):
             return original(tensors, norm_type, error_if_nonfinite, foreach)
-        parts = {group: _clip.Part(group) for group in groups}
+        parts: dict[tuple, _clip.Part] = {}
         for tensor, place, group in zip(tensors, found, groups, strict=True):
-            parts[group].add(place.own(tensor) if group else tensor)
+            key = group, tensor.device
+            part = parts.setdefault(key, _clip.Part(*key))
+            part.add(place.own(tensor) if group else tensor)
         return _clip.total_norm(parts.values(), float(norm_type), error_if_nonfinite)
 
     return total_norm

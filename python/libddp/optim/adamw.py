@@ -41,7 +41,7 @@ class AdamW(torch.optim.AdamW):
         StateError: (a RuntimeError) the model has a communication hook, sparse gradients, or
             another sharded optimizer; at the step: gradients that have not been averaged.
         ArgumentError: at the step: a parameter that is not a
-            dense floating-point tensor on the CPU.
+            dense floating-point tensor with memory.
 
     Note:
         With `shard_over`, step() is a collective, and so is state_dict() between hosts (on one
@@ -104,10 +104,10 @@ class AdamW(torch.optim.AdamW):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """A state of torch's AdamW or of this one, saved by any number of ranks."""
         super().load_state_dict(state_dict)
-        for entries in self.state.values():
-            if "step" in entries:  # torch's AdamW counts in the default dtype
+        for parameter, entries in self.state.items():
+            if "step" in entries:  # torch's AdamW counts in the default dtype, on the host
                 entries["step"] = torch.as_tensor(
-                    entries["step"], dtype=torch.float32, device="cpu"
+                    entries["step"], dtype=torch.float32, device=parameter.device
                 )
         if self._shards is not None:
             self._shards.cut(self.state)

@@ -20,9 +20,10 @@ _C = load()
 
 def clip(listed, spread, max_norm, norm_type, error_if_nonfinite=False, foreach=None):
     """Scales the gradients of `listed`, each spread over a group or None; the norm before."""
-    parts = {group: Part(group) for group in spread}
+    parts: dict[tuple, Part] = {}
     for parameter, group in zip(listed, spread, strict=True):
-        parts[group].add_gradient(parameter)
+        key = group, parameter.device
+        parts.setdefault(key, Part(*key)).add_gradient(parameter)
     total = total_norm(parts.values(), float(norm_type), error_if_nonfinite)
     torchs._clip_grads_with_norm_(listed, max_norm, total, foreach)
     return total
@@ -33,10 +34,11 @@ def listed_of(tensors) -> list[torch.Tensor]:
 
 
 class Part:
-    """Gradients of which the ranks of one group have a part each; or, without one, all."""
+    """Gradients on one device of which the ranks of one group have a part each; or, without one,
+    all."""
 
-    def __init__(self, group) -> None:
-        self.group = group
+    def __init__(self, group, device: torch.device) -> None:
+        self.group, self.device = group, device
         #: None where this rank has no gradient.
         self._entries: list[torch.Tensor | None] = []
         self._dtypes: list[torch.dtype] = []
@@ -57,7 +59,8 @@ class Part:
 
     def for_norm(self) -> tuple:
         """What libddp/module/grad_norm.h makes a norm of."""
-        return self.group, functools.reduce(torch.promote_types, self._dtypes), self._entries
+        dtype = functools.reduce(torch.promote_types, self._dtypes)
+        return self.group, dtype, self._entries, self.device
 
 
 def total_norm(parts: Iterable[Part], norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:

@@ -7,7 +7,12 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, ShardingStrategy
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    ShardingStrategy,
+)
 from torch.distributed.utils import _get_root_modules
 
 from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler
@@ -39,15 +44,15 @@ def fully_shard(
     plain tensors.
 
     Args:
-        module: parameters on the CPU; or all on the meta device, which get memory and values later,
-            by `to_empty` and an initialisation, or by loading a state dict. The modules of a list
-            become one unit.
+        module: parameters on the CPU or a GPU; or all on the meta device, which get memory and
+            values later, by `to_empty` and an initialisation, or by loading a state dict. The
+            modules of a list become one unit.
         mesh: one dimension (shard) or two (replicate, shard); None = the default group,
             which is made from the environment if there is none.
         reshard_after_forward: gathered parameters are freed between forward and backward; None =
             all but the root's. A number (torch: reshard to a smaller group) counts as True.
         mp_policy: MixedPrecisionPolicy.
-        offload_policy: parameters are on the CPU anyway.
+        offload_policy: without effect on the CPU, not supported on GPUs.
         ignored_params: are left alone.
         shard_placement_fn: gives torch.distributed.tensor.Shard(dim) for a parameter, or None for
             dim 0; other dimensions than 0 must be divisible by the number of ranks.
@@ -68,10 +73,13 @@ def fully_shard(
         >>> fully_shard(model)                                         # doctest: +SKIP
     """
     modules = _modules_of(module, dp_mesh_dims)
+    device_type = _modules.device_type_of(modules)
     sharding = _sharding_of(
-        mesh, mp_policy or MixedPrecisionPolicy(), shard_placement_fn, use_dtensor
+        mesh, mp_policy or MixedPrecisionPolicy(), shard_placement_fn, use_dtensor, device_type
     )
     sharding.keep_unsharded = reshard_after_forward is False
+    for each in modules:
+        _modules.refuse_offload(each, isinstance(offload_policy, CPUOffloadPolicy))
     ignored = list(ignored_params or ())
     parameters = _wrapped_module.own_parameters_of(modules, ignored)
     name = ", ".join(type(each).__name__ for each in modules)
@@ -84,7 +92,7 @@ def fully_shard(
     return module
 
 
-def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> Sharding:
+def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool, device_type: str) -> Sharding:
     if shard_placement_fn is not None and not use_dtensor:
         raise ArgumentError(
             "libddp fsdp: shard_placement_fn needs DTensors: plain tensors are cut into rows. "
@@ -94,7 +102,7 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool) -> Shardin
         init_process_group()
     is_hybrid = mesh is not None and mesh.ndim == 2
     strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD
-    groups = _process_groups.groups_of(None, mesh, strategy)
+    groups = _process_groups.groups_of(None, mesh, strategy, device_type)
     shard, replicate = groups.natives()
     return Sharding(
         shard=shard,

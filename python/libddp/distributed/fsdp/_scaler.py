@@ -6,10 +6,9 @@ import torch
 import torch.distributed as dist
 
 
-def agree(found: dict[torch.device, torch.Tensor], groups: list) -> None:
-    """Infinite on all ranks if on one; `found` is the scaler's own record."""
-    device = torch.device("cpu")
+def agree(found: dict[torch.device, torch.Tensor], groups: list, device: torch.device) -> None:
+    """Infinite on all ranks if on one; `found` is the scaler's own record, of one device."""
     if device not in found:
-        found[device] = torch.zeros((), device="cpu")
+        found[device] = torch.zeros((), device=device)
     for group in groups:
         group.all_reduce(found[device], op=dist.ReduceOp.MAX)

@@ -53,13 +53,13 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
     optimizer may be built before or after wrapping, and in groups by `p.dim()`.
 
     Args:
-        module: the model, or a part of it; parameters on the CPU, or on the meta device together
-            with `param_init_fn` or modules that have `reset_parameters`.
+        module: the model, or a part of it; parameters on the CPU or a GPU, or on the meta device
+            together with `param_init_fn` or modules that have `reset_parameters`.
         process_group: a group of libddp, of torch on backend "libddp", a (shard, replicate) tuple
             for HYBRID_SHARD; None = the default group.
         sharding_strategy: FULL_SHARD (None), SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD,
             _HYBRID_SHARD_ZERO2.
-        cpu_offload: CPUOffload or bool; parameters are on the CPU anyway.
+        cpu_offload: CPUOffload or bool; without effect on the CPU, not supported on GPUs.
         auto_wrap_policy: which modules under `module` become units of their own: a policy of
             libddp.distributed.fsdp.wrap, or a function (module, recurse, nonwrapped_numel).
         backward_prefetch: BACKWARD_PRE, BACKWARD_POST (gathers as late, without effect on one
@@ -69,7 +69,8 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
             precision.
         ignored_modules, ignored_states: modules (or parameters) that are left alone.
         param_init_fn: called with each module that has parameters on the meta device.
-        device_id: a CPU device or None.
+        device_id: where the module goes before it is sharded, and where parameters on the meta
+            device get their memory; None = where it is.
         sync_module_states: start from rank 0's parameters and buffers.
         forward_prefetch: gather the next unit while one computes its forward.
         limit_all_gathers: without effect: there are never more than two gathered units waiting.
@@ -112,10 +113,11 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
     ) -> None:
         super().__init__()
         strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
-        groups = _process_groups.groups_of(process_group, device_mesh, strategy)
+        device = _modules.device_of(device_id)
+        device_type = _modules.device_type_of([module], device)
+        groups = _process_groups.groups_of(process_group, device_mesh, strategy, device_type)
         shard, replicate = groups.natives()
         precision = mixed_precision or MixedPrecision()
-        _modules.check_device(device_id)
         _modules.warn_of_container(module)
         ignored = _modules.Ignored.of(module, ignored_modules, ignored_states)
         if auto_wrap_policy is not None:
@@ -147,7 +149,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         self.limit_all_gathers = limit_all_gathers
         self.rank = dist.get_rank()
         self.world_size = native(shard or replicate).size()
-        _modules.materialise(module, param_init_fn, ignored)
+        _modules.place(module, device, param_init_fn, ignored, self.cpu_offload)
         parameters = _wrapped_module.own_parameters(module, ignored.parameters)
         if sync_module_states:
             _modules.take_from_first(parameters, module, shard, replicate)

@@ -92,7 +92,9 @@ def whole_of(value: Any) -> Any:
         return value.full_tensor()
     if not isinstance(value, ShardedTensor):
         return value
-    whole, group = torch.empty(value.size(), dtype=value.dtype, device="cpu"), value._process_group
+    group = value._process_group
+    kind = value.metadata().shards_metadata[0].placement.device().type
+    whole = torch.empty(value.size(), dtype=value.dtype, device=kind)
     value.gather(0, whole if dist.get_rank(group) == 0 else None)
     dist.broadcast(whole, group=group, group_src=0)
     return whole

@@ -44,7 +44,7 @@ def as_sharded_tensor(tensor: torch.Tensor, spec: ShardSpec) -> ShardedTensor:
     group = spec.sharding.process_group
     ranks = dist.get_process_group_ranks(group)
     metadata = [
-        ShardMetadata(offsets, sizes, f"rank:{ranks[rank]}/{tensor.device}")
+        ShardMetadata(offsets, sizes, _place_of(ranks[rank], rank == spec.rank, tensor))
         for rank, (offsets, sizes) in enumerate(_chunks(spec))
     ]
     properties = TensorProperties(dtype=tensor.dtype, requires_grad=False)
@@ -53,6 +53,15 @@ def as_sharded_tensor(tensor: torch.Tensor, spec: ShardSpec) -> ShardedTensor:
     return ShardedTensor._init_from_local_shards_and_global_metadata(
         own, ShardedTensorMetadata(metadata, spec.shape, properties), process_group=group
     )
+
+
+def _place_of(global_rank: int, is_own: bool, tensor: torch.Tensor) -> str:
+    """Where a rank has its part: as torch has it, ranks of one host on one device each."""
+    device = tensor.device
+    if not is_own and device.index is not None:
+        count = torch.get_device_module(device).device_count()
+        device = torch.device(device.type, global_rank % count)
+    return f"rank:{global_rank}/{device}"
 
 
 def is_sharded(value: Any) -> bool:

@@ -68,6 +68,18 @@ def is_sharded(kind: StateDictType) -> bool:
     return kind is StateDictType.SHARDED_STATE_DICT
 
 
+def offloaded(state, config):
+    """`state` with its tensors on the CPU, where the configuration wants them there."""
+    if not getattr(config, "offload_to_cpu", False):
+        return state
+    if torch.is_tensor(state):
+        return state if state.device.type == "cpu" else state.cpu()
+    if isinstance(state, dict):
+        for key, value in state.items():
+            state[key] = offloaded(value, config)
+    return state
+
+
 def wants_result(config, rank: int) -> bool:
     """Whether this rank gets the full state dict."""
     return not (getattr(config, "rank0_only", False) and rank != 0)

@@ -49,7 +49,7 @@ class StateMethods:
             _sharded_tensors.convert_all(state, self, prefix, self._state_dict_config)
             if _state_dict.is_sharded(self._state_dict_type):
                 _state_dict.restore_buffers(state, prefix, self._buffer_dtypes)
-            return state
+            return _state_dict.offloaded(state, self._state_dict_config)
         with summoned(self._wrapped, keep=False) as is_outermost:
             state = super().state_dict(*args, **kwargs)
             _state_dict.without_prefix(state, prefix)
@@ -58,7 +58,7 @@ class StateMethods:
                 _state_dict.keep_copies(state, prefix)
         if not _state_dict.wants_result(self._state_dict_config, self.rank):
             _state_dict.drop(state, self, prefix)
-        return state
+        return _state_dict.offloaded(state, self._state_dict_config)
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
         """The opposite of state_dict: whole tensors, shards or DTensors; collective.
@@ -162,8 +162,11 @@ class StateMethods:
             _refuse_local(root)
             if _state_dict.is_sharded(root._state_dict_type):
                 config = root._optim_state_dict_config
-                return _optim_state.sharded_state(model, optim, optim_state_dict, config)
+                sharded = _optim_state.sharded_state(model, optim, optim_state_dict, config)
+                return _state_dict.offloaded(sharded, config)
         full = _optim_state.full_state(model, optim, optim_state_dict)
+        for root in roots:
+            full = _state_dict.offloaded(full, root._optim_state_dict_config)
         if all(_state_dict.wants_result(r._optim_state_dict_config, r.rank) for r in roots):
             return full
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -68,14 +68,76 @@ class Ignored:
         return Ignored(all_modules, parameters)
 
 
-def check_device(device) -> None:
-    """Refuses what is not a CPU."""
-    if device is None or torch.device(device).type == "cpu":
-        return
-    raise ArgumentError(
-        f"libddp fsdp: device_id={device!r}: modules are sharded on the CPU only so far. "
-        "Hint: leave device_id out."
-    )
+def device_of(device_id) -> torch.device | None:
+    """The argument device_id; refuses a device that is not there."""
+    if device_id is None:
+        return None
+    device = torch.device(device_id)
+    if device.type == "cpu":
+        return device
+    there = torch.get_device_module(device) if _is_accelerator(device) else None
+    if there is None or (device.index or 0) >= there.device_count():
+        raise ArgumentError(
+            f"libddp fsdp: device_id={device_id!r}: there is no such device, modules are sharded "
+            f"on {'the CPU only' if there is None else f'{there.device_count()} devices'} here. "
+            "Hint: leave device_id out to shard a module where its parameters are."
+        )
+    if device.index is None:
+        device = torch.device(device.type, there.current_device())
+    return device
+
+
+def device_type_of(modules: Iterable[torch.nn.Module], device: torch.device | None = None) -> str:
+    """Where these modules will be sharded: the type of `device`, or that of their parameters."""
+    if device is not None:
+        return device.type
+    tensors = (p for module in modules for p in module.parameters())
+    return next((p.device.type for p in tensors if not p.is_meta), "cpu")
+
+
+def _is_accelerator(device: torch.device) -> bool:
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found is not None and found.type == device.type
+
+
+def place(
+    module: torch.nn.Module,
+    device: torch.device | None,
+    init: Callable | None,
+    ignored: Ignored,
+    offload: CPUOffload,
+) -> None:
+    """Parameters and buffers have values afterwards, on the device if there is one."""
+    materialise(module, init, ignored, device)
+    move(module, device, ignored)
+    refuse_offload(module, offload.offload_params)
+
+
+def move(module: torch.nn.Module, device: torch.device | None, ignored: Ignored) -> None:
+    """Parameters and buffers that have values go to the device, in the same objects."""
+    for part in module.modules() if device is not None else ():
+        if part in ignored.modules:
+            continue
+        for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+            if tensor.is_meta or tensor.device == device or tensor in ignored.parameters:
+                continue
+            with torch.no_grad():
+                _move_one(tensor, device)
+
+
+def _move_one(tensor: torch.Tensor, device: torch.device) -> None:
+    grad = tensor.grad
+    tensor.grad = None
+    moved = tensor.detach().to(device)
+    if torch._has_compatible_shallow_copy_type(tensor, moved):
+        tensor.data = moved
+    else:
+        if isinstance(tensor, torch.nn.Parameter):
+            moved = torch.nn.Parameter(moved, tensor.requires_grad)
+        moved.__dict__.update(tensor.__dict__)
+        torch.utils.swap_tensors(tensor, moved)
+    if grad is not None:
+        tensor.grad = grad.to(device)
 
 
 def offload_of(cpu_offload: CPUOffload | bool | None) -> CPUOffload:
@@ -83,6 +145,16 @@ def offload_of(cpu_offload: CPUOffload | bool | None) -> CPUOffload:
     if isinstance(cpu_offload, CPUOffload):
         return cpu_offload
     return CPUOffload(offload_params=bool(cpu_offload))
+
+
+def refuse_offload(module: torch.nn.Module, wanted: bool) -> None:
+    """Shards of parameters on a device stay there."""
+    on_device = next((p for p in module.parameters() if p.device.type not in ("cpu", "meta")), None)
+    if wanted and on_device is not None:
+        raise ArgumentError(
+            f"libddp fsdp: parameters are on {on_device.device}, and cannot be offloaded to the "
+            "CPU. Hint: leave out the offloading, or shard the module on the CPU."
+        )
 
 
 def is_container(module: torch.nn.Module) -> bool:
@@ -101,8 +173,13 @@ def warn_of_container(module: torch.nn.Module) -> None:
         )
 
 
-def materialise(module: torch.nn.Module, init: Callable | None, ignored: Ignored) -> None:
-    """Gives parameters on the meta device memory and values."""
+def materialise(
+    module: torch.nn.Module,
+    init: Callable | None,
+    ignored: Ignored,
+    device: torch.device | None = None,
+) -> None:
+    """Gives parameters on the meta device memory and values; on the device, None = the CPU."""
     if init is not None and not callable(init) and any(p.is_meta for p in module.parameters()):
         raise ArgumentError(
             f"libddp fsdp: param_init_fn: expected {init!r} to be callable, but got a "
@@ -118,7 +195,7 @@ def materialise(module: torch.nn.Module, init: Callable | None, ignored: Ignored
         if init is not None:
             init(part)
         elif hasattr(part, "reset_parameters"):
-            part.to_empty(device="cpu", recurse=False)
+            part.to_empty(device=device or "cpu", recurse=False)
             with torch.no_grad():
                 part.reset_parameters()
         else:

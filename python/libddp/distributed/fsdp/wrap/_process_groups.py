@@ -37,8 +37,10 @@ class Groups:
         return tuple(None if group is None else native(group) for group in groups)
 
 
-def groups_of(process_group, device_mesh, strategy: ShardingStrategy) -> Groups:
-    """The groups that torch's arguments mean.
+def groups_of(
+    process_group, device_mesh, strategy: ShardingStrategy, device_type: str = "cpu"
+) -> Groups:
+    """The groups that torch's arguments mean; of a model on devices of this type.
 
     Raises:
         ArgumentError: arguments that exclude each other, a group that is not libddp's.
@@ -48,7 +50,7 @@ def groups_of(process_group, device_mesh, strategy: ShardingStrategy) -> Groups:
             "libddp fsdp: process_group and device_mesh exclude each other. Hint: pass one."
         )
     if strategy in _HYBRID:
-        return _hybrid(process_group, device_mesh)
+        return _hybrid(process_group, device_mesh, device_type)
     if device_mesh is not None:
         if device_mesh.ndim != 1:
             raise ArgumentError(
@@ -63,7 +65,7 @@ def groups_of(process_group, device_mesh, strategy: ShardingStrategy) -> Groups:
         )
     native(process_group)  # raises where it is not libddp's
     group = process_group or dist.group.WORLD
-    mesh = device_mesh or DeviceMesh.from_group(group, "cpu")
+    mesh = device_mesh or DeviceMesh.from_group(group, device_type)
     if strategy is ShardingStrategy.NO_SHARD:
         return Groups(None, group, mesh)
     return Groups(group, None, mesh)
@@ -74,7 +76,7 @@ def keeps_unsharded(strategy: ShardingStrategy) -> bool:
     return strategy in _KEEP
 
 
-def _hybrid(process_group, device_mesh) -> Groups:
+def _hybrid(process_group, device_mesh, device_type: str) -> Groups:
     if device_mesh is not None:
         if device_mesh.ndim != 2:
             raise ArgumentError(
@@ -94,10 +96,10 @@ def _hybrid(process_group, device_mesh) -> Groups:
             "libddp fsdp: HYBRID_SHARD shards over one group and replicates over another. Hint: "
             "pass both as a tuple, a device_mesh, or None for hosts (LOCAL_WORLD_SIZE)."
         )
-    return _by_host()
+    return _by_host(device_type)
 
 
-def _by_host() -> Groups:
+def _by_host(device_type: str) -> Groups:
     """Shards inside a host, replicates between hosts, as the launcher has placed the ranks."""
     world, local = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     if local < 1 or world % local:
@@ -106,4 +108,4 @@ def _by_host() -> Groups:
             f"LOCAL_WORLD_SIZE={os.environ.get('LOCAL_WORLD_SIZE')!r} does not divide the {world} "
             "ranks. Hint: start with libddp run or torchrun, or pass groups or a device_mesh."
         )
-    return Groups.of(dist.init_device_mesh("cpu", (world // local, local)))
+    return Groups.of(dist.init_device_mesh(device_type, (world // local, local)))

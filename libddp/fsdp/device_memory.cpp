@@ -1,0 +1,146 @@
+#include "libddp/fsdp/device_memory.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace libddp {
+namespace {
+
+/// A tensor of a storage that has no memory yet.
+at::Tensor flat_over(const c10::Storage& storage, std::int64_t numel, at::ScalarType dtype) {
+  return at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()))
+      .set_(storage, 0, {numel}, {1});
+}
+
+}  // namespace
+
+DeviceMemory::DeviceMemory(Spec spec, std::shared_ptr<DeviceBuffers> pool)
+    : FlatMemory(std::move(spec)), pool_(std::move(pool)), filled_in_(spec_.device) {
+  const c10::NoGradGuard no_grad;
+  const FlatLayout& layout = spec_.layout;
+  const at::TensorOptions options = at::TensorOptions().dtype(spec_.dtype).device(spec_.device);
+  make_own_block(spec_.group
+                     ? spec_.group->allocate({layout.block_numel()}, spec_.dtype, spec_.device)
+                     : at::empty({layout.block_numel()}, options));
+  own_block().zero_();
+  storage_ = borrowed_storage(layout.whole_numel());
+  gathered_ = places_in_whole();
+  if (computes_low()) low_storage_ = borrowed_storage(layout.block_numel());
+  sent_ =
+      parts_of(computes_low() ? flat_over(low_storage_, layout.block_numel(), spec_.compute_dtype)
+                              : own_block());
+}
+
+// What is under way keeps its memory.
+DeviceMemory::~DeviceMemory() {
+  if (!work_ || !whole_ || !whole_->users.is_empty()) return;
+  work_->on_complete([whole = whole_->bytes, low = low_ ? low_->bytes : at::Tensor()](Work&) {});
+}
+
+std::vector<at::Tensor> DeviceMemory::parts_of(const at::Tensor& block) const {
+  std::vector<at::Tensor> parts;
+  for (std::size_t i = 0; i < spec_.layout.size(); ++i) {
+    const std::int64_t chunk = spec_.layout.chunk_numel(i);
+    if (chunk > 0) parts.push_back(block.narrow(0, spec_.layout.shard_offset(i), chunk));
+  }
+  return parts;
+}
+
+std::vector<at::Tensor> DeviceMemory::places_in_whole() const {
+  const at::Tensor whole = flat_over(storage_, spec_.layout.whole_numel(), spec_.compute_dtype);
+  std::vector<at::Tensor> places;
+  for (std::size_t i = 0; i < spec_.layout.size(); ++i) {
+    const std::int64_t numel = spec_.layout.chunk_numel(i) * world_size();
+    if (numel > 0) places.push_back(whole.narrow(0, spec_.layout.offset(i), numel));
+  }
+  return places;
+}
+
+// Before anything is sent: who has no memory may go on when there is some.
+DeviceBuffer DeviceMemory::take(std::int64_t numel) {
+  try {
+    return pool_->take(numel, spec_.compute_dtype);
+  } catch (c10::Error& error) {
+    error.add_context(
+        fmt::format("libddp {}: {} bytes for its parameters on {}", label(),
+                    static_cast<std::size_t>(numel) * c10::elementSize(spec_.compute_dtype),
+                    spec_.device.str()));
+    throw;
+  }
+}
+
+DeviceBuffer DeviceMemory::take_whole() {
+  DeviceBuffer buffer = take(spec_.layout.whole_numel());
+  point(storage_, buffer.bytes.data_ptr());
+  return buffer;
+}
+
+void DeviceMemory::give_whole() {
+  point(storage_, nullptr);
+  pool_->give(std::move(*whole_));
+  whole_.reset();
+}
+
+void DeviceMemory::begin_unshard() {
+  if (!whole_ && world_size() > 1) gather();
+}
+
+void DeviceMemory::gather() {
+  const c10::NoGradGuard no_grad;
+  whole_ = take_whole();
+  if (gathered_.empty()) return;
+  try {
+    if (computes_low()) {
+      low_ = take(spec_.layout.block_numel());
+      point(low_storage_, low_->bytes.data_ptr());
+      low_->as(spec_.layout.block_numel(), spec_.compute_dtype).copy_(own_block());
+    }
+    work_ =
+        spec_.group->all_gather_into_coalesced(gathered_, sent_, {.async = true, .label = label()});
+  } catch (...) {
+    low_.reset();
+    give_whole();
+    throw;
+  }
+}
+
+// The two orders of elements are one where one rank has all of them.
+void DeviceMemory::convert() {
+  const c10::NoGradGuard no_grad;
+  whole_ = take_whole();
+  const std::int64_t numel = spec_.layout.whole_numel();
+  whole_->as(numel, spec_.compute_dtype).copy_(own_block().narrow(0, 0, numel));
+  filled_in_.clear();
+  filled_in_.add_current();
+}
+
+void DeviceMemory::unshard() {
+  begin_unshard();
+  if (!whole_) convert();
+  if (!whole_->users.add_current()) return;
+  work_ ? work_->wait() : filled_in_.order_current();
+  if (!low_) return;
+  low_->users.add_current();
+  pool_->give(std::move(*low_));
+  low_.reset();
+}
+
+void DeviceMemory::note_use() {
+  if (whole_) whole_->users.add_current();
+}
+
+void DeviceMemory::reshard() {
+  if (!whole_) return;
+  // A prefetch that nobody has used.
+  if (whole_->users.is_empty()) unshard();
+  note_use();
+  work_.reset();
+  give_whole();
+}
+
+}  // namespace libddp

@@ -1,0 +1,205 @@
+"""Sharded models on the fake device, over the mock NCCL, against the same models on the CPU.
+
+Attention has another kernel there than on the CPU, so losses and norms are close and not equal; and
+AdamW makes whole steps of gradients that are rounding alone (the keys' bias).
+"""
+
+import fakegpu
+import fsdp_models as models
+import mock_nccl
+import pytest
+import ranks
+import torch
+
+pytestmark = pytest.mark.skipif(fakegpu.missing() is not None, reason=str(fakegpu.missing()))
+
+DEVICE = "fakegpu"
+STEPS_OF_ROUNDING = 0.08
+TOKENS = torch.randint(13, (4, 3, 6), generator=torch.Generator().manual_seed(3))
+
+
+def start():
+    """A group of all ranks, each with a device of its own."""
+    from libddp.distributed import get_rank, init_process_group
+
+    fakegpu.load()
+    mock_nccl.install()
+    init_process_group("libddp")
+    torch.fakegpu.set_device(get_rank())
+    fakegpu.reset()
+    return get_rank()
+
+
+def stop():
+    from libddp.distributed import destroy_process_group
+
+    assert fakegpu.races() == []
+    destroy_process_group()
+
+
+def trained(model, device, rank, clips=True):
+    """Losses of some steps, and norms."""
+    from libddp.optim import AdamW
+
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    found = []
+    for batch in TOKENS.to(device):
+        optimizer.zero_grad()
+        _, loss = model((batch + rank) % 13)
+        loss.backward()
+        found.append(loss.detach().cpu())
+        if clips:
+            found.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).cpu())
+        optimizer.step()
+    return found
+
+
+def whole(model):
+    return {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+
+
+def require_close(found, wanted, tolerance=1e-5):
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def wrapped(arguments, tolerance=1e-5):
+    rank = start()
+    on_device = models.wrap(device_id=torch.device(DEVICE, rank), **arguments)
+    assert {p.device.type for p in on_device.parameters()} == {DEVICE}
+    on_host = models.wrap(**arguments)
+    on_both = trained(on_device, DEVICE, rank), trained(on_host, "cpu", rank)
+    require_close(*on_both, tolerance)
+    states = whole(on_device), whole(on_host)
+    require_close(states[0].values(), states[1].values(), STEPS_OF_ROUNDING)
+    on_device.load_state_dict(states[1])
+    stop()
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
+def test_the_class_trains_as_on_the_host(strategy):
+    from torch.distributed.fsdp import ShardingStrategy
+
+    ranks.run(wrapped, 2, {"sharding_strategy": ShardingStrategy[strategy]})
+
+
+def test_the_class_in_lower_precision():
+    from torch.distributed.fsdp import MixedPrecision
+
+    precision = MixedPrecision(torch.bfloat16, reduce_dtype=torch.float32)
+    ranks.run(wrapped, 2, {"mixed_precision": precision}, 0.05)
+
+
+def functional(use_dtensor):
+    rank = start()
+    plain = models.build().to(DEVICE)
+    plain.head.weight = plain.embedding.weight  # the move has made two of them
+    on_device = models.shard(plain, use_dtensor=use_dtensor)
+    on_host = models.shard(use_dtensor=use_dtensor)
+    clips = not use_dtensor  # torch's own norm of DTensors is a collective of torch's
+    on_both = trained(on_device, DEVICE, rank, clips), trained(on_host, "cpu", rank, clips)
+    require_close(*on_both)
+    parts = [list(model.parameters()) for model in (on_device, on_host)]
+    for one, other in zip(*parts, strict=True):
+        one, other = (getattr(p, "_local_tensor", p).detach().cpu() for p in (one, other))
+        require_close([one], [other], STEPS_OF_ROUNDING)
+    stop()
+
+
+@pytest.mark.parametrize("use_dtensor", [False, True])
+def test_the_function(use_dtensor):
+    ranks.run(functional, 2, use_dtensor)
+
+
+def states(folder):
+    """Snapshots and optimizer states of a model on the device, loaded into one on the host."""
+    rank = start()
+    from libddp.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from libddp.distributed.fsdp import load_snapshot, save_snapshot
+
+    from libddp.optim import AdamW
+
+    pairs = []
+    for device in (torch.device(DEVICE, rank), torch.device("cpu")):
+        model = models.wrap(models.build(), device_id=device)
+        pairs.append((model, AdamW(model.parameters(), lr=0.01)))
+    (model, optimizer), (other, other_optimizer) = pairs
+    model(TOKENS[0].to(DEVICE))[1].backward()
+    optimizer.step()
+    save_snapshot(folder, model, optimizer, {"step": 1})
+    assert load_snapshot(folder, other, other_optimizer) == {"step": 1}
+    for one, copy in zip(whole(model).values(), whole(other).values(), strict=True):
+        assert torch.equal(one, copy)
+    full = FSDP.optim_state_dict(model, optimizer)
+    assert {t.device.type for s in full["state"].values() for t in s.values()} == {"cpu"}
+    optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, full))
+    for parameter, entries in optimizer.state.items():
+        assert {tensor.device for tensor in entries.values()} == {parameter.device}
+    optimizer.step()
+    stop()
+
+
+def test_states_go_round(tmp_path):
+    ranks.run(states, 2, str(tmp_path / "snapshot"))
+
+
+def deferred():
+    rank = start()
+    device = torch.device(DEVICE, rank)
+    model = models.wrap(models.on_meta(), device_id=device, param_init_fn=init)
+    assert {p.device for p in model.parameters()} == {device}
+    first = whole(models.wrap(models.build(), device_id=device, sync_module_states=True))
+    model.load_state_dict(first)
+    for one, other in zip(whole(model).values(), first.values(), strict=True):
+        assert torch.equal(one, other)
+    stop()
+
+
+def init(module):
+    module.to_empty(device=DEVICE, recurse=False)
+    models.reset(module)
+
+
+def test_parameters_on_the_meta_device_get_memory_on_the_device():
+    ranks.run(deferred, 2)
+
+
+def mistakes():
+    rank = start()
+    device = torch.device(DEVICE, rank)
+    with pytest.raises(ValueError, match="cannot be offloaded"):
+        models.wrap(models.build(), device_id=device, cpu_offload=True)
+    with pytest.raises(ValueError, match="on 4 devices here"):
+        models.wrap(models.build(), device_id=torch.device(DEVICE, 7))
+    stop()
+
+
+def test_mistakes_are_named():
+    ranks.run(mistakes, 2)
+
+
+def scaled():
+    rank = start()
+    from libddp.optim import AdamW
+
+    model = models.wrap(models.build(), device_id=torch.device(DEVICE, rank))
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=8.0)
+    before = whole(model)
+    for step in range(2):
+        optimizer.zero_grad()
+        scaler.scale(model(TOKENS[step].to(DEVICE))[1]).backward()
+        if step == 0 and rank == 1:
+            next(p for p in model.parameters() if p.numel()).grad.fill_(float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        changed = any(not torch.equal(t, before[name]) for name, t in whole(model).items())
+        assert changed == (step == 1), "the first step is skipped on both ranks"
+        assert scaler.get_scale() == 4.0
+    counts = {entries["step"].item() for entries in optimizer.state.values()}
+    assert counts == {1.0}
+    stop()
+
+
+def test_a_scaler_decides_for_all_ranks():
+    ranks.run(scaled, 2)
