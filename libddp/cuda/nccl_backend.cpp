@@ -247,7 +247,7 @@ WorkPtr NcclBackend::all_reduce(BackendCall call, const at::Tensor& tensor, doub
 WorkPtr NcclBackend::reduce(BackendCall call, const at::Tensor& tensor, int root, double scale) {
   const bool is_root = root == identity_.rank;
   if (is_root) {
-    prepare_reduction(call, tensor, scale);
+    prepare_reduction(call, {tensor}, scale);
   } else if (const std::string why = nccl_refusal(call.description); !why.empty()) {
     throw ArgumentError(fmt::format("{}: {}.", where(call), why));
   }

@@ -2,16 +2,16 @@
 
 #include <ATen/TensorOperators.h>
 
-#include "libddp/fsdp/device_gradients.h"
-#include "libddp/fsdp/host_gradients.h"
+#include "libddp/fsdp/device_gradient_store.h"
+#include "libddp/fsdp/host_gradient_store.h"
 
 namespace libddp {
 
 std::unique_ptr<GradientStore> GradientStore::make(const FlatSpec& spec,
                                                    const std::shared_ptr<BufferPool>& pool,
                                                    AccumulatedGradients& accumulated) {
-  if (spec.is_on_device()) return std::make_unique<DeviceGradients>(spec, accumulated);
-  return std::make_unique<HostGradients>(spec, pool, accumulated);
+  if (spec.is_on_device()) return std::make_unique<DeviceGradientStore>(spec, accumulated);
+  return std::make_unique<HostGradientStore>(spec, pool, accumulated);
 }
 
 void GradientStore::install_block(const at::Tensor& result, const std::vector<bool>& averaged) {

@@ -1,8 +1,8 @@
 #pragma once
 
 // The memory of a pass's gradients, from autograd's whole tensors to this rank's part of the
-// averages, and the collective between the two. On the host: host_gradients.h; on a device:
-// device_gradients.h. FlatGradient knows which gradients have come and who gets an average.
+// averages, and the collective between the two. On the host: host_gradient_store.h; on a device:
+// device_gradient_store.h. FlatGradient knows which gradients have come and who gets an average.
 //
 //   add of each --> begin_reduction --> reduce --> collect --> end_reduction --> install
 //

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "libddp/group/backend_registry.h"
+#include "libddp/watchdog/flight_log_json.h"
 
 namespace libddp {
 
@@ -123,6 +124,33 @@ void ProcessGroup::State::shut_down() {
   }
   backend->shutdown();
   if (interrupt) std::rethrow_exception(interrupt);
+}
+
+std::string ProcessGroup::State::flight_log() const {
+  std::string reason;
+  try {
+    if (const auto error = backend->failure()) std::rethrow_exception(error);
+  } catch (const Error& error) {
+    reason = error.what();
+  }
+  const FlightRecorder* const recorder = backend->flight_recorder();
+  return recorder ? flight_log_json(*recorder, identity, reason) : "{}";
+}
+
+ProcessGroup::Options ProcessGroup::State::options_of_part(const std::vector<int>& ranks, int rank,
+                                                           const std::string& name) const {
+  Options part;
+  part.rank = rank;
+  part.world_size = static_cast<int>(ranks.size());
+  part.name = name;
+  part.timeout = timeout.load();
+  part.host_identity = options.host_identity;
+  part.inter = options.inter;
+  part.links = options.links;
+  for (const int member : ranks) {
+    part.global_ranks.push_back(global_ranks[static_cast<std::size_t>(member)]);
+  }
+  return part;
 }
 
 at::Tensor ProcessGroup::State::flat_like(const at::Tensor& wire, std::int64_t numel) const {

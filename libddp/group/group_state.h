@@ -97,6 +97,9 @@ struct ProcessGroup::State {
   /// is then done on every rank.
   std::optional<c10::Device> device_of_barrier() const;
   void shut_down();
+  std::string flight_log() const;
+  /// Of a group of some of this one's ranks, in which this rank is `rank`.
+  Options options_of_part(const std::vector<int>& ranks, int rank, const std::string& name) const;
 
   /// Flat tensor for `numel` elements as they travel: in the arena, or on the device.
   at::Tensor flat_like(const at::Tensor& wire, std::int64_t numel) const;

@@ -17,7 +17,6 @@
 #include "libddp/group/group_options.h"
 #include "libddp/group/group_state.h"
 #include "libddp/group/own_exchange.h"
-#include "libddp/watchdog/flight_log_json.h"
 
 namespace libddp {
 ProcessGroup::ProcessGroup(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -63,8 +62,7 @@ Group ProcessGroup::over(std::unique_ptr<Backend> backend, Options options) {
 }
 
 void ProcessGroup::use_for_devices(std::unique_ptr<Backend> backend) {
-  const CallSite site = state_->enter("use_for_devices");
-  state_->take_device_backend(site, std::move(backend));
+  state_->take_device_backend(state_->enter("use_for_devices"), std::move(backend));
 }
 
 void ProcessGroup::connect(c10::Device device) {
@@ -74,9 +72,7 @@ void ProcessGroup::connect(c10::Device device) {
   state_->backend_for(device).connect(device);
 }
 
-bool ProcessGroup::has_device_backend() const {
-  return state_->known_device_backend.load() != nullptr;
-}
+bool ProcessGroup::has_device_backend() const { return state_->known_device_backend != nullptr; }
 
 bool ProcessGroup::moves(c10::DeviceType type) const { return state_->moves(type); }
 
@@ -549,9 +545,8 @@ at::Tensor ProcessGroup::allocate_shared(at::IntArrayRef sizes, at::ScalarType d
 }
 
 bool ProcessGroup::is_in_arena(const at::Tensor& tensor) const {
-  if (tensor.device().is_cpu()) return state_->backend->is_in_arena(tensor);
-  const Backend* const device = state_->known_device_backend.load();
-  return device != nullptr && device->is_in_arena(tensor);
+  const bool is_here = tensor.device().is_cpu() || has_device_backend();
+  return is_here && state_->backend_for(tensor.device()).is_in_arena(tensor);
 }
 
 Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name) {
@@ -559,17 +554,7 @@ Group ProcessGroup::split(const std::vector<int>& ranks, const std::string& name
   check_part(site, ranks);
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   if (own == ranks.end()) return nullptr;
-  Options options;
-  options.rank = static_cast<int>(own - ranks.begin());
-  options.world_size = static_cast<int>(ranks.size());
-  options.name = name;
-  options.timeout = timeout();
-  options.host_identity = state_->options.host_identity;
-  options.inter = state_->options.inter;
-  options.links = state_->options.links;
-  for (const int rank : ranks) {
-    options.global_ranks.push_back(state_->global_ranks[static_cast<std::size_t>(rank)]);
-  }
+  Options options = state_->options_of_part(ranks, static_cast<int>(own - ranks.begin()), name);
   if (state_->store) return create(state_->store, std::move(options));
   std::unique_ptr<Backend> part =
       state_->backend->split(ranks, {options.name, options.rank, options.world_size});
@@ -602,16 +587,7 @@ void ProcessGroup::waits(std::vector<std::int64_t>& by_rank) const {
   state_->backend->add_waits(by_rank);
 }
 
-std::string ProcessGroup::flight_log() const {
-  std::string reason;
-  try {
-    if (const auto error = failure()) std::rethrow_exception(error);
-  } catch (const Error& error) {
-    reason = error.what();
-  }
-  const FlightRecorder* const recorder = state_->backend->flight_recorder();
-  return recorder ? flight_log_json(*recorder, state_->identity, reason) : "{}";
-}
+std::string ProcessGroup::flight_log() const { return state_->flight_log(); }
 
 std::exception_ptr ProcessGroup::failure() const { return state_->backend->failure(); }
 

@@ -41,7 +41,14 @@ WorkPtr joined_on_host(const std::vector<WorkPtr>& works, std::vector<at::Tensor
   return outer;
 }
 
-/// Works on a device as one: who waits waits for each.
+/// The first that is done in the order of a stream; null if there is none.
+WorkPtr first_on_device(const std::vector<WorkPtr>& works) {
+  const auto found = std::find_if(works.begin(), works.end(),
+                                  [](const WorkPtr& work) { return work->is_stream_ordered(); });
+  return found == works.end() ? nullptr : *found;
+}
+
+/// Works as one, some of them on a device: who waits waits for each.
 class StreamJoin final : public Work {
  public:
   StreamJoin(std::vector<WorkPtr> works, std::vector<at::Tensor> tensors)
@@ -51,7 +58,7 @@ class StreamJoin final : public Work {
     for (const WorkPtr& work : works_) work->wait(timeout);
   }
   bool is_stream_ordered() const override { return true; }
-  c10::Device device() const override { return works_.front()->device(); }
+  c10::Device device() const override { return first_on_device(works_)->device(); }
   void synchronize() override {
     for (const WorkPtr& work : works_) work->synchronize();
   }
@@ -124,9 +131,7 @@ WorkPtr followed_by(const WorkPtr& first, std::function<WorkPtr()> next) {
 }
 
 WorkPtr all_of(const std::vector<WorkPtr>& works, std::vector<at::Tensor> tensors) {
-  if (works.front()->is_stream_ordered()) {
-    return std::make_shared<StreamJoin>(works, std::move(tensors));
-  }
+  if (first_on_device(works)) return std::make_shared<StreamJoin>(works, std::move(tensors));
   return joined_on_host(works, std::move(tensors));
 }
 WorkPtr done(std::string description, std::vector<at::Tensor> tensors) {

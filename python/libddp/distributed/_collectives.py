@@ -2,8 +2,9 @@
 
 Signatures are torch's. A call on dense tensors of one of libddp's groups goes to the C++ group
 directly; everything else (devices that the group does not move, tensor subclasses, sparse tensors,
-foreign groups, ranks outside the group, open coalescing) is handed to torch's function of the same name, which reaches
-the same group through our c10d backend where it is ours. Results and errors are the same.
+foreign groups, ranks outside the group, open coalescing) is handed to torch's function of the same
+name, which reaches the same group through our c10d backend where it is ours. Results and errors are
+the same.
 """
 
 from __future__ import annotations

@@ -3,15 +3,14 @@
 import os
 
 import fakegpu
+import libddp.distributed as libddp
 import mock_nccl
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-
-import libddp.distributed as libddp
 from libddp.distributed._groups import native
+from torch.distributed.device_mesh import init_device_mesh
 
 pytestmark = pytest.mark.skipif(fakegpu.missing() is not None, reason=str(fakegpu.missing()))
 
@@ -27,7 +26,8 @@ def begin(backend=None, **arguments):
 
 
 def end():
-    assert fakegpu.races() == []
+    races = fakegpu.races()
+    assert not races, "\n".join(races)
     libddp.destroy_process_group()
     assert mock_nccl.live().communicators == 0
 

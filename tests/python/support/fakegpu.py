@@ -68,9 +68,8 @@ def load() -> ctypes.CDLL:
 
 def _let_libddp_move_it() -> None:
     """torch asks a backend's registration for which devices it is."""
-    from torch.distributed import Backend
-
     import libddp.distributed  # noqa: F401  registers it
+    from torch.distributed import Backend
 
     Backend.backend_capability["libddp"] = [*Backend.backend_capability["libddp"], NAME]
 

@@ -3,7 +3,7 @@
 // GradientStore on the host: gradients are copied into an array of the pool, or into the own block
 // where that is the same. Thread rule: as GradientStore.
 //
-//   HostGradients gradients(spec, pool, accumulated);
+//   HostGradientStore gradients(spec, pool, accumulated);
 
 #include <memory>
 #include <string>
@@ -14,10 +14,10 @@
 
 namespace libddp {
 
-class HostGradients final : public GradientStore {
+class HostGradientStore final : public GradientStore {
  public:
-  HostGradients(const FlatSpec& spec, const std::shared_ptr<BufferPool>& pool,
-                AccumulatedGradients& accumulated)
+  HostGradientStore(const FlatSpec& spec, const std::shared_ptr<BufferPool>& pool,
+                    AccumulatedGradients& accumulated)
       : GradientStore(spec, accumulated), array_(spec, pool) {}
 
   void add(const at::Tensor& grad, std::size_t index) override;

@@ -1,4 +1,4 @@
-#include "libddp/fsdp/device_gradients.h"
+#include "libddp/fsdp/device_gradient_store.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_foreach_copy.h>
@@ -26,13 +26,13 @@ at::Tensor shaped(const at::Tensor& tensor, const FlatLayout::Shape& shape) {
 
 }  // namespace
 
-DeviceGradients::DeviceGradients(const FlatSpec& spec, AccumulatedGradients& accumulated)
+DeviceGradientStore::DeviceGradientStore(const FlatSpec& spec, AccumulatedGradients& accumulated)
     : GradientStore(spec, accumulated),
       grads_(spec.size()),
       came_(spec.size()),
       streams_(spec.device) {}
 
-void DeviceGradients::add(const at::Tensor& grad, std::size_t index) {
+void DeviceGradientStore::add(const at::Tensor& grad, std::size_t index) {
   const c10::NoGradGuard no_grad;
   came_[index] = true;
   at::Tensor& mine = grads_[index];
@@ -47,18 +47,18 @@ void DeviceGradients::add(const at::Tensor& grad, std::size_t index) {
   streams_.add_current();
 }
 
-std::int64_t DeviceGradients::sent_numel(std::size_t index) const {
+std::int64_t DeviceGradientStore::sent_numel(std::size_t index) const {
   const FlatLayout& layout = spec_.layout;
   return spec_.is_sharded() ? layout.chunk_numel(index) * layout.world_size()
                             : layout.numel_of(index);
 }
 
-bool DeviceGradients::is_ready(std::size_t index) const {
+bool DeviceGradientStore::is_ready(std::size_t index) const {
   const at::Tensor& grad = grads_[index];
   return grad.scalar_type() == spec_.reduce_dtype && grad.numel() == sent_numel(index);
 }
 
-void DeviceGradients::begin_reduction(const GradientReduction& reduction) {
+void DeviceGradientStore::begin_reduction(const GradientReduction& reduction) {
   const c10::NoGradGuard no_grad;
   streams_.order_current();
   for (std::size_t i = 0; i < spec_.size(); ++i) {
@@ -86,7 +86,7 @@ void DeviceGradients::begin_reduction(const GradientReduction& reduction) {
 
 /// Those that cannot travel as they are, by one copy. What lies behind the last row counts nowhere,
 /// but may be no number.
-void DeviceGradients::make_ready(const std::vector<bool>& averaged) {
+void DeviceGradientStore::make_ready(const std::vector<bool>& averaged) {
   std::int64_t numel = 0;
   std::vector<std::size_t> left;
   for (std::size_t i = 0; i < spec_.size(); ++i) {
@@ -110,7 +110,7 @@ void DeviceGradients::make_ready(const std::vector<bool>& averaged) {
   at::_foreach_copy_(to, from);
 }
 
-void DeviceGradients::begin_notes() {
+void DeviceGradientStore::begin_notes() {
   const auto size = static_cast<std::int64_t>(spec_.size());
   const at::TensorOptions options = spec_.tensor_options(spec_.reduce_dtype);
   if (!spec_.is_sharded()) {
@@ -126,7 +126,7 @@ void DeviceGradients::begin_notes() {
   }
 }
 
-const at::Tensor& DeviceGradients::whole() {
+const at::Tensor& DeviceGradientStore::whole() {
   if (blocks_.defined()) return blocks_;
   const c10::NoGradGuard no_grad;
   blocks_ = at::zeros({spec_.layout.blocks_numel()}, spec_.tensor_options(spec_.reduce_dtype));
@@ -149,13 +149,13 @@ const at::Tensor& DeviceGradients::whole() {
   return blocks_;
 }
 
-const at::Tensor& DeviceGradients::average() {
+const at::Tensor& DeviceGradientStore::average() {
   if (!average_.defined()) whole();
   return average_;
 }
 
-WorkPtr DeviceGradients::reduce(const ReduceOptions& first, const ReduceOptions& second,
-                                const std::string& label) {
+WorkPtr DeviceGradientStore::reduce(const ReduceOptions& first, const ReduceOptions& second,
+                                    const std::string& label) {
   const CallOptions options{.async = true, .label = label};
   if (!spec_.is_sharded()) {
     return spec_.options.replicate ? all_reduce(first, options) : nullptr;
@@ -165,7 +165,8 @@ WorkPtr DeviceGradients::reduce(const ReduceOptions& first, const ReduceOptions&
   return average_replicas(*work, second, options);
 }
 
-WorkPtr DeviceGradients::reduce_scatter(const ReduceOptions& first, const CallOptions& options) {
+WorkPtr DeviceGradientStore::reduce_scatter(const ReduceOptions& first,
+                                            const CallOptions& options) {
   const FlatLayout& layout = spec_.layout;
   std::vector<at::Tensor> parts;
   std::vector<at::Tensor> wholes;
@@ -182,7 +183,7 @@ WorkPtr DeviceGradients::reduce_scatter(const ReduceOptions& first, const CallOp
   return spec_.options.shard->reduce_scatter_into_coalesced(parts, wholes, first, options);
 }
 
-WorkPtr DeviceGradients::all_reduce(const ReduceOptions& first, const CallOptions& options) {
+WorkPtr DeviceGradientStore::all_reduce(const ReduceOptions& first, const CallOptions& options) {
   std::vector<at::Tensor> all;
   for (const at::Tensor& grad : grads_) {
     if (grad.defined() && grad.numel() > 0) all.push_back(grad);
@@ -192,8 +193,8 @@ WorkPtr DeviceGradients::all_reduce(const ReduceOptions& first, const CallOption
   return spec_.options.replicate->all_reduce_coalesced(all, first, options);
 }
 
-WorkPtr DeviceGradients::average_replicas(Work& first, const ReduceOptions& second,
-                                          const CallOptions& options) {
+WorkPtr DeviceGradientStore::average_replicas(Work& first, const ReduceOptions& second,
+                                              const CallOptions& options) {
   if (!between_) {
     between_ =
         c10::impl::VirtualGuardImpl(spec_.device.type()).getStreamFromGlobalPool(spec_.device);
@@ -203,7 +204,7 @@ WorkPtr DeviceGradients::average_replicas(Work& first, const ReduceOptions& seco
   return spec_.options.replicate->all_reduce(average_, second, options);
 }
 
-void DeviceGradients::collect(Work& work, const ReduceOptions&, const std::string&) {
+void DeviceGradientStore::collect(Work& work, const ReduceOptions&, const std::string&) {
   work.wait();
   const c10::Stream current = current_stream_on(spec_.device);
   for (const c10::Stream& stream : streams_.streams()) {
@@ -213,14 +214,14 @@ void DeviceGradients::collect(Work& work, const ReduceOptions&, const std::strin
   }
 }
 
-void DeviceGradients::end_reduction() {
+void DeviceGradientStore::end_reduction() {
   if (!spec_.is_sharded()) return;
   for (at::Tensor& grad : grads_) grad = at::Tensor();
   blocks_ = at::Tensor();
   streams_.clear();
 }
 
-bool DeviceGradients::was_used(std::size_t index) {
+bool DeviceGradientStore::was_used(std::size_t index) {
   if (came_[index]) return true;
   if (!notes_.defined()) return false;
   const auto place = static_cast<std::int64_t>(index);
@@ -229,14 +230,14 @@ bool DeviceGradients::was_used(std::size_t index) {
   return note.item<double>() != 0;
 }
 
-void DeviceGradients::install(const std::vector<bool>& averaged) {
+void DeviceGradientStore::install(const std::vector<bool>& averaged) {
   const at::Tensor result = std::exchange(average_, at::Tensor());
   result.defined() ? install_block(result, averaged) : install_whole(averaged);
   forget();
 }
 
 /// Autograd's own tensors, or copies in the dtype of `.grad` one behind the other.
-void DeviceGradients::install_whole(const std::vector<bool>& averaged) {
+void DeviceGradientStore::install_whole(const std::vector<bool>& averaged) {
   std::vector<at::Tensor> from;
   std::vector<at::Tensor> to;
   for (std::size_t i = 0; i < spec_.size(); ++i) {
@@ -256,14 +257,14 @@ void DeviceGradients::install_whole(const std::vector<bool>& averaged) {
   if (!to.empty()) block_.note_shown();
 }
 
-void DeviceGradients::forget() {
+void DeviceGradientStore::forget() {
   for (at::Tensor& grad : grads_) grad = at::Tensor();
   came_.assign(came_.size(), false);
   blocks_ = notes_ = average_ = at::Tensor();
   streams_.clear();
 }
 
-void DeviceGradients::abandon() {
+void DeviceGradientStore::abandon() {
   forget();
   block_.release();  // half written
 }

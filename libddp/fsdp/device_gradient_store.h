@@ -17,7 +17,7 @@
 // the device only for one that this rank has not used.
 // Thread rule: as GradientStore; any stream.
 //
-//   DeviceGradients gradients(spec, accumulated);
+//   DeviceGradientStore gradients(spec, accumulated);
 
 #include <optional>
 #include <string>
@@ -28,9 +28,9 @@
 
 namespace libddp {
 
-class DeviceGradients final : public GradientStore {
+class DeviceGradientStore final : public GradientStore {
  public:
-  DeviceGradients(const FlatSpec& spec, AccumulatedGradients& accumulated);
+  DeviceGradientStore(const FlatSpec& spec, AccumulatedGradients& accumulated);
 
   void add(const at::Tensor& grad, std::size_t index) override;
   void begin_reduction(const GradientReduction& reduction) override;

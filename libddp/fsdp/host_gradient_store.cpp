@@ -1,4 +1,4 @@
-#include "libddp/fsdp/host_gradients.h"
+#include "libddp/fsdp/host_gradient_store.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -7,7 +7,7 @@
 
 namespace libddp {
 
-void HostGradients::begin_array() {
+void HostGradientStore::begin_array() {
   if (array_.has_begun()) return;
   const bool is_block = !spec_.is_sharded() && spec_.reduce_dtype == spec_.gradient_dtype &&
                         !accumulated_.keeps_any() && !accumulated_.is_in(block_.tensor());
@@ -16,12 +16,12 @@ void HostGradients::begin_array() {
   array_.begin_in(block_.tensor());
 }
 
-void HostGradients::add(const at::Tensor& grad, std::size_t index) {
+void HostGradientStore::add(const at::Tensor& grad, std::size_t index) {
   begin_array();
   array_.add(grad, index);
 }
 
-void HostGradients::begin_reduction(const GradientReduction& reduction) {
+void HostGradientStore::begin_reduction(const GradientReduction& reduction) {
   begin_array();
   array_.complete(reduction.notes_used);
   if (!spec_.is_sharded()) {
@@ -36,8 +36,8 @@ void HostGradients::begin_reduction(const GradientReduction& reduction) {
       may_overwrite ? block_.tensor() : at::empty({spec_.layout.block_numel()}, spec_.reduce_dtype);
 }
 
-WorkPtr HostGradients::reduce(const ReduceOptions& first, const ReduceOptions&,
-                              const std::string& label) {
+WorkPtr HostGradientStore::reduce(const ReduceOptions& first, const ReduceOptions&,
+                                  const std::string& label) {
   const CallOptions async{.async = true, .label = label};
   const ShardOptions& options = spec_.options;
   if (spec_.is_sharded()) {
@@ -46,23 +46,23 @@ WorkPtr HostGradients::reduce(const ReduceOptions& first, const ReduceOptions&,
   return options.replicate ? options.replicate->all_reduce(average_, first, async) : nullptr;
 }
 
-void HostGradients::collect(Work& work, const ReduceOptions& second, const std::string& label) {
+void HostGradientStore::collect(Work& work, const ReduceOptions& second, const std::string& label) {
   work.wait();
   if (spec_.is_sharded() && spec_.options.replicate) {
     spec_.options.replicate->all_reduce(average_, second, {.label = label});
   }
 }
 
-void HostGradients::end_reduction() {
+void HostGradientStore::end_reduction() {
   if (spec_.is_sharded()) array_.end();
 }
 
-void HostGradients::install(const std::vector<bool>& averaged) {
+void HostGradientStore::install(const std::vector<bool>& averaged) {
   install_block(std::exchange(average_, at::Tensor()), averaged);
   if (!spec_.is_sharded()) array_.end();
 }
 
-void HostGradients::abandon() {
+void HostGradientStore::abandon() {
   array_.end();
   average_ = at::Tensor();
   block_.release();  // half written
