@@ -1,5 +1,6 @@
 #include "libddp/group/init_process_group.h"
 
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
 
 #include <sstream>
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/group/backend_registry.h"
 #include "libddp/rendezvous/rendezvous.h"
 
 namespace libddp {
@@ -19,29 +21,39 @@ bool is_host_name(const std::string& name) {
 
 [[noreturn]] void refuse_backend(const std::string& backend, const std::string& why) {
   throw ArgumentError(
-      fmt::format("libddp: backend '{}': {}. Hint: use 'auto', 'libddp' or 'gloo' for CPU tensors.",
-                  backend, why));
+      fmt::format("libddp: backend '{}': {}. Hint: use 'auto', 'libddp' or 'gloo'.", backend, why));
 }
 
-/// One "name" or "device:name" of a list. Returns whether it serves CPU tensors.
+bool has_cuda_device() {
+  return has_backend(c10::DeviceType::CUDA) &&
+         c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA) &&
+         c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->deviceCount() > 0;
+}
+
+/// One "name" or "device:name" of a list. Returns whether it alone would do: a group that moves
+/// CUDA tensors moves those of the CPU too.
 bool check_backend_part(const std::string& backend, const std::string& part) {
   const std::size_t colon = part.find(':');
   const std::string device = colon == std::string::npos ? "" : part.substr(0, colon);
   const std::string name = colon == std::string::npos ? part : part.substr(colon + 1);
   if (is_host_name(name) && (device.empty() || device == "cpu")) return true;
-  if (name == "nccl" && device == "cuda") return false;  // without effect until CUDA is used
-  if (name == "nccl")
-    refuse_backend(backend, "nccl moves CUDA tensors, and this build has no CUDA");
+  const bool is_nccl = name == "nccl" && (device.empty() || device == "cuda");
+  if (is_nccl && (has_cuda_device() || !device.empty())) return has_cuda_device();
+  if (is_nccl) {
+    refuse_backend(backend, has_backend(c10::DeviceType::CUDA)
+                                ? "nccl moves CUDA tensors, and there is no CUDA device here"
+                                : "nccl moves CUDA tensors, and this build has no CUDA");
+  }
   refuse_backend(backend, fmt::format("'{}' is not known", part));
 }
 
 void check_backend(const std::string& backend) {
-  bool serves_cpu = false;
+  bool does = false;
   std::istringstream list(backend);
   for (std::string part; std::getline(list, part, ',');) {
-    serves_cpu = check_backend_part(backend, part) || serves_cpu;
+    does = check_backend_part(backend, part) || does;
   }
-  if (!serves_cpu) refuse_backend(backend, "it names nothing for CPU tensors");
+  if (!does) refuse_backend(backend, "it names nothing for CPU tensors");
 }
 
 }  // namespace

@@ -17,7 +17,8 @@
 namespace libddp {
 
 struct InitOptions {
-  /// "auto", "libddp", or torch's "gloo", also as "cpu:gloo,cuda:nccl". Others are refused.
+  /// "auto", "libddp", or torch's "gloo", also as "cpu:gloo,cuda:nccl": all mean the same. "nccl"
+  /// is an error where there is no CUDA device; others are refused.
   std::string backend = "auto";
   /// This and the next three: see RendezvousOptions.
   std::string init_method = "env://";

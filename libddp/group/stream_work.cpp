@@ -57,8 +57,9 @@ bool StreamWork::is_completed() const { return is_finished() || operation_->is_d
 
 void StreamWork::on_complete(std::function<void(Work&)> callback) {
   // The Work is its user's, who may let go of it before the end.
-  Work::on_complete(
-      [callback = std::move(callback), self = shared_from_this()](Work& work) { callback(work); });
+  const auto self = shared_from_this();
+  Work::on_complete([callback = std::move(callback), self](Work& work) { callback(work); });
+  if (finisher_ && !is_finished()) finisher_(self);
 }
 
 }  // namespace libddp

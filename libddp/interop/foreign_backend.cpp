@@ -33,7 +33,7 @@ ForeignBackend::ForeignBackend(c10::intrusive_ptr<c10d::Backend> inner, GroupIde
       devices_(std::move(devices)) {}
 
 ForeignBackend::~ForeignBackend() {
-  if (waiters_.is_idle()) return;
+  if (waiters_->is_idle()) return;
   state_->fail(std::make_exception_ptr(
       StateError(state_->where("end") +
                  ": the group was destroyed with operations in flight. Hint: wait for them, or "
@@ -79,7 +79,7 @@ void ForeignBackend::abort(const std::string& reason) noexcept {
 void ForeignBackend::shutdown() {
   constexpr std::chrono::seconds kPatience{1};
   std::optional<Deadline> patience;
-  waiters_.drain([&] {
+  waiters_->drain([&] {
     if (!patience && failure()) patience = Deadline::after(kPatience);
     return patience && patience->expired();
   });
@@ -103,17 +103,17 @@ WorkPtr ForeignBackend::start(BackendCall call, bool is_numbered,
         call.timeout, kind, [weak = std::weak_ptr<State>(state_), work, timeout = call.timeout] {
           if (const auto state = weak.lock()) state->give_up(work, timeout);
         });
-    waiters_.watch([shared, timeout = call.timeout] { shared->wait(timeout); },
-                   [state = state_, work, shared, ticket, finish = std::move(finish),
-                    on_success = std::move(call.on_success)](const std::exception_ptr& error) {
-                     state->clock.end(ticket);
-                     const std::exception_ptr ours =
-                         error_of_c10d(error, state->where(work->description()), state->inner_name);
-                     state->end(work, ours, ours ? -1 : shared->source(), [&] {
-                       if (finish) finish();
-                       if (on_success) on_success();
-                     });
-                   });
+    waiters_->watch([shared, timeout = call.timeout] { shared->wait(timeout); },
+                    [state = state_, work, shared, ticket, finish = std::move(finish),
+                     on_success = std::move(call.on_success)](const std::exception_ptr& error) {
+                      state->clock.end(ticket);
+                      const std::exception_ptr ours = error_of_c10d(
+                          error, state->where(work->description()), state->inner_name);
+                      state->end(work, ours, ours ? -1 : shared->source(), [&] {
+                        if (finish) finish();
+                        if (on_success) on_success();
+                      });
+                    });
   }
   if (!call.async) work->wait();
   return work;
@@ -144,9 +144,15 @@ WorkPtr ForeignBackend::start_on_device(BackendCall call, bool is_numbered,
       operation->record_end(side.current_stream());
     }
     operation->hold(call.results, ends, streams.getStream(call.device));
-    const auto finisher = [this](std::shared_ptr<StreamWork> ending) {
-      waiters_.watch([ending] { ending->synchronize(); },
-                     [ending](const std::exception_ptr& error) { ending->finish(error); });
+    const auto finisher = [waiters = std::weak_ptr<C10dWaiters>(waiters_)](
+                              const std::shared_ptr<StreamWork>& ending) {
+      const auto look = [ending] { ending->synchronize(); };
+      if (const auto thread = waiters.lock()) {
+        thread->watch(look, [ending](const std::exception_ptr& error) { ending->finish(error); });
+      } else {
+        look();
+        ending->finish();
+      }
     };
     work = std::make_shared<StreamWork>(std::move(operation), std::move(call.results), call.device,
                                         StreamWork::Wait::Stream, finisher);

@@ -80,7 +80,8 @@ class ForeignBackend final : public Backend {
 
   const std::shared_ptr<State> state_;
   const std::vector<c10::DeviceType> devices_;
-  C10dWaiters waiters_;
+  /// Shared with works on a device, which may ask for it after the group has ended.
+  const std::shared_ptr<C10dWaiters> waiters_ = std::make_shared<C10dWaiters>();
 };
 
 /// Null where the backend does not tell.

@@ -34,9 +34,9 @@ _FSDP2_NAMES = (
 )
 _KEPT = (
     "libddp: this FSDP is torch's own, on libddp's process group: its name was imported before "
-    "libddp was installed, or there is CUDA, where libddp does not shard yet. Hint: on a machine "
+    "libddp was installed, or there is CUDA, where the drop-in leaves it. Hint: on a machine "
     "without CUDA call libddp.install() before `from torch.distributed.fsdp import ...`, or start "
-    "the script with `libddp run --drop-in`."
+    "the script with `libddp run --drop-in`; with CUDA import libddp.distributed.fsdp."
 )
 
 
@@ -57,7 +57,7 @@ def _announce(found: type, replacements: Replacements) -> None:
 
 
 def is_offered() -> bool:
-    """libddp shards on the CPU so far: on a machine with CUDA torch's FSDP stays."""
+    """libddp's has not been measured on a GPU yet: on a machine with CUDA torch's FSDP stays."""
     return not torch.cuda.is_available()
 
 

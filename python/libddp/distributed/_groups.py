@@ -106,8 +106,15 @@ def _look_up(group):
         return None
     found = None
     if _CPU in group._device_types:
-        backend = group._get_backend(_CPU)
-        # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps backends once
-        found = _C.group_of_backend(getattr(backend, "wrapped_pg", backend))
+        found = _ours(group, _CPU)
+        if found is not None and any(_ours(group, device) is None for device in group._device_types):
+            _C.from_c10d(group)  # that backend moves the accelerator's tensors of our group
     _natives[group] = found
     return found
+
+
+def _ours(group, device: torch.device):
+    """The C++ group behind the backend for a device; None where that is another library's."""
+    backend = group._get_backend(device)
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps backends once
+    return _C.group_of_backend(getattr(backend, "wrapped_pg", backend))
