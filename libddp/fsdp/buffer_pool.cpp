@@ -9,12 +9,16 @@
 
 namespace libddp {
 
-std::shared_ptr<BufferPool> BufferPool::of(const Group& group) {
+std::shared_ptr<BufferPool> BufferPool::of(const Group& group, const Group& ranks) {
+  const ProcessGroup* const owner = group ? group.get() : ranks.get();
+  // Nothing tells models of one thread from those of another.
+  if (owner == nullptr) return std::make_shared<BufferPool>(group);
+  using Key = std::pair<const ProcessGroup*, const ProcessGroup*>;
   static std::mutex mutex;
-  static auto* const pools = new std::map<const ProcessGroup*, std::weak_ptr<BufferPool>>;
+  static auto* const pools = new std::map<Key, std::weak_ptr<BufferPool>>;
   const std::lock_guard lock(mutex);
   std::erase_if(*pools, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<BufferPool>& known = (*pools)[group.get()];
+  std::weak_ptr<BufferPool>& known = (*pools)[{group.get(), owner}];
   std::shared_ptr<BufferPool> pool = known.lock();
   if (!pool) known = pool = std::make_shared<BufferPool>(group);
   return pool;

@@ -19,8 +19,10 @@ namespace libddp {
 
 class BufferPool {
  public:
-  /// The one that all units of a group share; it ends with the last of them.
-  static std::shared_ptr<BufferPool> of(const Group& group);
+  /// The one that all units of a group share; it ends with the last of them. Units that no group
+  /// shards share that of `ranks`, the group that they average over: ranks may be threads of one
+  /// process, which must not meet in a pool. Without either, one of its own.
+  static std::shared_ptr<BufferPool> of(const Group& group, const Group& ranks = nullptr);
 
   /// `group` null: ordinary memory.
   explicit BufferPool(Group group) : group_(std::move(group)) {}

@@ -95,7 +95,7 @@ ParamGroup::ParamGroup(std::string name, const NamedTensors& parameters, ShardOp
     kinds[{!tensor.requires_grad(), tensor.scalar_type()}].push_back(parameter);
   }
   check_alike(name_, parameters, options_, std::move(problem));
-  const auto pool = BufferPool::of(options_.shard);
+  const auto pool = BufferPool::of(options_.shard, options_.replicate);
   for (auto& [kind, members] : kinds) {
     const std::size_t flat = flats_.size();
     flats_.push_back(std::make_unique<FlatParameter>(fmt::format("unit '{}'", name_),

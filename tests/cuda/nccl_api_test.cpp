@@ -27,7 +27,7 @@ RankResult in_child(const std::function<std::string()>& f) {
 }
 
 void load(const std::string& path) {
-  expect(::dlopen(path.c_str(), RTLD_NOW) != nullptr, ::dlerror());
+  expect(::dlopen(path.c_str(), RTLD_NOW) != nullptr, "the library loads: " + path);
 }
 
 }  // namespace

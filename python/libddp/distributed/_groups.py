@@ -107,7 +107,8 @@ def _look_up(group):
     found = None
     if _CPU in group._device_types:
         found = _ours(group, _CPU)
-        if found is not None and any(_ours(group, device) is None for device in group._device_types):
+        others = found and [d for d in group._device_types if _ours(group, d) is None]
+        if others:
             _C.from_c10d(group)  # that backend moves the accelerator's tensors of our group
     _natives[group] = found
     return found
