@@ -114,6 +114,7 @@ void AccessLog::order(const DeviceStream& earlier, const DeviceStream& later) {
 void AccessLog::thread_saw(const Clock& clock) {
   const std::lock_guard lock(mutex_);
   thread_clock().join(clock);
+  seen_.join(clock);
 }
 
 void AccessLog::host_waited(c10::DeviceIndex device, const Clock& clock) {
@@ -142,11 +143,11 @@ void AccessLog::freed(const void* block) {
   if (found == blocks_.end() || found->second.owner == nullptr) return;
   Block& entry = found->second;
   const Clock& owner = now(*entry.owner);
-  const Clock& here = thread_clock();
   std::vector<Access>& all = entry.accesses;
-  // The allocator waits for the streams that it was told of, and who frees may have seen the end.
+  // The allocator waits for the streams that it was told of; and what some thread has seen to be
+  // over uses no memory any more, whoever frees it.
   const auto is_over = [&](const Access& access) {
-    return entry.recorded.count(access.slot) > 0 || access.tick <= here.at(access.slot);
+    return entry.recorded.count(access.slot) > 0 || access.tick <= seen_.at(access.slot);
   };
   all.erase(std::remove_if(all.begin(), all.end(), is_over), all.end());
   entry.is_freed_in_use = std::any_of(all.begin(), all.end(), [&](const Access& access) {

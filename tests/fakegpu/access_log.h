@@ -97,6 +97,8 @@ class AccessLog {
   Blocks blocks_;
   std::map<std::size_t, Clock> streams_;
   std::array<Clock, kNumDevices> hosts_;
+  /// What threads have seen to be over, without waiting for it.
+  Clock seen_;
   /// Blocks with is_freed_in_use.
   std::set<std::uintptr_t> freed_in_use_;
   std::vector<Race> races_;
