@@ -32,8 +32,15 @@ DeviceFlights::DeviceFlights(GroupIdentity identity, const NcclApi& api, Backend
     : identity_(std::move(identity)),
       api_(api),
       host_(host),
+      watchdog_(DeviceWatchdog::get()),
       device_name_(std::move(device_name)),
       running_call_([this] { return describe_running(); }) {}
+
+void DeviceFlights::Lane::begin_first() {
+  first_since = Clock::now();
+  look_again = kFirstLook;
+  next_look = first_since + kFirstLook;
+}
 
 std::string DeviceFlights::group_name() const {
   return fmt::format("{} ({})", identity_.name, device_name_);
@@ -49,16 +56,12 @@ void DeviceFlights::add(const std::shared_ptr<NcclCommunicator>& communicator,
     if (!error) {
       Lane& lane = lanes_[communicator.get()];
       if (!lane.communicator) lane.communicator = communicator;
-      if (lane.flights.empty()) {
-        lane.first_since = Clock::now();
-        lane.look_again = kFirstLook;
-        lane.next_look = lane.first_since + kFirstLook;
-      }
+      if (lane.flights.empty()) lane.begin_first();
       lane.flights.push_back({std::move(operation), work});
     }
   }
   if (error) work->finish(error);
-  DeviceWatchdog::get().wake();
+  watchdog_.wake();
 }
 
 FlightRecorder::Ticket DeviceFlights::record(const OpDescription& description,
@@ -123,10 +126,7 @@ std::vector<DeviceFlights::Flight> DeviceFlights::take_done(Lane& lane) {
     done.push_back(std::move(lane.flights.front()));
     lane.flights.pop_front();
   }
-  if (done.empty()) return done;
-  lane.first_since = Clock::now();
-  lane.look_again = kFirstLook;
-  lane.next_look = lane.first_since + kFirstLook;
+  if (!done.empty()) lane.begin_first();
   return done;
 }
 
@@ -264,7 +264,7 @@ void DeviceFlights::drain() {
                        [](const auto& lane) { return lane.second.flights.empty(); });
   };
   while (!is_idle()) {
-    DeviceWatchdog::get().wake();
+    watchdog_.wake();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     check_interrupt();
   }

@@ -78,6 +78,9 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
     /// When to look next at what holds it up.
     std::chrono::steady_clock::time_point next_look;
     std::chrono::seconds look_again{0};
+
+    /// Another operation is the first one from now on.
+    void begin_first();
   };
 
   void look_at_lanes();
@@ -96,6 +99,7 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
   const GroupIdentity identity_;
   const NcclApi& api_;
   Backend& host_;
+  DeviceWatchdog& watchdog_;
   const std::string device_name_;
   mutable std::mutex mutex_;
   std::map<const NcclCommunicator*, Lane> lanes_;

@@ -155,8 +155,7 @@ void check_nccl(const NcclApi& api, ncclResult_t result, ncclComm_t comm,
   if (result == ncclSuccess || result == ncclInProgress) return;
   throw DeviceError(
       fmt::format("{}: {}. Hint: NCCL_DEBUG=INFO shows what NCCL did; an error of CUDA is that of "
-                  "a kernel that "
-                  "ran before (CUDA_LAUNCH_BLOCKING=1 shows which).",
+                  "a kernel that ran before (CUDA_LAUNCH_BLOCKING=1 shows which).",
                   where, nccl_error_text(api, result, comm)));
 }
 

@@ -17,6 +17,7 @@
 #include "libddp/cuda/nccl_rendezvous.h"
 #include "libddp/cuda/nccl_types.h"
 #include "libddp/cuda/stream_capture.h"
+#include "libddp/group/current_stream.h"
 #include "libddp/group/operand.h"
 #include "libddp/rendezvous/torch_store.h"
 
@@ -82,10 +83,6 @@ std::optional<c10::Device> NcclBackend::device() const {
 std::string NcclBackend::where(const BackendCall& call) const {
   return fmt::format("{} {} on {}", identity_.where(), libddp::name(call.description.kind),
                      call.device.str());
-}
-
-c10::Stream NcclBackend::current_stream() const {
-  return c10::impl::VirtualGuardImpl(type_).getStream(*device());
 }
 
 // One process drives one device in a group, as launchers and torch's wrappers have it.
@@ -195,7 +192,7 @@ WorkPtr NcclBackend::launch(BackendCall call, std::vector<at::Tensor> tensors, I
   Channel& channel = is_message && call.description.root >= 0 ? channel_to(call.description.root)
                                                               : channel_of_all();
   const std::uint64_t sequence = is_message ? 0 : ++sequence_;
-  const c10::Stream caller = current_stream();
+  const c10::Stream caller = current_stream_on(call.device);
   const bool captures = is_capturing(caller);
   const c10::Stream stream = call.async ? channel.stream : caller;
   if (call.async) {
@@ -222,10 +219,14 @@ WorkPtr NcclBackend::launch(BackendCall call, std::vector<at::Tensor> tensors, I
   return work;
 }
 
-void NcclBackend::prepare_reduction(BackendCall& call, const std::vector<at::Tensor>& results,
-                                    double scale) const {
+void NcclBackend::check_reduction_of(const BackendCall& call) const {
   const std::string refusal = nccl_refusal(call.description);
   if (!refusal.empty()) throw ArgumentError(fmt::format("{}: {}.", where(call), refusal));
+}
+
+void NcclBackend::prepare_reduction(BackendCall& call, const std::vector<at::Tensor>& results,
+                                    double scale) const {
+  check_reduction_of(call);
   const double left = scale_left(call.description.reduce_op, scale);
   if (left == 1.0) return;
   // Before whatever else the call does with the result.
@@ -248,8 +249,8 @@ WorkPtr NcclBackend::reduce(BackendCall call, const at::Tensor& tensor, int root
   const bool is_root = root == identity_.rank;
   if (is_root) {
     prepare_reduction(call, {tensor}, scale);
-  } else if (const std::string why = nccl_refusal(call.description); !why.empty()) {
-    throw ArgumentError(fmt::format("{}: {}.", where(call), why));
+  } else {
+    check_reduction_of(call);
   }
   return launch(std::move(call), {tensor}, [&](const Launch& to) {
     const NcclReduction reduction(api_, to.comm, to.description, scale, identity_.world_size);

@@ -106,10 +106,11 @@ class NcclBackend final : public Backend, public ListBackend {
   /// Those of a group, [0, count), up to the first that fails.
   ncclResult_t issue_together(std::size_t count, IssueOne one) const;
   ncclResult_t issue_parts(const Launch& launch, const std::vector<Exchange>& parts) const;
-  /// Throws ArgumentError where NCCL cannot do it; adds what it leaves of `scale`.
+  /// Throws ArgumentError where NCCL cannot do it.
+  void check_reduction_of(const BackendCall& call) const;
+  /// The same, and adds what NCCL leaves of `scale`.
   void prepare_reduction(BackendCall& call, const std::vector<at::Tensor>& results,
                          double scale) const;
-  c10::Stream current_stream() const;
   static void order_behind_last(Channel& channel, const c10::Stream& stream, bool captures);
 
   void use_device(c10::Device device);

@@ -51,12 +51,12 @@ struct DeviceGradients::Batch {
 };
 
 DeviceGradients::DeviceGradients(c10::Device device, std::size_t num_parameters)
-    : device_(device), guard_(device.type()), streams_(num_parameters), event_(device.type()) {}
+    : device_(device), streams_(num_parameters), event_(device.type()) {}
 
 void DeviceGradients::collect(std::vector<GradientSlot>& slots,
                               const std::vector<std::size_t>& members,
                               const std::vector<std::uint32_t>& num_fired) {
-  const c10::Stream here = current_stream();
+  const c10::Stream here = current_stream_on(device_);
   std::vector<Batch> batches = {Batch(here)};
   std::vector<c10::Stream> owners;
   const auto batch_on = [&](const c10::Stream& stream) -> Batch& {
@@ -85,7 +85,7 @@ void DeviceGradients::collect(std::vector<GradientSlot>& slots,
 }
 
 void DeviceGradients::moved() {
-  const c10::Stream here = current_stream();
+  const c10::Stream here = current_stream_on(device_);
   std::vector<c10::Stream> owners;
   for (const std::optional<c10::Stream>& stream : streams_) note_owner(owners, stream, here);
   for (const c10::Stream& owner : owners) order(here, owner);

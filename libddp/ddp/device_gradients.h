@@ -26,7 +26,6 @@
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +33,7 @@
 #include <vector>
 
 #include "libddp/ddp/gradient_slot.h"
+#include "libddp/group/current_stream.h"
 
 namespace libddp {
 
@@ -42,7 +42,7 @@ class DeviceGradients {
   DeviceGradients(c10::Device device, std::size_t num_parameters);
 
   /// Autograd has accumulated a gradient, in the current stream.
-  void arrived(std::size_t index) { streams_[index] = current_stream(); }
+  void arrived(std::size_t index) { streams_[index] = current_stream_on(device_); }
 
   /// ENSURES, for what is launched on the current stream from now on: the pieces of `members` hold
   /// their gradients, or zeros where there is none. `.grad` is the view where one has fired in this
@@ -55,11 +55,9 @@ class DeviceGradients {
  private:
   struct Batch;
 
-  c10::Stream current_stream() const { return guard_.getStream(device_); }
   void order(const c10::Stream& first, const c10::Stream& second);
 
   const c10::Device device_;
-  const c10::impl::VirtualGuardImpl guard_;
   /// By parameter: where its gradient was accumulated last.
   std::vector<std::optional<c10::Stream>> streams_;
   /// Recorded anew for each order: those who wait for it have been told what for.

@@ -1,15 +1,10 @@
 #include "libddp/fsdp/stream_users.h"
 
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
 namespace libddp {
-
-c10::Stream current_stream_on(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
 
 bool StreamUsers::add_current() {
   const c10::Stream current = current_stream_on(device_);

@@ -5,18 +5,16 @@
 // Thread rule: one thread at a time.
 //
 //   users.add_current();     // the current stream reads the buffer
-//   users.order_current();   // later, in another stream: comes behind all that the first has by
-//   now
+//   users.order_current();   // later, in another stream: behind what the first has by now
 
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
 #include <vector>
 
-namespace libddp {
+#include "libddp/group/current_stream.h"
 
-/// The calling thread's current stream on a device.
-c10::Stream current_stream_on(c10::Device device);
+namespace libddp {
 
 class StreamUsers {
  public:

@@ -200,6 +200,17 @@ at::Tensor adjacent_view(const std::vector<at::Tensor>& tensors) {
 
 namespace {
 
+/// Contiguous tensors in the dtype of `flat`: bytes, where that is one of bytes.
+std::vector<at::Tensor> as_elements_of(const at::Tensor& flat,
+                                       const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> elements;
+  for (const at::Tensor& tensor : tensors) {
+    const bool is_alike = tensor.scalar_type() == flat.scalar_type();
+    elements.push_back(is_alike ? tensor : tensor.view({-1}).view(flat.scalar_type()));
+  }
+  return elements;
+}
+
 /// Where each of `tensors` lies in `flat`, in its own shape.
 std::vector<at::Tensor> places_in(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> places;
@@ -216,7 +227,8 @@ std::vector<at::Tensor> places_in(const at::Tensor& flat, const std::vector<at::
 void pack(const std::vector<at::Tensor>& tensors, const at::Tensor& flat) {
   if (!flat.device().is_cpu()) {
     Quiet quiet;
-    return at::_foreach_copy_(places_in(flat.view({-1}), tensors), tensors);
+    const std::vector<at::Tensor> elements = as_elements_of(flat, tensors);
+    return at::_foreach_copy_(places_in(flat.view({-1}), elements), elements);
   }
   auto* target = static_cast<std::byte*>(flat.data_ptr());
   for (const at::Tensor& tensor : tensors) {
@@ -228,7 +240,8 @@ void pack(const std::vector<at::Tensor>& tensors, const at::Tensor& flat) {
 void unpack(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
   if (!flat.device().is_cpu()) {
     Quiet quiet;
-    return at::_foreach_copy_(tensors, places_in(flat.view({-1}), tensors));
+    const std::vector<at::Tensor> elements = as_elements_of(flat, tensors);
+    return at::_foreach_copy_(elements, places_in(flat.view({-1}), elements));
   }
   const auto* source = static_cast<const std::byte*>(flat.const_data_ptr());
   for (const at::Tensor& tensor : tensors) {

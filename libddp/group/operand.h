@@ -61,8 +61,8 @@ std::string describe(const char* argument, const at::Tensor& tensor);
 /// One flat tensor over `tensors` if they lie back to back in one storage; undefined otherwise.
 at::Tensor adjacent_view(const std::vector<at::Tensor>& tensors);
 
-/// Copies contiguous tensors into `flat` one after another, and back; on a device in the order of
-/// the current stream, by one launch.
+/// Copies contiguous tensors into `flat` (of their dtype, or of bytes) one after another, and back;
+/// on a device in the order of the current stream, by one launch.
 void pack(const std::vector<at::Tensor>& tensors, const at::Tensor& flat);
 void unpack(const at::Tensor& flat, const std::vector<at::Tensor>& tensors);
 

@@ -1,15 +1,12 @@
 #include "libddp/group/stream_work.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "libddp/base/deadline.h"
-#include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/group/current_stream.h"
 
 namespace libddp {
 namespace {
@@ -30,7 +27,7 @@ StreamWork::StreamWork(std::shared_ptr<DeviceOperation> operation, std::vector<a
 void StreamWork::wait(std::optional<std::chrono::milliseconds> timeout) {
   if (wait_ == Wait::Host) return block_host(timeout);
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
-  operation_->order(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  operation_->order(current_stream_on(device_));
 }
 
 void StreamWork::synchronize() { block_host(std::nullopt); }
@@ -41,12 +38,7 @@ void StreamWork::block_host(std::optional<std::chrono::milliseconds> timeout) {
   std::chrono::microseconds pause{0};
   while (!is_completed()) {
     check_interrupt();
-    if (deadline.expired()) {
-      throw TimeoutError(fmt::format(
-          "libddp: {} is not done after a wait of {:.1f} s; the operation goes on. Hint: wait "
-          "longer, or look at what the other ranks are doing.",
-          description(), std::chrono::duration<double>(*timeout).count()));
-    }
+    if (deadline.expired()) refuse_to_wait(*timeout);
     std::this_thread::sleep_for(pause);
     pause = std::min(pause + kPauseStep, kLongestPause);
   }

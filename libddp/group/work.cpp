@@ -83,14 +83,17 @@ void Work::block(std::optional<std::chrono::milliseconds> timeout) {
     if (is_finished()) return;
     lock.unlock();
     check_interrupt();
-    if (deadline.expired()) {
-      throw TimeoutError(fmt::format(
-          "libddp: {} is not done after a wait of {:.1f} s; the operation goes on. Hint: wait "
-          "longer, or look at what the other ranks are doing.",
-          description(), std::chrono::duration<double>(*timeout).count()));
-    }
+    if (deadline.expired()) refuse_to_wait(*timeout);
     lock.lock();
   }
+}
+
+void Work::refuse_to_wait(std::chrono::milliseconds timeout) const {
+  throw TimeoutError(
+      fmt::format("libddp: {} is not done after a wait of {:.1f} s; the operation goes on. Hint: "
+                  "wait longer, or "
+                  "look at what the other ranks are doing.",
+                  description(), std::chrono::duration<double>(timeout).count()));
 }
 
 std::exception_ptr Work::exception() const { return is_finished() ? error_ : nullptr; }

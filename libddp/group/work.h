@@ -80,6 +80,8 @@ class Work {
  protected:
   /// Whether `finish` has been called, or its callbacks run in this thread.
   bool is_finished() const;
+  /// Throws the TimeoutError of a wait that was limited; the operation goes on.
+  [[noreturn]] void refuse_to_wait(std::chrono::milliseconds timeout) const;
 
  private:
   void block(std::optional<std::chrono::milliseconds> timeout);

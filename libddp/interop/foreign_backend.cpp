@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,6 +15,7 @@
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
+#include "libddp/group/current_stream.h"
 #include "libddp/group/device_operation.h"
 #include "libddp/group/operand.h"
 #include "libddp/group/stream_work.h"
@@ -125,7 +125,6 @@ WorkPtr ForeignBackend::start_on_device(BackendCall call, bool is_numbered,
                                         const std::function<Flight()>& issue,
                                         std::function<void()> finish) {
   const c10::DeviceGuard device(call.device);
-  const c10::impl::VirtualGuardImpl streams(call.device.type());
   WorkPtr work;
   {
     const std::lock_guard lock(state_->issue_mutex);
@@ -143,7 +142,7 @@ WorkPtr ForeignBackend::start_on_device(BackendCall call, bool is_numbered,
       ends();
       operation->record_end(side.current_stream());
     }
-    operation->hold(call.results, ends, streams.getStream(call.device));
+    operation->hold(call.results, ends, current_stream_on(call.device));
     const auto finisher = [waiters = std::weak_ptr<C10dWaiters>(waiters_)](
                               const std::shared_ptr<StreamWork>& ending) {
       const auto look = [ending] { ending->synchronize(); };

@@ -1,13 +1,13 @@
 #include "libddp/interop/work_chain.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <memory>
 #include <mutex>
 #include <utility>
 
+#include "libddp/group/current_stream.h"
 #include "libddp/group/stream_work.h"
 
 namespace libddp {
@@ -77,10 +77,10 @@ class StreamJoin final : public Work {
 /// What the current stream has by now.
 WorkPtr launched(const WorkPtr& first, std::vector<at::Tensor> tensors) {
   const c10::Device device = first->device();
-  EventPool events(device.type());
-  auto operation = std::make_shared<DeviceOperation>(OpDescription(), 0,
-                                                     std::chrono::milliseconds(0), events.take());
-  operation->record_end(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  auto operation =
+      std::make_shared<DeviceOperation>(OpDescription(), 0, std::chrono::milliseconds(0),
+                                        std::make_shared<c10::Event>(device.type()));
+  operation->record_end(current_stream_on(device));
   const auto finish_as = [first](const std::shared_ptr<StreamWork>& work) {
     first->on_complete([work](Work& inner) { work->finish(inner.exception()); });
   };

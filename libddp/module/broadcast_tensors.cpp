@@ -1,10 +1,10 @@
 #include "libddp/module/broadcast_tensors.h"
 
-#include <ATen/ops/_foreach_copy.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cstring>
+
+#include "libddp/group/operand.h"
 
 namespace libddp {
 namespace {
@@ -16,50 +16,6 @@ at::Tensor flattened(const at::Tensor& tensor) { return tensor.detach().contiguo
 std::int64_t elements_per_message(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(TensorBroadcaster::kMaxMessageBytes / tensor.element_size());
 }
-
-/// Parts of any dtype one after another in a message of bytes.
-class Packing {
- public:
-  Packing(const at::Tensor& message, const std::vector<at::Tensor>& parts)
-      : message_(message), parts_(parts) {}
-
-  void pack() const {
-    if (!message_.is_cpu()) return at::_foreach_copy_(places(), bytes());
-    auto* next = static_cast<std::byte*>(message_.data_ptr());
-    for (const at::Tensor& part : parts_) {
-      std::memcpy(next, part.const_data_ptr(), part.nbytes());
-      next += part.nbytes();
-    }
-  }
-  void unpack() const {
-    if (!message_.is_cpu()) return at::_foreach_copy_(bytes(), places());
-    const auto* next = static_cast<const std::byte*>(message_.const_data_ptr());
-    for (const at::Tensor& part : parts_) {
-      std::memcpy(part.data_ptr(), next, part.nbytes());
-      next += part.nbytes();
-    }
-  }
-
- private:
-  std::vector<at::Tensor> bytes() const {
-    std::vector<at::Tensor> views;
-    for (const at::Tensor& part : parts_) views.push_back(part.view(at::kByte));
-    return views;
-  }
-  std::vector<at::Tensor> places() const {
-    std::vector<at::Tensor> views;
-    std::int64_t begin = 0;
-    for (const at::Tensor& part : parts_) {
-      const auto length = static_cast<std::int64_t>(part.nbytes());
-      views.push_back(message_.narrow(0, begin, length));
-      begin += length;
-    }
-    return views;
-  }
-
-  const at::Tensor& message_;
-  const std::vector<at::Tensor>& parts_;
-};
 
 }  // namespace
 
@@ -117,10 +73,9 @@ void TensorBroadcaster::send(const std::vector<at::Tensor>& parts, std::size_t b
                              std::string_view label) {
   if (parts.empty()) return;
   const at::Tensor message = staging(bytes, parts.front().device());
-  const Packing packing(message, parts);
-  if (group_->rank() == root) packing.pack();
+  if (group_->rank() == root) pack(parts, message);
   group_->broadcast(message, root, {.async = false, .timeout = {}, .label = label});
-  if (group_->rank() != root) packing.unpack();
+  if (group_->rank() != root) unpack(message, parts);
 }
 
 }  // namespace libddp
