@@ -63,6 +63,17 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
+def block(step: Callable[[], object], steps: int, device: torch.device) -> Callable[[], None]:
+    """So many steps, waited for: what `pairing.compare` times."""
+
+    def run() -> None:
+        for _ in range(steps):
+            step()
+        synchronize(device)
+
+    return run
+
+
 def gpt2(device: torch.device, options: argparse.Namespace, dtype=torch.float32):
     """GPT-2 in the shape that `options` has (124 M parameters by default), the same every time."""
     sys.path.append(str(ROOT / "examples/nanogpt"))

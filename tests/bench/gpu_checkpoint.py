@@ -91,16 +91,8 @@ def main() -> None:
     device = gpu.begin(options)
     steps = candidates(device, options)
 
-    def block(step):
-        def run():
-            for _ in range(options.steps):
-                step()
-            gpu.synchronize(device)
-
-        return run
-
     lines = pairing.compare(
-        {name: block(step) for name, step in steps.items()},
+        {name: gpu.block(step, options.steps, device) for name, step in steps.items()},
         rounds=options.rounds,
         case=f"checkpointed GPT-2, batch {options.batch} x {options.length}",
     )

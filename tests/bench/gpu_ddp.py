@@ -41,16 +41,8 @@ def measure(device, options, group) -> tuple[list[dict], int]:
     """Lines, and the number of libddp's buckets."""
     found = candidates(device, options, group)
 
-    def block(step):
-        def run():
-            for _ in range(options.steps):
-                step()
-            gpu.synchronize(device)
-
-        return run
-
     lines = pairing.compare(
-        {name: block(step) for name, (_, step) in found.items()},
+        {name: gpu.block(step, options.steps, device) for name, (_, step) in found.items()},
         rounds=options.rounds,
         warmup=3,  # buckets have their final shape after the first step
         case=f"GPT-2, {options.layers} x {options.width}, batch {options.batch} x {options.length}",

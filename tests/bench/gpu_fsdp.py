@@ -64,13 +64,7 @@ def host_time(device, options, group) -> list[dict]:
 
     def block(wrap):
         step = step_of(wrap(gpu.gpt2(device, small)), *batch)
-
-        def run():
-            for _ in range(options.steps):
-                step()
-            gpu.synchronize(device)
-
-        return run
+        return gpu.block(step, options.steps, device)
 
     lines = pairing.compare(
         {name: block(wrap) for name, wrap in wrappers(device, group).items()},

@@ -58,9 +58,9 @@ def measure(options) -> list[dict]:
             }
             repeat = 50 if size <= MIB else 5
             found = pairing.compare(
-                {name: many(call, repeat, device) for name, call in calls.items()},
+                {name: gpu.block(call, repeat, device) for name, call in calls.items()},
                 rounds=options.rounds,
-                settle=dist.barrier,
+                settle=dist.barrier,  # of the hosts: both ranks start together
                 case=f"{operation}, 2 ranks on one GPU",
                 size_bytes=size,
             )
@@ -70,17 +70,6 @@ def measure(options) -> list[dict]:
             lines += found
     dist.destroy_process_group()
     return lines
-
-
-def many(call, number: int, device):
-    """The barrier of the host is before it, so both ranks start together."""
-
-    def run():
-        for _ in range(number):
-            call()
-        gpu.synchronize(device)
-
-    return run
 
 
 def main() -> None:

@@ -23,13 +23,6 @@ using namespace libddp::test;
 
 namespace {
 
-void require_host_bits(int world_size, const Training& training) {
-  const Results wanted = on_host(world_size, training);
-  const Results found = on_devices(world_size, training);
-  REQUIRE(races_text() == "");
-  require_same(found, wanted);
-}
-
 Training with_options(std::function<void(ShardOptions&)> change) {
   Training training;
   training.options = [change = std::move(change)](ProcessGroup& group) {

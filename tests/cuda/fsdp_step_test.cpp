@@ -10,25 +10,14 @@
 using namespace libddp;
 using namespace libddp::test;
 
-namespace {
-
-void require_like_host(int world_size, const Training& training) {
-  const Results wanted = on_host(world_size, training);
-  const Results found = on_devices(world_size, training);
-  REQUIRE(races_text() == "");
-  require_same(found, wanted);
-}
-
-}  // namespace
-
 TEST_CASE("sharded steps on devices have the host's bits", "[fsdp]") {
-  for (const int world_size : {1, 2, 4}) require_like_host(world_size, {});
+  for (const int world_size : {1, 2, 4}) require_host_bits(world_size, {});
 }
 
 TEST_CASE("ranks that own no rows of a parameter, on devices", "[fsdp]") {
   Training training;
   training.size = {3, 3};
-  require_like_host(4, training);
+  require_host_bits(4, training);
 }
 
 TEST_CASE("a pass that brings gradients of a unit twice, on devices", "[fsdp]") {
@@ -39,7 +28,7 @@ TEST_CASE("a pass that brings gradients of a unit twice, on devices", "[fsdp]") 
     mean_square(y).backward({}, /*retain_graph=*/true);
     mean_square(y).backward();
   };
-  require_like_host(2, training);
+  require_host_bits(2, training);
 }
 
 TEST_CASE("units that stay whole, and units that are not prefetched, on devices", "[fsdp]") {
@@ -47,8 +36,8 @@ TEST_CASE("units that stay whole, and units that are not prefetched, on devices"
   keeps.options = [](ProcessGroup& group) {
     return ShardOptions{.shard = group.shared_from_this(), .keep_unsharded = true};
   };
-  require_like_host(2, keeps);
+  require_host_bits(2, keeps);
   Training plain;
   plain.model_options = {.forward_prefetch = false, .backward_prefetch = false};
-  require_like_host(2, plain);
+  require_host_bits(2, plain);
 }

@@ -153,4 +153,11 @@ void require_same(const Results& found, const Results& wanted) {
   }
 }
 
+void require_host_bits(int world_size, const Training& training) {
+  const Results wanted = on_host(world_size, training);
+  const Results found = on_devices(world_size, training);
+  REQUIRE(races_text() == "");
+  require_same(found, wanted);
+}
+
 }  // namespace libddp::test

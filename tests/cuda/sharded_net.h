@@ -79,5 +79,7 @@ std::vector<at::Tensor> train(ProcessGroup& group, c10::Device device, const Tra
 Results on_host(int world_size, const Training& training);
 Results on_devices(int world_size, const Training& training);
 void require_same(const Results& found, const Results& wanted);
+/// Devices give the bits of the host, and order every access.
+void require_host_bits(int world_size, const Training& training);
 
 }  // namespace libddp::test
