@@ -64,7 +64,7 @@ def init_process_group(
         rank: this process's rank; -1 = from the environment or the URL.
         store: used instead of `init_method`; `rank` and `world_size` are then required.
         group_name: without effect, as in torch.
-        pg_options: handed to the NCCL backend.
+        pg_options: handed to the backend, of which libddp's own takes none.
         device_id: the CUDA device of this process; a CPU device is accepted and has no effect.
         enable_reconfigure: not supported; there because newer versions of torch have it.
         require_key: ranks on several hosts without a run key are an error (docs/security.md); as
