@@ -30,13 +30,21 @@ function(libddp_kernel_options)
     endif()
     set(avx2 "-mavx2;-mfma;-mf16c")
     set(avx512 "${avx2};-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq")
+    set(sse42 "-msse4.2;-mpclmul")
     file(GLOB avx2_sources CONFIGURE_DEPENDS libddp/kernels/*_avx2.cpp)
     file(GLOB avx512_sources CONFIGURE_DEPENDS libddp/kernels/*_avx512.cpp)
+    file(GLOB sse42_sources CONFIGURE_DEPENDS libddp/kernels/*_sse42.cpp)
+    file(GLOB vpclmul_sources CONFIGURE_DEPENDS libddp/kernels/*_vpclmul.cpp)
     # No contraction: a multiply and an add stay two roundings on every path.
     set_source_files_properties(${avx2_sources} PROPERTIES COMPILE_OPTIONS "${avx2};-ffp-contract=off")
     set_source_files_properties(
         ${avx512_sources}
         PROPERTIES COMPILE_OPTIONS "${avx512};-ffp-contract=off"
+    )
+    set_source_files_properties(${sse42_sources} PROPERTIES COMPILE_OPTIONS "${sse42}")
+    set_source_files_properties(
+        ${vpclmul_sources}
+        PROPERTIES COMPILE_OPTIONS "${avx512};${sse42};-mvpclmulqdq"
     )
 endfunction()
 
