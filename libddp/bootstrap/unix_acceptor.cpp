@@ -19,8 +19,8 @@ constexpr std::chrono::milliseconds kLongestWait{20};
 
 }  // namespace
 
-UnixAcceptor::UnixAcceptor()
-    : listener_(UnixListener::open()),
+UnixAcceptor::UnixAcceptor(UnixListener listener)
+    : listener_(std::move(listener)),
       pending_(kPatience, RefusalLog("unix_refused", listener_.name())) {}
 
 std::vector<AdmittedPeer> UnixAcceptor::admit(std::chrono::milliseconds limit) {

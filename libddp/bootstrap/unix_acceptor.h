@@ -7,6 +7,8 @@
 //   UnixAcceptor acceptor;
 //   for (AdmittedPeer& admitted : acceptor.admit(std::chrono::milliseconds(100))) ...
 
+#include <poll.h>
+
 #include <chrono>
 #include <string>
 #include <vector>
@@ -29,11 +31,15 @@ class UnixAcceptor {
   /// Generous, as it costs little: a stopped process is a rank too.
   static constexpr std::chrono::seconds kPatience{30};
 
-  UnixAcceptor();
+  explicit UnixAcceptor(UnixListener listener = UnixListener::open());
 
   const std::string& name() const { return listener_.name(); }
   /// Those who have sent their request; waits for one at most `limit`.
   std::vector<AdmittedPeer> admit(std::chrono::milliseconds limit);
+  /// What to wait for where admit() is not all that a thread waits for.
+  void add_polls(std::vector<pollfd>& entries) const {
+    pending_.add_polls(listener_.fd(), entries);
+  }
   /// Says in the log why one of them is not let in after all.
   void refuse(const std::string& reason) { pending_.report(reason); }
 

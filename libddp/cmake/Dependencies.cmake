@@ -34,3 +34,29 @@ else()
     find_package(fmt REQUIRED)
     target_link_libraries(libddp_fmt INTERFACE fmt::fmt-header-only)
 endif()
+
+# nlohmann_json: the folder that LIBDDP_JSON_DIR names (also as a variable of the environment), else
+# the Python package that pyproject.toml names for the build, else the system's.
+add_library(libddp_json INTERFACE)
+if(NOT LIBDDP_JSON_DIR)
+    set(LIBDDP_JSON_DIR "$ENV{LIBDDP_JSON_DIR}")
+endif()
+if(NOT LIBDDP_JSON_DIR)
+    libddp_python_package(nlohmann_json json_package)
+    if(EXISTS "${json_package}/include/nlohmann/json.hpp")
+        set(LIBDDP_JSON_DIR "${json_package}/include")
+    endif()
+endif()
+if(LIBDDP_JSON_DIR)
+    target_include_directories(libddp_json SYSTEM INTERFACE "${LIBDDP_JSON_DIR}")
+else()
+    find_package(nlohmann_json 3.10 QUIET)
+    if(NOT nlohmann_json_FOUND)
+        message(
+            FATAL_ERROR
+            "libddp needs the headers of nlohmann_json: pip install nlohmann-json, or the Debian "
+            "package nlohmann-json3-dev, or LIBDDP_JSON_DIR=<folder that has nlohmann/json.hpp>"
+        )
+    endif()
+    target_link_libraries(libddp_json INTERFACE nlohmann_json::nlohmann_json)
+endif()

@@ -56,9 +56,13 @@ UniqueFd make_socket() {
 }  // namespace
 
 UnixListener UnixListener::open() {
+  return open_as(fmt::format("libddp-{}-{}", ::getpid(), random_hex(8)));
+}
+
+UnixListener UnixListener::open_as(const std::string& own_name) {
   UnixListener listener;
   listener.fd_ = make_socket();
-  listener.name_ = fmt::format("libddp-{}-{}", ::getpid(), random_hex(8));
+  listener.name_ = own_name;
   const Address address = abstract_address(listener.name_);
   const auto* name = reinterpret_cast<const sockaddr*>(&address.name);
   if (::bind(listener.fd(), name, address.length) != 0) {

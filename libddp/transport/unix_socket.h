@@ -27,6 +27,8 @@ class UnixListener {
  public:
   /// Listens under a fresh random name.
   static UnixListener open();
+  /// Listens under this name. Throws NetworkError if another process does.
+  static UnixListener open_as(const std::string& name);
 
   /// Name for connect_unix; printable.
   const std::string& name() const { return name_; }

@@ -39,9 +39,21 @@ ROOMS = {
     "fsdp": {"module", "autograd", "group", "memory", "base"},
     "interop": {"host", "group", "rendezvous", "collectives", "kernels", "base"},
     "activation": {"autograd", "base"},
+    "slots": {"memory", "kernels", "base"},
+    "keeper": {"slots", "bootstrap", "transport", "base"},
 }
 #: Rooms that know no torch.
-CORE = {"base", "kernels", "memory", "transport", "bootstrap", "collectives", "watchdog"}
+CORE = {
+    "base",
+    "kernels",
+    "memory",
+    "transport",
+    "bootstrap",
+    "collectives",
+    "watchdog",
+    "slots",
+    "keeper",
+}
 
 INCLUDE = re.compile(r'^#include [<"](libddp/([a-z_]+)/[^">]+|libddp/libddp\.h)[">]', re.M)
 

@@ -1,0 +1,97 @@
+#pragma once
+
+// A small process of each host that holds the memories of its ranks (SlotMemory), so that they
+// outlive the processes that write them; a new start of the job takes them from here.
+//
+// It serves processes of its own user over a Unix socket in the abstract namespace and trusts
+// nothing in what they send: memories are opened with all checks, messages have limits. It stores
+// slots in the background (Persister). When the agent that started the workers dies, it ends the
+// workers, stores the newest save that all ranks of the host have whole, and waits for a new agent;
+// when nobody needs it any more it ends, and the memories with it.
+// Thread rule: run() in one thread; stop() in any.
+//
+//   Keeper keeper({.run = "job 7", .linger = std::chrono::seconds(60)});
+//   keeper.run();
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libddp/base/deadline.h"
+#include "libddp/base/event_fd.h"
+#include "libddp/base/unique_fd.h"
+#include "libddp/bootstrap/unix_acceptor.h"
+#include "libddp/keeper/keeper_message.h"
+#include "libddp/keeper/kept_memories.h"
+#include "libddp/keeper/persister.h"
+
+namespace libddp {
+
+class Keeper {
+ public:
+  struct Options {
+    /// Of the job; at most 63 bytes.
+    std::string run;
+    /// So long it stays with memories that nobody is connected for.
+    std::chrono::milliseconds linger{60'000};
+    /// What workers have to end by themselves when their agent has died, before they are killed.
+    std::chrono::milliseconds grace{1'000};
+  };
+
+  /// Listens. Throws NetworkError if the job has a keeper on this host already.
+  explicit Keeper(Options options);
+
+  /// Until the job has finished, or nobody has come back in time.
+  void run();
+  void stop() { stop_.set(); }
+
+ private:
+  struct Client {
+    UniqueFd socket;
+    UniqueFd pidfd;
+    pid_t pid = 0;
+    bool is_worker = false;
+    /// Waits for the slots of a rank: Wait.
+    std::optional<KeeperRequest> waiting;
+  };
+
+  void serve();
+  void admit();
+  void hear(Client& client);
+  KeeperReply answer(Client& client, const KeeperRequest& request, std::vector<UniqueFd>& passed,
+                     std::vector<int>& returned);
+  void answer_waiting();
+  void watch_agent(std::int64_t pid);
+  void agent_died();
+  void end_workers();
+  void store(const KeeperRequest& request);
+  void store_newest();
+  bool is_over();
+  std::string status() const;
+
+  const Options options_;
+  EventFd stop_ = EventFd::create();
+  EventFd stored_ = EventFd::create();
+  UnixAcceptor acceptor_;
+  KeptMemories memories_;
+  std::list<Client> clients_;
+  std::optional<KeeperStorage> storage_;
+  UniqueFd agent_;
+  pid_t agent_pid_ = 0;
+  bool has_finished_ = false;
+  /// A worker has been here: until then it waits for one.
+  bool has_served_ = false;
+  /// Since when nobody is there.
+  std::optional<Deadline> lingering_;
+  /// Last: its thread calls back.
+  Persister persister_{[this] { stored_.set(); }};
+};
+
+}  // namespace libddp

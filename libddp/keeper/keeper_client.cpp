@@ -1,0 +1,76 @@
+#include "libddp/keeper/keeper_client.h"
+
+#include <unistd.h>
+
+#include <chrono>
+
+#include "libddp/base/error.h"
+#include "libddp/transport/unix_socket.h"
+
+namespace libddp {
+namespace {
+
+using Call = KeeperRequest::Call;
+
+/// The keeper answers at once; it may be short of CPU time.
+Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
+
+}  // namespace
+
+KeeperClient::KeeperClient(const std::string& run, const Role& role, Deadline deadline)
+    : socket_(connect_unix(keeper_name(run), deadline)) {
+  // The name is anybody's to take: a stranger's keeper gets nothing.
+  if (peer_credentials(socket_.get()).uid != ::geteuid()) {
+    throw NetworkError("the keeper's name is taken by another user");
+  }
+  KeeperRequest hello{.call = Call::Hello};
+  hello.run = run;
+  hello.is_worker = role.is_worker;
+  hello.agent = role.agent;
+  exchange(hello, {}, deadline);
+}
+
+void KeeperClient::put(const SlotMemory& memory, const std::optional<KeeperStorage>& storage) {
+  KeeperRequest request{.call = Call::Put};
+  request.storage = storage;
+  exchange(request, {memory.fd()}, soon());
+}
+
+std::vector<UniqueFd> KeeperClient::get() {
+  return exchange({.call = Call::Get}, {}, soon()).descriptors;
+}
+
+void KeeperClient::store(const SlotMemory& memory, int slot, const KeeperStorage& storage) {
+  const auto saved = memory.slot(slot).whole();
+  if (!saved) throw StateError("libddp snapshot: a slot that is not whole cannot be stored.");
+  KeeperRequest request{.call = Call::Store};
+  request.rank = memory.identity().rank;
+  request.generation = memory.identity().generation;
+  request.slot = slot;
+  request.sequence = saved->sequence;
+  request.storage = storage;
+  exchange(request, {}, soon());
+}
+
+void KeeperClient::wait(int rank, std::uint64_t sequence, Deadline deadline) {
+  KeeperRequest request{.call = Call::Wait};
+  request.rank = rank;
+  request.sequence = sequence;
+  exchange(request, {}, deadline);
+}
+
+std::string KeeperClient::status() {
+  return KeeperReply::decode(exchange({.call = Call::Status}, {}, soon()).bytes).status;
+}
+
+void KeeperClient::finish() { exchange({.call = Call::Finish}, {}, soon()); }
+
+Frame KeeperClient::exchange(const KeeperRequest& request, const std::vector<int>& descriptors,
+                             Deadline deadline) {
+  send_frame(socket_.get(), request.encode(), descriptors, deadline);
+  Frame frame = receive_frame(socket_.get(), kKeeperLimits, deadline);
+  KeeperReply::decode(frame.bytes).check();
+  return frame;
+}
+
+}  // namespace libddp

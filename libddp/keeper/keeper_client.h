@@ -1,0 +1,55 @@
+#pragma once
+
+// A process's connection to the keeper of its job. Errors: SnapshotError for what the keeper
+// refuses, NetworkError where it is not there (any more), TimeoutError.
+// Thread rule: one thread at a time.
+//
+//   KeeperClient keeper("job 7", {.is_worker = true, .agent = getppid()}, deadline);
+//   keeper.put(memory, std::nullopt);
+//   for (UniqueFd& fd : keeper.get()) SlotMemory::open(std::move(fd));
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "libddp/base/deadline.h"
+#include "libddp/base/unique_fd.h"
+#include "libddp/keeper/keeper_message.h"
+#include "libddp/slots/slot_memory.h"
+
+namespace libddp {
+
+class KeeperClient {
+ public:
+  struct Role {
+    /// A process of the job: it keeps the keeper alive, and ends when its agent dies.
+    bool is_worker = false;
+    /// Process that started it; 0 for none.
+    pid_t agent = 0;
+  };
+
+  /// Throws NetworkError if no keeper of the run is there.
+  KeeperClient(const std::string& run, const Role& role, Deadline deadline);
+
+  void put(const SlotMemory& memory, const std::optional<KeeperStorage>& storage);
+  std::vector<UniqueFd> get();
+  /// REQUIRES a slot that is whole and held (Slot::hold); the keeper lets it go.
+  void store(const SlotMemory& memory, int slot, const KeeperStorage& storage);
+  /// Until the save, or a newer one, of the rank is stored. Throws SnapshotError if it could not
+  /// be.
+  void wait(int rank, std::uint64_t sequence, Deadline deadline);
+  /// JSON: see docs/design.md.
+  std::string status();
+  void finish();
+
+ private:
+  Frame exchange(const KeeperRequest& request, const std::vector<int>& descriptors,
+                 Deadline deadline);
+
+  UniqueFd socket_;
+};
+
+}  // namespace libddp

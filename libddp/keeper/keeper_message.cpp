@@ -1,0 +1,133 @@
+#include "libddp/keeper/keeper_message.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "libddp/base/error.h"
+#include "libddp/slots/json_text.h"
+
+namespace libddp {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kMessageVersion = 1;
+constexpr std::array kCalls{"hello", "put", "get", "store", "wait", "status", "finish"};
+
+/// The value of a key if it is there; of another type it is an error.
+template <typename T>
+void read(const json& object, const char* name, T& value) {
+  const auto found = object.find(name);
+  if (found == object.end()) return;
+  try {
+    if constexpr (std::is_same_v<T, bool>) {
+      if (!found->is_boolean()) throw SnapshotError("");
+    } else if constexpr (std::is_integral_v<T>) {
+      if (!found->is_number_integer()) throw SnapshotError("");
+      if (std::is_unsigned_v<T> && !found->is_number_unsigned()) throw SnapshotError("");
+      const auto number = found->get<std::int64_t>();
+      if (static_cast<std::int64_t>(static_cast<T>(number)) != number) throw SnapshotError("");
+    }
+    value = found->get<T>();
+  } catch (const std::exception&) {
+    throw SnapshotError(fmt::format("'{}' is of another type, or out of range", name));
+  }
+}
+
+json parsed(std::string_view text) {
+  json document = parse_json(text, {.max_bytes = kKeeperLimits.max_bytes});
+  if (!document.is_object()) throw SnapshotError("a message is no object");
+  return document;
+}
+
+KeeperStorage storage_of(const json& object) {
+  if (!object.is_object()) throw SnapshotError("'storage' is no object");
+  KeeperStorage storage;
+  read(object, "folder", storage.folder);
+  read(object, "start", storage.start);
+  read(object, "keep", storage.keep);
+  read(object, "commits", storage.commits);
+  if (storage.folder.empty() || storage.keep < 1) throw SnapshotError("'storage' names no folder");
+  const bool is_word =
+      !storage.start.empty() &&
+      storage.start.find_first_not_of(
+          "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == std::string::npos;
+  if (!is_word) throw SnapshotError("'start' is no word of letters and digits");
+  return storage;
+}
+
+}  // namespace
+
+std::string KeeperRequest::encode() const {
+  json document{{"version", kMessageVersion},
+                {"call", kCalls[static_cast<std::size_t>(call)]},
+                {"run", run},
+                {"agent", agent},
+                {"is_worker", is_worker},
+                {"rank", rank},
+                {"generation", generation},
+                {"slot", slot},
+                {"sequence", sequence}};
+  if (storage) {
+    document["storage"] = {{"folder", storage->folder},
+                           {"start", storage->start},
+                           {"keep", storage->keep},
+                           {"commits", storage->commits}};
+  }
+  return to_text(document);
+}
+
+KeeperRequest KeeperRequest::decode(std::string_view text) {
+  const json document = parsed(text);
+  int version = 0;
+  std::string call;
+  read(document, "version", version);
+  read(document, "call", call);
+  if (version != kMessageVersion) {
+    throw SnapshotError(
+        fmt::format("a message of version {}, this is version {}", version, kMessageVersion));
+  }
+  KeeperRequest request;
+  std::size_t i = 0;
+  while (i < kCalls.size() && call != kCalls[i]) ++i;
+  if (i == kCalls.size()) throw SnapshotError("an unknown call");
+  request.call = static_cast<Call>(i);
+  read(document, "run", request.run);
+  read(document, "agent", request.agent);
+  read(document, "is_worker", request.is_worker);
+  read(document, "rank", request.rank);
+  read(document, "generation", request.generation);
+  read(document, "slot", request.slot);
+  read(document, "sequence", request.sequence);
+  if (const auto storage = document.find("storage"); storage != document.end()) {
+    request.storage = storage_of(*storage);
+  }
+  return request;
+}
+
+std::string KeeperReply::encode() const {
+  return to_text({{"version", kMessageVersion}, {"error", error}, {"status", parse_json(status)}});
+}
+
+KeeperReply KeeperReply::decode(std::string_view text) {
+  const json document = parsed(text);
+  KeeperReply reply;
+  read(document, "error", reply.error);
+  if (const auto found = document.find("status"); found != document.end()) {
+    reply.status = to_text(*found);
+  }
+  return reply;
+}
+
+void KeeperReply::check() const {
+  if (!error.empty()) throw SnapshotError(error);
+}
+
+std::string keeper_name(const std::string& run) {
+  return fmt::format("libddp-keeper-{}-{}", ::geteuid(), run);
+}
+
+}  // namespace libddp

@@ -1,0 +1,82 @@
+#pragma once
+
+// What processes of a job say to their host's keeper, and its answers: JSON in frames, with the
+// memories as descriptors beside it. Thread rule: values.
+//
+//   KeeperRequest put{.call = KeeperRequest::Call::Put};
+//   send_frame(socket, put.encode(), {memory.fd()}, deadline);
+//   KeeperReply::decode(receive_frame(socket, kKeeperLimits, deadline).bytes).check();
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "libddp/slots/slot.h"
+#include "libddp/transport/frame.h"
+
+namespace libddp {
+
+inline constexpr FrameLimits kKeeperLimits{.max_bytes = 256u << 10, .max_descriptors = 250};
+
+/// Where the snapshots of a job are stored.
+struct KeeperStorage {
+  std::string folder;
+  /// Of the start of the job: letters and digits.
+  std::string start;
+  /// So many snapshots stay.
+  int keep = 2;
+  /// This host's keeper commits (SnapshotFolder): the one of rank 0.
+  bool commits = false;
+};
+
+struct KeeperRequest {
+  enum class Call {
+    /// First on a connection. `run`; `agent`: the process that started this one, 0 for none; a
+    /// worker is a process that ends with its agent.
+    Hello,
+    /// One descriptor: a SlotMemory of `run`. `storage`: where the job stores, if it does.
+    Put,
+    /// The memories of all ranks of this host.
+    Get,
+    /// Stores a slot of `rank`, whose writer holds it.
+    Store,
+    /// Answered when the slots of `rank` up to `sequence` are stored, or cannot be.
+    Wait,
+    Status,
+    /// The job has reached its end: nothing needs to be kept.
+    Finish,
+  };
+
+  Call call = Call::Status;
+  std::string run = {};
+  std::int64_t agent = 0;
+  bool is_worker = false;
+  int rank = 0;
+  std::uint64_t generation = 0;
+  int slot = 0;
+  std::uint64_t sequence = 0;
+  std::optional<KeeperStorage> storage = {};
+
+  std::string encode() const;
+  /// Throws SnapshotError with a clause about what is wrong.
+  static KeeperRequest decode(std::string_view text);
+};
+
+struct KeeperReply {
+  /// Why it was not done; empty if it was.
+  std::string error;
+  /// Of Status: JSON.
+  std::string status = "null";
+
+  std::string encode() const;
+  static KeeperReply decode(std::string_view text);
+  /// Throws SnapshotError with `error` unless that is empty.
+  void check() const;
+};
+
+/// The keeper of a job listens under this name of the abstract namespace.
+std::string keeper_name(const std::string& run);
+
+}  // namespace libddp

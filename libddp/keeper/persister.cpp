@@ -1,0 +1,174 @@
+#include "libddp/keeper/persister.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/base/log.h"
+#include "libddp/base/service_thread.h"
+#include "libddp/slots/snapshot_folder.h"
+
+namespace libddp {
+namespace {
+
+/// Between two looks for the parts of other hosts.
+constexpr std::chrono::milliseconds kPause{50};
+
+}  // namespace
+
+Persister::Persister(std::function<void()> changed) : changed_(std::move(changed)) {
+  thread_ = start_service_thread("libddp-persist", [this] { run(); });
+}
+
+Persister::~Persister() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+void Persister::add(Job job) {
+  const int rank = job.memory->identity().rank;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(jobs_, [&](const Job& other) {
+      if (other.memory->identity().rank != rank) return false;
+      other.memory->slot(other.slot).release();
+      --states_[rank].num_waiting;
+      return true;
+    });
+    ++states_[rank].num_waiting;
+    jobs_.push_back(std::move(job));
+  }
+  wake_.notify_all();
+}
+
+Persister::State Persister::state(int rank) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = states_.find(rank);
+  return found == states_.end() ? State{} : found->second;
+}
+
+bool Persister::is_idle() const {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(states_.begin(), states_.end(),
+                     [](const auto& entry) { return entry.second.num_waiting == 0; });
+}
+
+void Persister::run() {
+  while (true) {
+    std::optional<Job> job;
+    {
+      std::unique_lock lock(mutex_);
+      const auto is_due = [&] { return is_stopping_ || !jobs_.empty(); };
+      if (commits_.empty()) {
+        wake_.wait(lock, is_due);
+      } else {
+        wake_.wait_for(lock, kPause, is_due);
+      }
+      if (is_stopping_) return;
+      if (!jobs_.empty()) {
+        job = std::move(jobs_.front());
+        jobs_.pop_front();
+      }
+    }
+    if (job) store(*job);
+    commit_what_is_there();
+  }
+}
+
+void Persister::store(const Job& job) {
+  const int rank = job.memory->identity().rank;
+  std::string error;
+  try {
+    const Slot& slot = job.memory->slot(job.slot);
+    if (slot.whole() != job.saved) {
+      throw SnapshotError("libddp snapshot: the slot holds another save than the one to store.");
+    }
+    SnapshotFolder(job.storage.folder)
+        .add_rank(job.saved, job.storage.start, rank, job.memory->identity().world_size,
+                  SlotSource(*job.memory, job.slot), slot.values());
+  } catch (const std::exception& failure) {
+    error = failure.what();
+  }
+  job.memory->slot(job.slot).release();
+  if (job.storage.commits) {
+    await_commit(job, error);
+  } else {
+    finish(rank, job.saved, error);
+  }
+}
+
+void Persister::await_commit(const Job& job, const std::string& error) {
+  const int rank = job.memory->identity().rank;
+  const auto is_same = [&](const Commit& commit) {
+    return commit.saved == job.saved && commit.storage.start == job.storage.start;
+  };
+  auto commit = std::find_if(commits_.begin(), commits_.end(), is_same);
+  if (commit == commits_.end()) {
+    commit = commits_.insert(commits_.end(), {.saved = job.saved,
+                                              .storage = job.storage,
+                                              .world_size = job.memory->identity().world_size,
+                                              .ranks = {},
+                                              .error = is_same(failed_) ? failed_.error : ""});
+  }
+  commit->ranks.push_back(rank);
+  if (commit->error.empty()) commit->error = error;
+}
+
+void Persister::commit_what_is_there() {
+  std::uint64_t newest = 0;
+  for (Commit& commit : commits_) {
+    if (!commit.error.empty()) {
+      failed_ = commit;
+      continue;
+    }
+    try {
+      SnapshotFolder folder(commit.storage.folder);
+      const auto missing =
+          folder.missing_ranks(commit.saved, commit.storage.start, commit.world_size);
+      if (!missing.empty()) continue;
+      folder.commit(commit.saved, commit.storage.start, commit.world_size);
+      newest = std::max(newest, commit.saved.sequence);
+      folder.keep_newest(commit.storage.keep, commit.storage.start);
+    } catch (const std::exception& failure) {
+      commit.error = failure.what();
+      failed_ = commit;
+    }
+  }
+  // What is older than one that is whole is not needed any more, whoever is still at it.
+  const auto is_over = [&](const Commit& commit) {
+    return !commit.error.empty() || commit.saved.sequence <= newest;
+  };
+  const std::vector<Commit> all = std::exchange(commits_, {});
+  for (const Commit& commit : all) {
+    if (!is_over(commit)) {
+      commits_.push_back(commit);
+      continue;
+    }
+    for (const int rank : commit.ranks) finish(rank, commit.saved, commit.error);
+  }
+}
+
+void Persister::finish(int rank, const SavedStep& saved, const std::string& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    State& state = states_[rank];
+    --state.num_waiting;
+    const bool is_newer = !state.stored || state.stored->sequence < saved.sequence;
+    if (error.empty() && is_newer) state.stored = saved;
+    if (!error.empty() && state.error != error) {
+      log(LogLevel::Error, "snapshot_not_stored",
+          {{"rank", rank}, {"step", static_cast<long>(saved.step)}, {"reason", error}});
+    }
+    state.error = error;
+  }
+  changed_();
+}
+
+}  // namespace libddp

@@ -1,0 +1,89 @@
+#pragma once
+
+// Stores slots in the background: one thread of the keeper, in the order of the requests. A rank
+// whose newer slot waits skips its older one.
+//
+// The slot is let go when its bytes are on the disk. The keeper of rank 0 commits a snapshot when
+// the parts of all ranks are in the folder, whichever host stored them. An error is logged once and
+// kept for whoever asks; the older snapshots stay.
+// Thread rule: any thread.
+//
+//   Persister persister([&] { wake_up(); });
+//   persister.add({.memory = memory, .slot = 0, .saved = saved, .storage = storage});
+//   persister.state(0).stored;        // of rank 0, when it is done
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "libddp/keeper/keeper_message.h"
+#include "libddp/slots/slot_memory.h"
+
+namespace libddp {
+
+class Persister {
+ public:
+  struct Job {
+    std::shared_ptr<SlotMemory> memory;
+    int slot = 0;
+    SavedStep saved;
+    KeeperStorage storage;
+  };
+  /// Of a rank.
+  struct State {
+    /// The newest that is stored: committed where this keeper commits.
+    std::optional<SavedStep> stored;
+    /// Of the newest that was asked for; empty if it did not fail.
+    std::string error;
+    /// Jobs that are not done.
+    int num_waiting = 0;
+  };
+
+  /// `changed` is called, in the persister's thread, when a state has changed.
+  explicit Persister(std::function<void()> changed);
+  /// Finishes the job in progress and drops the others.
+  ~Persister();
+
+  void add(Job job);
+  State state(int rank) const;
+  bool is_idle() const;
+
+ private:
+  struct Commit {
+    SavedStep saved;
+    KeeperStorage storage;
+    int world_size = 1;
+    /// Of this host, those whose parts are stored.
+    std::vector<int> ranks;
+    /// Of one that could not: then there is nothing to commit.
+    std::string error;
+  };
+
+  void run();
+  void store(const Job& job);
+  void commit_what_is_there();
+  void await_commit(const Job& job, const std::string& error);
+  void finish(int rank, const SavedStep& saved, const std::string& error);
+
+  const std::function<void()> changed_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Job> jobs_;
+  std::map<int, State> states_;
+  /// Of the persister's thread.
+  std::vector<Commit> commits_;
+  /// The last save that could not be stored, for the ranks that come to it later.
+  Commit failed_;
+  bool is_stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace libddp

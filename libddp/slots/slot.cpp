@@ -1,0 +1,132 @@
+#include "libddp/slots/slot.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "libddp/base/check.h"
+#include "libddp/kernels/crc32c.h"
+#include "libddp/slots/chunk_source.h"
+#include "libddp/slots/chunk_threads.h"
+
+namespace libddp {
+namespace {
+
+/// Far from each other and from zero, so that a flipped bit makes none of another.
+constexpr std::uint64_t kWriting = 0x5752495445ull;
+constexpr std::uint64_t kWhole = 0xA1574F4C45ull;
+constexpr std::uint64_t kEmpty = 0;
+
+/// Nothing behind it becomes visible before anything ahead of it.
+void full_barrier() {
+#ifdef __SANITIZE_THREAD__
+  // It knows no fences; to it a slot has one writer, whose words are atomic.
+  static std::atomic<int> word{0};
+  word.fetch_add(1);
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
+/// Copies the bytes of one chunk, which several sources may share, and returns their checksum.
+class Gathering {
+ public:
+  Gathering(std::byte* to, std::span<const std::span<const std::byte>> sources)
+      : to_(to), sources_(sources) {
+    for (const auto& source : sources) {
+      begins_.push_back(total_);
+      total_ += source.size();
+    }
+  }
+
+  std::uint64_t total() const { return total_; }
+
+  std::uint32_t copy(std::size_t index) const {
+    std::uint64_t at = index * kChunkBytes;
+    const std::uint64_t end = at + chunk_bytes(total_, index);
+    auto i = static_cast<std::size_t>(std::upper_bound(begins_.begin(), begins_.end(), at) -
+                                      begins_.begin() - 1);
+    std::uint32_t sum = 0;
+    for (; at < end; ++i) {
+      const std::uint64_t skipped = at - begins_[i];
+      const std::uint64_t bytes = std::min(sources_[i].size() - skipped, end - at);
+      if (bytes == 0) continue;
+      sum = copy_with_crc32c(to_ + at, sources_[i].data() + skipped, bytes, sum);
+      at += bytes;
+    }
+    return sum;
+  }
+
+ private:
+  std::byte* const to_;
+  const std::span<const std::span<const std::byte>> sources_;
+  std::vector<std::uint64_t> begins_;
+  std::uint64_t total_ = 0;
+};
+
+}  // namespace
+
+void Slot::fill(const SavedStep& step, std::span<const std::span<const std::byte>> sources,
+                std::string_view values, int num_threads) {
+  const Gathering gathering(at_.data, sources);
+  LIBDDP_CHECK(gathering.total() == at_.data_bytes, "sources of another size than the layout");
+  LIBDDP_CHECK(values.size() <= at_.values_capacity, "values that do not fit");
+  SlotRecord& record = *at_.record;
+  record.state.store(kWriting, std::memory_order_relaxed);
+  // Nothing below may become visible before the state does.
+  full_barrier();
+  for_each_chunk(num_chunks(at_.data_bytes), num_threads,
+                 [&](std::size_t i) { at_.table[i] = gathering.copy(i); });
+  if (!values.empty()) std::memcpy(at_.values, values.data(), values.size());
+  record.step = step.step;
+  record.sequence = step.sequence;
+  record.values_bytes = values.size();
+  record.values_sum = crc32c(values.data(), values.size());
+  record.table_sum = crc32c(at_.table, table().size_bytes());
+  record.sum = sum_of_record();
+  // The copies may have gone past the caches: the fence puts them before the word.
+  full_barrier();
+  record.state.store(kWhole, std::memory_order_release);
+}
+
+void Slot::discard() {
+  at_.record->state.store(kEmpty, std::memory_order_relaxed);
+  full_barrier();
+}
+
+std::optional<SavedStep> Slot::whole() const {
+  const SlotRecord& record = *at_.record;
+  if (record.state.load(std::memory_order_acquire) != kWhole) return std::nullopt;
+  const bool is_sound = record.sum == sum_of_record() &&
+                        record.values_bytes <= at_.values_capacity &&
+                        record.values_sum == crc32c(at_.values, record.values_bytes) &&
+                        record.table_sum == crc32c(at_.table, table().size_bytes());
+  if (!is_sound) return std::nullopt;
+  return SavedStep{record.step, record.sequence};
+}
+
+std::string Slot::values() const {
+  return {reinterpret_cast<const char*>(at_.values),
+          static_cast<std::size_t>(at_.record->values_bytes)};
+}
+
+std::span<const std::uint32_t> Slot::table() const {
+  return {at_.table, num_chunks(at_.data_bytes)};
+}
+
+std::uint32_t Slot::sum_of_record() const {
+  const SlotRecord& record = *at_.record;
+  struct Fields {
+    std::int64_t step;
+    std::uint64_t sequence;
+    std::uint64_t values_bytes;
+    std::uint32_t values_sum;
+    std::uint32_t table_sum;
+  };
+  const Fields fields{record.step, record.sequence, record.values_bytes, record.values_sum,
+                      record.table_sum};
+  static_assert(sizeof(Fields) == 32, "padding would be summed");
+  return crc32c(&fields, sizeof(fields));
+}
+
+}  // namespace libddp

@@ -1,0 +1,205 @@
+#include "libddp/slots/snapshot_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <regex>
+#include <utility>
+
+#include "libddp/base/check.h"
+#include "libddp/base/error.h"
+#include "libddp/base/printable.h"
+#include "libddp/base/system_error.h"
+
+namespace libddp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kIndex = "index.json";
+constexpr const char* kPart = ".part";
+
+[[noreturn]] void refuse_folder(const std::string& path, const std::string& why) {
+  throw SnapshotError(fmt::format(
+      "libddp snapshot: {}: {}. Hint: look at the folder, its disk and its permissions.",
+      printable(path), why));
+}
+
+std::string name_of(const SavedStep& saved) {
+  return fmt::format("step-{}.{}", saved.step, saved.sequence);
+}
+
+/// What a folder's name says; nothing for names that are not ours.
+struct Name {
+  SavedStep saved;
+  /// Empty for a snapshot that is whole.
+  std::string start;
+};
+
+std::optional<Name> parse_name(const std::string& text) {
+  static const std::regex form(R"(step-(\d{1,18})\.(\d{1,18})(?:\.([A-Za-z0-9]+)\.part)?)");
+  std::smatch match;
+  if (!std::regex_match(text, match, form)) return std::nullopt;
+  return Name{{.step = std::stoll(match[1]), .sequence = std::stoull(match[2])}, match[3]};
+}
+
+std::string text_of_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  if (!file || file.bad()) refuse_folder(path, errno_text("read", errno));
+  return text;
+}
+
+/// Under its name when the disk has it.
+void write_text(const std::string& path, const std::string& text) {
+  const std::string fresh = path + kPart;
+  {
+    const UniqueFd file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    if (!file) refuse_folder(path, errno_text("open", errno));
+    std::string_view left = text;
+    while (!left.empty()) {
+      const ssize_t count = ::write(file.get(), left.data(), left.size());
+      if (count < 0 && errno != EINTR) refuse_folder(path, errno_text("write", errno));
+      if (count > 0) left.remove_prefix(static_cast<std::size_t>(count));
+    }
+    if (::fsync(file.get()) != 0) refuse_folder(path, errno_text("fsync", errno));
+  }
+  if (::rename(fresh.c_str(), path.c_str()) != 0) refuse_folder(path, errno_text("rename", errno));
+  sync_folder(fs::path(path).parent_path());
+}
+
+std::string rank_path(const std::string& folder, int rank) {
+  return fmt::format("{}/rank-{}.json", folder, rank);
+}
+
+void remove(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) refuse_folder(path, error.message());
+}
+
+}  // namespace
+
+SnapshotFolder::SnapshotFolder(std::string path) : path_(std::move(path)) {}
+
+std::vector<SnapshotFolder::Entry> SnapshotFolder::list() const {
+  std::vector<Entry> entries;
+  std::error_code error;
+  fs::directory_iterator folder(path_, error);
+  if (error == std::errc::no_such_file_or_directory) return entries;
+  if (error) refuse_folder(path_, error.message());
+  for (const fs::directory_entry& file : folder) {
+    const auto name = parse_name(file.path().filename());
+    if (!name || !name->start.empty()) continue;
+    entries.push_back({.saved = name->saved, .path = file.path()});
+  }
+  std::sort(entries.begin(), entries.end(), [](const Entry& one, const Entry& other) {
+    return one.saved.sequence > other.saved.sequence;
+  });
+  return entries;
+}
+
+SnapshotIndex SnapshotFolder::read(const Entry& entry) const {
+  const std::string path = entry.path + "/" + kIndex;
+  try {
+    SnapshotIndex index = SnapshotIndex::decode(text_of_file(path));
+    if (index.saved != entry.saved) throw SnapshotError("it is of another snapshot");
+    return index;
+  } catch (const SnapshotError& error) {
+    const std::string what = error.what();
+    if (what.find(path) != std::string::npos) throw;
+    refuse_folder(path, what);
+  }
+}
+
+FileSource SnapshotFolder::open(const Entry& entry, const StoredRank& rank) const {
+  return {entry.path + "/" + rank.file, rank.stored};
+}
+
+void SnapshotFolder::add_rank(const SavedStep& saved, const std::string& start, int rank,
+                              int world_size, const ChunkSource& source,
+                              const std::string& values) {
+  const std::string folder = part_path(saved, start);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) refuse_folder(folder, error.message());
+  sync_folder(path_);
+  StoredRank stored{.rank = rank,
+                    .file = fmt::format("rank-{}-of-{}.safetensors", rank, world_size),
+                    .stored = {},
+                    .values = values};
+  stored.stored = write_stored_file(folder + "/" + stored.file, source);
+  write_text(rank_path(folder, rank), stored.encode());
+}
+
+std::vector<int> SnapshotFolder::missing_ranks(const SavedStep& saved, const std::string& start,
+                                               int world_size) const {
+  const std::string folder = part_path(saved, start);
+  std::vector<int> missing;
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (::access(rank_path(folder, rank).c_str(), F_OK) != 0) missing.push_back(rank);
+  }
+  return missing;
+}
+
+SnapshotFolder::Entry SnapshotFolder::commit(const SavedStep& saved, const std::string& start,
+                                             int world_size) {
+  const std::string folder = part_path(saved, start);
+  SnapshotIndex index{.saved = saved, .ranks = {}, .world_size = world_size};
+  for (int rank = 0; rank < world_size; ++rank) {
+    const std::string path = rank_path(folder, rank);
+    try {
+      index.ranks.push_back(StoredRank::decode(text_of_file(path)));
+    } catch (const SnapshotError& error) {
+      refuse_folder(path, error.what());
+    }
+  }
+  write_text(folder + "/" + kIndex, index.encode());
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (::unlink(rank_path(folder, rank).c_str()) != 0)
+      refuse_folder(folder, errno_text("unlink", errno));
+  }
+  sync_folder(folder);
+  Entry entry{.saved = saved, .path = path_ + "/" + name_of(saved)};
+  if (::rename(folder.c_str(), entry.path.c_str()) != 0) {
+    refuse_folder(entry.path, errno_text("rename", errno));
+  }
+  sync_folder(path_);
+  return entry;
+}
+
+void SnapshotFolder::keep_newest(int count, const std::string& start) {
+  LIBDDP_CHECK(count > 0, "a folder that keeps nothing");
+  std::vector<std::string> old;
+  const std::vector<Entry> entries = list();
+  for (std::size_t i = static_cast<std::size_t>(count); i < entries.size(); ++i) {
+    // First it loses its name: half of a snapshot is none.
+    const std::string gone = entries[i].path + ".old" + kPart;
+    if (::rename(entries[i].path.c_str(), gone.c_str()) != 0) {
+      refuse_folder(entries[i].path, errno_text("rename", errno));
+    }
+  }
+  std::error_code error;
+  for (const fs::directory_entry& file : fs::directory_iterator(path_, error)) {
+    const auto name = parse_name(file.path().filename());
+    if (!name || name->start.empty()) continue;
+    const bool is_behind = !entries.empty() && name->saved.sequence <= entries[0].saved.sequence;
+    if (is_behind || name->start != start) old.push_back(file.path());
+  }
+  if (error) refuse_folder(path_, error.message());
+  for (const std::string& path : old) remove(path);
+}
+
+std::string SnapshotFolder::part_path(const SavedStep& saved, const std::string& start) const {
+  return fmt::format("{}/{}.{}{}", path_, name_of(saved), start, kPart);
+}
+
+}  // namespace libddp

@@ -1,0 +1,67 @@
+#pragma once
+
+// The bytes of a rank as a file of safetensors: 8 bytes that count the header, the layout's text,
+// the data. Its checksums stand beside it (StoredFile), as safetensors has no place for them.
+//
+// Writing: the space is taken first, so that a full disk shows before a byte is written; each chunk
+// is checked against its checksum on its way, so that what memory has damaged is not stored; the
+// file has its name only when the disk has its bytes. What is written is handed to the disk at once
+// and not kept in memory, which belongs to the training.
+// Thread rule: free functions and immutable values; any thread. One writer per path.
+//
+//   const StoredFile file = write_stored_file("out/rank-0-of-2.safetensors", SlotSource(memory,
+//   0)); const FileSource same("out/rank-0-of-2.safetensors", file); verify(same);
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "libddp/base/unique_fd.h"
+#include "libddp/slots/chunk_source.h"
+
+namespace libddp {
+
+/// What is known of a file beside it.
+struct StoredFile {
+  std::uint64_t bytes = 0;
+  /// CRC32C of the 8 bytes and the layout's text.
+  std::uint32_t header_sum = 0;
+  /// CRC32C of each chunk of the data.
+  std::vector<std::uint32_t> chunk_sums;
+
+  bool operator==(const StoredFile&) const = default;
+};
+
+/// Writes beside `path`, then renames; the folder is synchronised too. Throws SnapshotError with
+/// the path and the system's reason (for a full disk with the bytes that are missing), or if the
+/// source is damaged; then nothing of it is left.
+StoredFile write_stored_file(const std::string& path, const ChunkSource& source);
+
+/// Makes the names in a folder survive a loss of power. Throws SnapshotError.
+void sync_folder(const std::string& path);
+
+class FileSource final : public ChunkSource {
+ public:
+  /// Reads the header. Throws SnapshotError for a file that is missing, has another size or header
+  /// than `known`, or is none of ours.
+  FileSource(std::string path, StoredFile known);
+
+  const PieceLayout& layout() const override { return layout_; }
+  std::uint32_t checksum(std::size_t index) const override { return known_.chunk_sums[index]; }
+  std::span<const std::byte> chunk(std::size_t index,
+                                   std::vector<std::byte>& scratch) const override;
+  std::string name() const override { return path_; }
+
+ private:
+  [[noreturn]] void refuse(const std::string& why) const;
+  void read(void* to, std::uint64_t bytes, std::uint64_t offset) const;
+
+  const std::string path_;
+  const StoredFile known_;
+  UniqueFd fd_;
+  std::uint64_t data_begin_ = 0;
+  PieceLayout layout_;
+};
+
+}  // namespace libddp
