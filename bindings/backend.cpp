@@ -93,6 +93,13 @@ py::tuple find_place(const std::string& init_method, std::optional<int> rank,
 
 void bind_backend(py::module_& module) {
   module.attr("BACKEND_NAME") = C10dBackend::kName;
+  // A method that torch looks for, and its base class has not: with
+  // init_process_group(device_id=...) torch's new_group tells the ranks outside of the new group
+  // about a split of the communicator.
+  py::class_<C10dBackend, c10d::Backend, c10::intrusive_ptr<C10dBackend>>(module, "_C10dBackend")
+      .def(
+          "perform_nocolor_split", [](const C10dBackend&, const py::object&) {}, py::arg("device"),
+          "Nothing: groups are made by their members alone.");
   module.def("create_backend", &create_backend, py::arg("options"), py::arg("pg_options"),
              py::arg("inter") = py::none(), py::arg("wire_dtype") = py::none(),
              py::arg("sockets_per_link") = py::none(),

@@ -26,12 +26,14 @@ std::shared_ptr<ParamGroup> make_param_group(std::string name, const PythonTenso
                                              Group shard, Group replicate, bool keep_unsharded,
                                              std::optional<at::ScalarType> param_dtype,
                                              std::optional<at::ScalarType> reduce_dtype,
-                                             bool keep_low_gradients) {
+                                             bool keep_low_gradients,
+                                             std::optional<at::Device> compute_device,
+                                             bool pin_memory) {
   const py::gil_scoped_release release;
   auto unit = std::make_shared<ParamGroup>(
       std::move(name), named(parameters),
       ShardOptions{std::move(shard), std::move(replicate), keep_unsharded, param_dtype,
-                   reduce_dtype, keep_low_gradients});
+                   reduce_dtype, keep_low_gradients, compute_device, pin_memory});
   unit->on_error(&rethrow_as_python_error);
   return unit;
 }
@@ -167,7 +169,8 @@ void bind_fsdp(py::module_& module) {
   py::class_<ParamGroup, std::shared_ptr<ParamGroup>>(module, "ParamGroup")
       .def(py::init(&make_param_group), py::kw_only(), py::arg("name"), py::arg("parameters"),
            py::arg("shard"), py::arg("replicate"), py::arg("keep_unsharded"),
-           py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("keep_low_gradients"))
+           py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("keep_low_gradients"),
+           py::arg("compute_device"), py::arg("pin_memory"))
       .def_property_readonly("name", &ParamGroup::name)
       .def_property_readonly("is_held", &ParamGroup::is_held)
       .def_property_readonly("is_running",
@@ -191,6 +194,7 @@ void bind_fsdp(py::module_& module) {
       .def("backward_failed", &ShardedModel::backward_failed, py::arg("what"), unlocked)
       .def_property("syncs", &ShardedModel::syncs, &ShardedModel::set_sync)
       .def("publish", &ShardedModel::publish, unlocked)
+      .def("finish_copies", &ShardedModel::finish_copies, unlocked)
       .def("shows_larger_gradients", &ShardedModel::shows_larger_gradients)
       .def("average_waiting", &ShardedModel::average_waiting, unlocked)
       .def("unshard", &ShardedModel::unshard, py::arg("unit"), unlocked)

@@ -19,6 +19,8 @@ std::size_t element_bytes(Dtype dtype) {
     case Dtype::Int8:
     case Dtype::UInt8:
     case Dtype::Bool:
+    case Dtype::Float8E4M3:
+    case Dtype::Float8E5M2:
       return 1;
   }
   check_failed("known dtype", __FILE__, __LINE__, std::to_string(static_cast<int>(dtype)));
@@ -46,6 +48,10 @@ std::string_view name(Dtype dtype) {
       return "int64";
     case Dtype::Bool:
       return "bool";
+    case Dtype::Float8E4M3:
+      return "float8_e4m3fn";
+    case Dtype::Float8E5M2:
+      return "float8_e5m2";
   }
   check_failed("known dtype", __FILE__, __LINE__, std::to_string(static_cast<int>(dtype)));
 }

@@ -19,7 +19,17 @@ enum class Dtype : std::uint8_t {
   Int32,
   Int64,
   Bool,
+  /// Only accelerators reduce 8-bit floats.
+  Float8E4M3,
+  Float8E5M2,
 };
+
+/// The last one, for bytes that others sent.
+constexpr Dtype kLastDtype = Dtype::Float8E5M2;
+
+constexpr bool is_float8(Dtype dtype) {
+  return dtype == Dtype::Float8E4M3 || dtype == Dtype::Float8E5M2;
+}
 
 /// Bytes of one element.
 std::size_t element_bytes(Dtype dtype);

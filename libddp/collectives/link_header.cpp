@@ -9,7 +9,7 @@ namespace {
 static_assert(std::is_trivially_copyable_v<LinkHeader>);
 
 bool is_description(const OpDescription& description) {
-  return description.kind <= OpKind::Recv && description.dtype <= Dtype::Bool &&
+  return description.kind <= OpKind::Recv && description.dtype <= kLastDtype &&
          description.reduce_op <= ReduceOp::Bxor && description.num_dims >= 0;
 }
 

@@ -70,9 +70,11 @@ FlightRecorder::Ticket DeviceFlights::record(const OpDescription& description,
   return recorder != nullptr ? recorder->add_running(description, sequence) : 0;
 }
 
-void DeviceFlights::record_end(const DeviceOperation& operation, bool succeeded) noexcept {
+void DeviceFlights::record_end(const DeviceOperation& operation, bool succeeded) {
   FlightRecorder* const recorder = host_.flight_recorder();
-  if (recorder != nullptr) recorder->finish(operation.ticket, succeeded);
+  if (recorder == nullptr) return;
+  const std::int64_t device_ns = succeeded ? operation.device_time().count() : 0;
+  recorder->finish(operation.ticket, succeeded, device_ns);
 }
 
 bool DeviceFlights::look() noexcept {

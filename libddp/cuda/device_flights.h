@@ -90,7 +90,7 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
   void refuse_mismatch(const DeviceOperation& first);
   void check_nccl_errors();
   void fail_here(GroupFailure failure) noexcept;
-  void record_end(const DeviceOperation& operation, bool succeeded) noexcept;
+  void record_end(const DeviceOperation& operation, bool succeeded);
   std::map<int, std::string> ask_others();
   std::string where_others_are(const DeviceOperation& operation);
   RunningCallText describe_running() const;

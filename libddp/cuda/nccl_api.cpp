@@ -113,8 +113,6 @@ NcclApi load() {
   require(handle, api, "ncclMemFree", api.mem_free);
   require(handle, api, "ncclCommRegister", api.comm_register);
   require(handle, api, "ncclCommDeregister", api.comm_deregister);
-  find(handle, "ncclCommWindowRegister", api.comm_window_register);
-  find(handle, "ncclCommWindowDeregister", api.comm_window_deregister);
   return api;
 }
 

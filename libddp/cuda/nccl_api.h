@@ -3,8 +3,8 @@
 // The functions of NCCL that libddp calls, in a table that is filled at run time: from the library
 // that torch has loaded, so that both use one NCCL, or by a test with functions of its own.
 //
-// Nothing is linked: the same binary runs where there is no NCCL. Functions that came with a later
-// version than the oldest one supported are null where the library lacks them.
+// Nothing is linked: the same binary runs where there is no NCCL. The oldest version supported has
+// all of them.
 // Thread rule: immutable once loaded; any thread. `install` before the first use.
 //
 //   const NcclApi& nccl = NcclApi::get();   // throws DeviceError where there is none
@@ -23,6 +23,8 @@ namespace libddp {
 struct NcclApi {
   /// Older libraries are refused: ncclCommInitRankScalable and everything before it must be there.
   static constexpr int kOldestVersion = NCCL_VERSION(2, 23, 4);
+  /// Reductions of 8-bit floats.
+  static constexpr int kFloat8Version = NCCL_VERSION(2, 24, 0);
   /// Two ranks on one device, with NCCL_MULTI_RANK_GPU_ENABLE=1.
   static constexpr int kSharedDeviceVersion = NCCL_VERSION(2, 30, 0);
 
@@ -53,9 +55,6 @@ struct NcclApi {
   decltype(&::ncclMemFree) mem_free = nullptr;
   decltype(&::ncclCommRegister) comm_register = nullptr;
   decltype(&::ncclCommDeregister) comm_deregister = nullptr;
-  /// From 2.27 on; null before.
-  decltype(&::ncclCommWindowRegister) comm_window_register = nullptr;
-  decltype(&::ncclCommWindowDeregister) comm_window_deregister = nullptr;
 
   /// The table of this process; loads it at the first call. Throws DeviceError where no NCCL can be
   /// found, several are loaded, or it is too old; the next call tries again.

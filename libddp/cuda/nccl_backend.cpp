@@ -9,10 +9,12 @@
 
 #include <algorithm>
 
+#include "libddp/base/env.h"
 #include "libddp/base/error.h"
 #include "libddp/base/first_line.h"
 #include "libddp/bootstrap/run_key.h"
 #include "libddp/bootstrap/sealed_store.h"
+#include "libddp/cuda/device_facts.h"
 #include "libddp/cuda/nccl_memory.h"
 #include "libddp/cuda/nccl_rendezvous.h"
 #include "libddp/cuda/nccl_types.h"
@@ -59,7 +61,8 @@ NcclBackend::NcclBackend(const BackendRequest& request, c10::DeviceType type)
       store_(request.store),
       prefix_(request.prefix + "nccl/"),
       join_timeout_(request.options.timeout),
-      events_(type),
+      is_timed_(env_flag("LIBDDP_NCCL_TIMING", false)),
+      events_(type, is_timed_ ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT),
       flights_(std::make_shared<DeviceFlights>(identity_, api_, host_, device_name(type))) {
   DeviceWatchdog::get().add(flights_);
 }
@@ -114,12 +117,18 @@ NcclBackend::Channel NcclBackend::join(const std::string& name, int rank, int wo
     std::optional<SealedStore> sealed;
     if (const auto key = given_run_key()) sealed.emplace(keys, key, "group " + identity_.name);
     KeyValueStore& store = sealed ? static_cast<KeyValueStore&>(*sealed) : keys;
-    std::vector<ncclUniqueId> ids = meet(api_, store, {name, rank, world_size, site}, deadline);
+    const std::string identity = may_share_devices(api_) ? "" : device_identity(*device());
+    std::vector<ncclUniqueId> ids =
+        meet(api_, store, {name, rank, world_size, identity, site}, deadline);
     auto communicator = std::make_shared<NcclCommunicator>(
         api_, std::move(ids), NcclCommunicator::Place{rank, world_size, *device(), site}, deadline,
         look);
     return {std::move(communicator),
             c10::impl::VirtualGuardImpl(type_).getStreamFromGlobalPool(*device(), true)};
+  } catch (const SharedDeviceError&) {
+    // All ranks have read the same: none has to be told.
+    flights_->end_all(std::current_exception());
+    throw;
   } catch (const Error& error) {
     if (flights_->failure()) throw;
     const bool is_late = dynamic_cast<const TimeoutError*>(&error) != nullptr;
@@ -204,6 +213,8 @@ WorkPtr NcclBackend::launch(BackendCall call, std::vector<at::Tensor> tensors, I
   auto operation =
       std::make_shared<DeviceOperation>(call.description, sequence, call.timeout, events_.take());
   operation->ticket = flights_->record(call.description, sequence);
+  // A graph that is replayed has no time of its own for each of its operations.
+  if (is_timed_ && !captures) operation->record_begin(events_.take(), stream);
   issue_on(channel, stream, call, sequence, issue);
   const std::exception_ptr error = finish_on(stream, call);
   operation->record_end(stream);
@@ -219,14 +230,14 @@ WorkPtr NcclBackend::launch(BackendCall call, std::vector<at::Tensor> tensors, I
   return work;
 }
 
-void NcclBackend::check_reduction_of(const BackendCall& call) const {
-  const std::string refusal = nccl_refusal(call.description);
+void NcclBackend::check_reduction_of(const BackendCall& call, double scale) const {
+  const std::string refusal = nccl_refusal(api_, call.description, scale, call.device);
   if (!refusal.empty()) throw ArgumentError(fmt::format("{}: {}.", where(call), refusal));
 }
 
 void NcclBackend::prepare_reduction(BackendCall& call, const std::vector<at::Tensor>& results,
                                     double scale) const {
-  check_reduction_of(call);
+  check_reduction_of(call, scale);
   const double left = scale_left(call.description.reduce_op, scale);
   if (left == 1.0) return;
   // Before whatever else the call does with the result.
@@ -250,7 +261,7 @@ WorkPtr NcclBackend::reduce(BackendCall call, const at::Tensor& tensor, int root
   if (is_root) {
     prepare_reduction(call, {tensor}, scale);
   } else {
-    check_reduction_of(call);
+    check_reduction_of(call, scale);
   }
   return launch(std::move(call), {tensor}, [&](const Launch& to) {
     const NcclReduction reduction(api_, to.comm, to.description, scale, identity_.world_size);

@@ -107,7 +107,7 @@ class NcclBackend final : public Backend, public ListBackend {
   ncclResult_t issue_together(std::size_t count, IssueOne one) const;
   ncclResult_t issue_parts(const Launch& launch, const std::vector<Exchange>& parts) const;
   /// Throws ArgumentError where NCCL cannot do it.
-  void check_reduction_of(const BackendCall& call) const;
+  void check_reduction_of(const BackendCall& call, double scale) const;
   /// The same, and adds what NCCL leaves of `scale`.
   void prepare_reduction(BackendCall& call, const std::vector<at::Tensor>& results,
                          double scale) const;
@@ -126,6 +126,8 @@ class NcclBackend final : public Backend, public ListBackend {
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string prefix_;
   const std::chrono::milliseconds join_timeout_;
+  /// LIBDDP_NCCL_TIMING: the flight log has the device's own times.
+  const bool is_timed_;
   EventPool events_;
   const std::shared_ptr<DeviceFlights> flights_;
 

@@ -10,6 +10,7 @@
 #include "libddp/base/blocking_calls.h"
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
+#include "libddp/cuda/nccl_rendezvous.h"
 
 namespace libddp {
 namespace {
@@ -78,12 +79,7 @@ std::string hint_for(const NcclApi& api, const std::string& error) {
            "each, "
            "and a network between the hosts (NCCL_SOCKET_IFNAME)";
   }
-  std::string hint =
-      "two ranks use one device: give each rank its own (torch.cuda.set_device(LOCAL_RANK))";
-  if (api.version >= NcclApi::kSharedDeviceVersion) {
-    hint += ", or set NCCL_MULTI_RANK_GPU_ENABLE=1 before the program starts";
-  }
-  return hint;
+  return "two ranks use one device: " + shared_device_hint(api);
 }
 
 }  // namespace

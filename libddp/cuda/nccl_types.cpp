@@ -6,6 +6,8 @@
 
 #include <optional>
 
+#include "libddp/cuda/device_facts.h"
+
 namespace libddp {
 namespace {
 
@@ -28,6 +30,10 @@ std::optional<ncclDataType_t> reduced_dtype(Dtype dtype) {
       return ncclInt32;
     case Dtype::Int64:
       return ncclInt64;
+    case Dtype::Float8E4M3:
+      return ncclFloat8e4m3;
+    case Dtype::Float8E5M2:
+      return ncclFloat8e5m2;
     case Dtype::Int16:
       break;
   }
@@ -58,14 +64,43 @@ std::optional<ncclRedOp_t> plain_op(ReduceOp op, Dtype dtype) {
   return std::nullopt;
 }
 
+/// Compute capability of the first devices that add 8-bit floats.
+constexpr int kFloat8Capability = 90;
+
+std::string float8_refusal(const NcclApi& api, const OpDescription& description, double scale,
+                           c10::Device device) {
+  constexpr const char* kHint = "Hint: reduce it as bfloat16; every dtype is moved";
+  if (api.version < NcclApi::kFloat8Version) {
+    return fmt::format("NCCL {} does not reduce {}, which needs {}. {}",
+                       NcclApi::version_text(api.version), name(description.dtype),
+                       NcclApi::version_text(NcclApi::kFloat8Version), kHint);
+  }
+  const int capability = compute_capability(device).value_or(kFloat8Capability);
+  if (capability < kFloat8Capability) {
+    return fmt::format("NCCL reduces {} from sm_{} on, and {} has sm_{}. {}",
+                       name(description.dtype), kFloat8Capability, device.str(), capability, kHint);
+  }
+  // The factor would be rounded to 8 bits, too.
+  if (scale == 1.0) return {};
+  return fmt::format("NCCL does not scale {} (scale={}). {}", name(description.dtype), scale,
+                     kHint);
+}
+
 }  // namespace
 
 NcclElements nccl_elements(Dtype dtype, std::size_t count) {
-  if (const auto same = reduced_dtype(dtype)) return {*same, count};
+  // NCCL before 2.24 does not know 8-bit floats.
+  const auto same = is_float8(dtype) ? std::nullopt : reduced_dtype(dtype);
+  if (same) return {*same, count};
   return {ncclUint8, count * element_bytes(dtype)};
 }
 
-std::string nccl_refusal(const OpDescription& description) {
+std::string nccl_refusal(const NcclApi& api, const OpDescription& description, double scale,
+                         c10::Device device) {
+  if (is_float8(description.dtype)) {
+    const std::string refusal = float8_refusal(api, description, scale, device);
+    if (!refusal.empty()) return refusal;
+  }
   if (!reduced_dtype(description.dtype)) {
     return fmt::format("NCCL does not reduce {}. Hint: use int32, or move the tensor to the CPU",
                        name(description.dtype));

@@ -2,13 +2,15 @@
 
 // libddp's dtypes and reductions as NCCL's.
 //
-// NCCL adds no 16-bit integers and knows no bitwise reductions: such calls are refused before
-// anything is sent. What only moves bytes moves those of any dtype.
+// NCCL adds no 16-bit integers, 8-bit floats not in every version nor on every device, and knows no
+// bitwise reductions: such calls are refused before anything is sent. What only moves bytes moves
+// those of any dtype.
 // Thread rule: pure, and NcclReduction belongs to one call.
 //
 //   const NcclReduction reduction(api, comm, description, scale, world_size);
 //   api.all_reduce(in, out, count, reduction.dtype(), reduction.op(), comm, stream);
 
+#include <c10/core/Device.h>
 #include <nccl.h>
 
 #include <string>
@@ -26,10 +28,10 @@ struct NcclElements {
 };
 NcclElements nccl_elements(Dtype dtype, std::size_t count);
 
-/// Why NCCL cannot reduce with that op in that dtype, and a hint: "NCCL does not reduce int16.
-/// Hint:
-/// ..."; "" where it can.
-std::string nccl_refusal(const OpDescription& description);
+/// Why NCCL cannot reduce with that op in that dtype on `device`, and a hint: "NCCL does not reduce
+/// int16. Hint: ..."; "" where it can.
+std::string nccl_refusal(const NcclApi& api, const OpDescription& description, double scale,
+                         c10::Device device);
 
 /// What is left to multiply a result with, where `scale` multiplies it and NCCL cannot; else 1.
 double scale_left(ReduceOp op, double scale);

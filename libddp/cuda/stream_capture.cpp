@@ -2,20 +2,11 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
+
+#include "libddp/cuda/loaded_cuda.h"
 
 namespace libddp {
 namespace {
-
-/// A function of the CUDA runtime that torch has loaded; null where it has none.
-template <typename Function>
-Function* runtime_function(const char* name) {
-  for (const char* const library : {"libcudart.so.13", "libcudart.so.12"}) {
-    void* const handle = ::dlopen(library, RTLD_NOW | RTLD_NOLOAD);
-    if (handle != nullptr) return reinterpret_cast<Function*>(::dlsym(handle, name));
-  }
-  return nullptr;
-}
 
 bool asks_runtime(const c10::Stream& stream) {
   static auto* const query =

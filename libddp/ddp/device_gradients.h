@@ -49,7 +49,8 @@ class DeviceGradients {
   /// pass or was defined before, unless it stays apart. Throws as GradientSlot::adopt.
   void collect(std::vector<GradientSlot>& slots, const std::vector<std::size_t>& members,
                const std::vector<std::uint32_t>& num_fired);
-  /// The current stream has copied gradients elsewhere, whose memory has been given back.
+  /// The current stream has copied gradients elsewhere, whose memory has been given back, or has
+  /// changed them in place.
   void moved();
 
  private:

@@ -51,7 +51,8 @@ class GradientSlots {
   /// zeros, of the others. `num_fired`: by parameter.
   void collect(const std::vector<std::size_t>& members,
                const std::vector<std::uint32_t>& num_fired);
-  /// Gradients have moved into other buckets (GradientSlot::move_to).
+  /// The current stream has moved gradients into other buckets (GradientSlot::move_to), or changed
+  /// them where they are: the streams that accumulate them come behind it.
   void moved() {
     if (on_device_) on_device_->moved();
   }

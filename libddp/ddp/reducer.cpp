@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -19,6 +20,11 @@ std::vector<at::Tensor> tensors_of(const NamedTensors& parameters) {
   std::vector<at::Tensor> tensors;
   for (const NamedTensor& parameter : parameters) tensors.push_back(parameter.tensor);
   return tensors;
+}
+
+bool is_any_on_device(const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return !tensor.device().is_cpu(); });
 }
 
 std::string who_is(const ProcessGroup& group) {
@@ -50,8 +56,11 @@ Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
       manual_(who_is(*group_), pass_),
       errors_(group_, pass_, reduction_, std::move(options_.rethrow)),
       slow_ranks_(group_),
-      hooks_(tensors_of(parameters_),
-             [this](std::size_t index) { errors_.guarded([&] { autograd_hook(index); }); }) {
+      hooks_(tensors_of(parameters_), [this](std::size_t index) {
+        const auto lock = lock_hooks();
+        errors_.guarded([&] { autograd_hook(index); });
+      }) {
+  runs_beside_devices_ = is_any_on_device(tensors_of(parameters_));
   if (options_.static_graph) set_static_graph();
 }
 
@@ -62,13 +71,22 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   ensure_prior_reduction_finished();
   buckets_.rebuild_as_learned();
   restart_pass(Stage::Armed);
+  runs_beside_devices_ |= is_any_on_device(outputs);
   // The hooks live as long as the graph, which may outlive the reducer.
   output_leaves_ = nullptr;
   output_leaves_ = call_before_backward(
       outputs, [weak = weak_from_this(), pass = std::make_shared<std::uint64_t>()] {
         const auto self = weak.lock();
-        if (self) self->errors_.guarded([&] { self->on_output_reached(*pass); });
+        if (!self) return;
+        const auto lock = self->lock_hooks();
+        self->errors_.guarded([&] { self->on_output_reached(*pass); });
       });
+}
+
+std::unique_lock<std::mutex> Reducer::lock_hooks() {
+  std::unique_lock<std::mutex> lock(hooks_mutex_, std::defer_lock);
+  if (runs_beside_devices_) lock.lock();
+  return lock;
 }
 
 void Reducer::ensure_prior_reduction_finished() {
@@ -153,7 +171,10 @@ void Reducer::queue_finalization(PassEnd end) {
   pass_.run();
   call_after_backward([weak = weak_from_this(), end, guard = std::make_shared<PassGuard>(*this)] {
     guard->end();
-    if (const auto self = weak.lock()) self->errors_.guarded([&] { self->on_pass_end(end); });
+    const auto self = weak.lock();
+    if (!self) return;
+    const auto lock = self->lock_hooks();
+    self->errors_.guarded([&] { self->on_pass_end(end); });
   });
 }
 
@@ -343,9 +364,13 @@ void Reducer::shard(bool averages) {
 
 void Reducer::prepare_for_local_backward(const std::vector<at::Tensor>& outputs) {
   if (!scatters_averages()) return;
+  runs_beside_devices_ |= is_any_on_device(outputs);
   output_leaves_ = nullptr;
   output_leaves_ = call_before_backward(outputs, [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->spread_averages();
+    const auto self = weak.lock();
+    if (!self) return;
+    const auto lock = self->lock_hooks();
+    self->spread_averages();
   });
 }
 

@@ -26,8 +26,16 @@
 // The parts: a pass (backward_pass.h), the gradients that it has (gradient_slots.h) and lacks
 // (parameter_usage.h), their buckets (learned_buckets.h), how these are sent (bucket_launcher.h)
 // and averaged (bucket_reduction.h), passes that the caller ends (manual_finalization.h),
-// exceptions (pass_errors.h). The Reducer says when each of them has its turn. Thread rule: one
-// forward or backward at a time; not to be destroyed during a backward pass.
+// exceptions (pass_errors.h). The Reducer says when each of them has its turn.
+//
+// NOTE [Threads of a pass]
+// Autograd has a thread for each device, and the caller's for the CPU. A model on one device whose
+// outputs are partly on the CPU (a loss, or logits that a script has moved there) is reached in two
+// threads at once: both may begin the pass, and one may take gradients meanwhile. So where a
+// parameter or an output is on a device, hooks run one at a time, under a lock that is hardly ever
+// waited for. Models of the CPU need none.
+//
+// Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
 //
 //   auto reducer = Reducer::create(parameters, group, {});
 //   auto loss = net->forward(x).sum();
@@ -40,6 +48,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -207,6 +216,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool needs_pass_end() const { return options_.after_pass || !sparse_.indices().empty(); }
   class PassGuard;
 
+  /// Of what autograd calls; see NOTE [Threads of a pass].
+  std::unique_lock<std::mutex> lock_hooks();
+
   const NamedTensors parameters_;
   const Group group_;
   ReducerOptions options_;
@@ -222,6 +234,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ManualFinalization manual_;
   PassErrors errors_;
   SlowRankReport slow_ranks_;
+  std::mutex hooks_mutex_;
+  /// Whether parameters or outputs are, or have been, on a device.
+  bool runs_beside_devices_ = false;
   /// Of the last forward; see call_before_backward.
   std::shared_ptr<void> output_leaves_;
 

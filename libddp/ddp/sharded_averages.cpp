@@ -52,6 +52,8 @@ void ShardedAverages::spread(GradientSlots& slots, const GradientBuckets& bucket
     whole.narrow(0, own.begin, own.numel()).mul_(group_->size());
     whole.narrow(0, own.end, whole.numel() - own.end).zero_();
   }
+  // Autograd adds to them on streams of its own.
+  slots.moved();
 }
 
 }  // namespace libddp

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,6 +14,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/group_identity.h"
+#include "libddp/group/current_stream.h"
 #include "libddp/memory/private_view.h"
 
 namespace libddp {
@@ -123,8 +125,19 @@ void ShardedParameters::move_in() {
     values_.load(index, parameters_[index].tensor.detach());
   }
   publish();
+  wait_for_device();
   shown_.resize(parameters_.size());
   for (std::size_t bucket = 0; bucket < buckets_->size(); ++bucket) show(bucket);
+}
+
+// Showing the arrays frees the memory that the parameters had, into the lists of the streams that
+// it was allocated on, which nobody here knows: they may use it only once the copies are done.
+void ShardedParameters::wait_for_device() const {
+  const c10::Device device = parameters_.front().tensor.device();
+  if (device.is_cpu()) return;
+  c10::Event done(device.type());
+  done.record(current_stream_on(device));
+  done.synchronize();
 }
 
 void ShardedParameters::show(std::size_t bucket) {

@@ -8,14 +8,15 @@
 // gradient does, and a rank owns one block of each array. So what a rank owns of neighbours is one
 // piece of memory in all of them.
 // Where all ranks are on one host, each array exists once, in memory that all of them map: an
-// update is there for the others after a barrier, and so is the state. Between hosts every rank has
-// all parameters and its own blocks of the state; blocks of parameters are gathered after an
-// update.
+// update is there for the others after a barrier, and so is the state. Between hosts, and on
+// devices, every rank has all parameters and its own blocks of the state; blocks of parameters are
+// gathered in place after an update. On devices all of that is in the order of streams; the host
+// waits in the construction only.
 //
 // NOTE [Two barriers per update]
-// Between begin_update and publish, parameters are half updated. begin_update waits until every
-// rank is there, so nobody computes with them any more, not even for an evaluation of its own after
-// the backward pass; publish waits until every rank is done.
+// Between begin_update and publish, shared parameters are half updated. begin_update waits until
+// every rank is there, so nobody computes with them any more, not even for an evaluation of its own
+// after the backward pass; publish waits until every rank is done.
 //
 // NOTE [Each rank's own changes]
 // A script may change parameters in place, on every rank (decoupled decay, weights swapped in and
@@ -26,7 +27,7 @@
 // is that of the pages that it has changed since the last one.
 //
 // Thread rule: one thread at a time. Collectives: construction, begin_update, publish, and
-// ShardedNumbers::whole between hosts.
+// ShardedNumbers::whole between hosts and on devices.
 //
 //   replica.shard(/*averages=*/false);                     // ReplicatedModel
 //   ShardedParameters sharded(replica.trained_parameters(), group, replica.buckets());
@@ -106,6 +107,7 @@ class ShardedParameters {
 
  private:
   void move_in();
+  void wait_for_device() const;
   void show(std::size_t bucket);
   void check_in_place() const;
   void take_changes();

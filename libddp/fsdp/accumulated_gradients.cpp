@@ -121,7 +121,7 @@ bool AccumulatedGradients::shows_waiting(std::size_t index) const {
 }
 
 bool AccumulatedGradients::shows_larger_gradients() const {
-  return spec_.is_sharded() && shows_waiting_ && has_waiting();
+  return spec_.has_shards_apart() && shows_waiting_ && has_waiting();
 }
 
 void AccumulatedGradients::end_copy(std::size_t index, bool keep) {
@@ -132,7 +132,9 @@ void AccumulatedGradients::end_copy(std::size_t index, bool keep) {
   if (keep && grad.defined()) {
     const FlatLayout::Shape shape = spec_.layout.shard_shape(index, spec_.rank());
     const at::Tensor shard = spec_.shard_in_whole(grad, index).view(shape);
-    kept = kept.defined() ? kept.copy_(shard) : shard.clone();
+    const c10::Device home = spec_.home_options(shard.scalar_type()).device();
+    kept =
+        kept.defined() ? kept.copy_(shard) : shard.to(home, /*non_blocking=*/false, /*copy=*/true);
   }
   const bool was_cleared = keep && !grad.defined();
   grad = was_cleared ? at::Tensor() : std::move(kept);

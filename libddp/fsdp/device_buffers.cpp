@@ -40,6 +40,11 @@ at::Tensor DeviceBuffers::allocate(std::int64_t bytes) const {
   return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
 }
 
+HostCopies& DeviceBuffers::host_copies() {
+  if (!host_copies_) host_copies_.emplace(device_);
+  return *host_copies_;
+}
+
 // The smallest that is large enough: units of other sizes take turns too.
 DeviceBuffer DeviceBuffers::take(std::int64_t numel, at::ScalarType dtype) {
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));

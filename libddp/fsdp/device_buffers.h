@@ -18,9 +18,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "libddp/fsdp/host_copies.h"
 #include "libddp/fsdp/stream_users.h"
 #include "libddp/group/process_group.h"
 
@@ -54,6 +56,8 @@ class DeviceBuffers {
   /// In the order of the current stream. Throws c10::OutOfMemoryError.
   DeviceBuffer take(std::int64_t numel, at::ScalarType dtype);
   void give(DeviceBuffer buffer) { free_.push_back(std::move(buffer)); }
+  /// For what is offloaded.
+  HostCopies& host_copies();
 
  private:
   at::Tensor allocate(std::int64_t bytes) const;
@@ -61,6 +65,7 @@ class DeviceBuffers {
   const Group group_;
   const c10::Device device_;
   std::vector<DeviceBuffer> free_;
+  std::optional<HostCopies> host_copies_;
 };
 
 }  // namespace libddp

@@ -30,7 +30,9 @@ DeviceGradientStore::DeviceGradientStore(const FlatSpec& spec, AccumulatedGradie
     : GradientStore(spec, accumulated),
       grads_(spec.size()),
       came_(spec.size()),
-      streams_(spec.device) {}
+      streams_(spec.device),
+      buffers_(spec.is_offloaded() ? DeviceBuffers::of(spec.options.shard, spec.device) : nullptr) {
+}
 
 void DeviceGradientStore::add(const at::Tensor& grad, std::size_t index) {
   const c10::NoGradGuard no_grad;
@@ -68,14 +70,16 @@ void DeviceGradientStore::begin_reduction(const GradientReduction& reduction) {
   make_ready(reduction.averaged);
   notes_ = at::Tensor();
   if (reduction.notes_used && (spec_.is_sharded() || spec_.options.replicate)) begin_notes();
-  if (!spec_.is_sharded()) {
-    if (!reduction.divisor || spec_.options.replicate) return;
+  if (!spec_.is_sharded() && reduction.divisor && !spec_.options.replicate) {
     std::vector<at::Tensor> all;
     for (std::size_t i = 0; i < spec_.size(); ++i) {
       if (reduction.averaged[i]) all.push_back(grads_[i]);
     }
-    return at::_foreach_div_(all, *reduction.divisor);
+    at::_foreach_div_(all, *reduction.divisor);
   }
+  if (buffers_) begin_block();
+  if (!spec_.is_sharded()) return buffers_ ? pack(reduction.averaged) : void();
+  if (buffers_) return;
   const bool may_overwrite =
       spec_.reduce_dtype == spec_.gradient_dtype && !accumulated_.keeps_any();
   if (may_overwrite) block_.begin(/*is_overwritten=*/true);
@@ -126,7 +130,66 @@ void DeviceGradientStore::begin_notes() {
   }
 }
 
+/// In a buffer, so that its memory is used again behind the copy and not behind the computation.
+void DeviceGradientStore::begin_block() {
+  const std::int64_t numel = spec_.layout.block_numel();
+  on_device_ = buffers_->take(numel, spec_.reduce_dtype);
+  on_device_->users.add_current();
+  average_ = on_device_->as(numel, spec_.reduce_dtype).zero_();
+}
+
+/// Those of an array that is not sharded, as its block; the tensors are not needed any more.
+void DeviceGradientStore::pack(const std::vector<bool>& averaged) {
+  std::vector<at::Tensor> from;
+  std::vector<at::Tensor> to;
+  for (std::size_t i = 0; i < spec_.size(); ++i) {
+    if (!averaged[i]) continue;
+    from.push_back(grads_[i].view(-1));
+    to.push_back(spec_.shard_in(average_, i, 0));
+  }
+  if (notes_.defined()) {
+    from.push_back(notes_);
+    to.push_back(average_.narrow(0, spec_.layout.notes_offset(), notes_.numel()));
+  }
+  at::_foreach_copy_(to, from);
+  StreamUsers current(spec_.device);
+  current.add_current();
+  for (const c10::Stream& stream : streams_.streams()) current.order(stream);
+  for (at::Tensor& grad : grads_) grad = at::Tensor();
+}
+
+/// What is there already is added to by the host, which has the averages in a block of their own
+/// then.
+void DeviceGradientStore::send_to_host(Work* reduction) {
+  const c10::NoGradGuard no_grad;
+  const std::int64_t numel = spec_.layout.block_numel();
+  if (accumulated_.keeps_any()) {
+    on_host_ = at::empty({numel}, spec_.home_options(spec_.gradient_dtype));
+  } else {
+    block_.begin(/*is_overwritten=*/true);
+    on_host_ = block_.tensor();
+  }
+  HostCopies& copies = buffers_->host_copies();
+  const StreamUsers& written_in = on_device_->users;
+  const c10::StreamGuard guard(copies.to_host());
+  reduction != nullptr ? reduction->wait() : written_in.order_current();
+  at::Tensor block = std::exchange(average_, at::Tensor());
+  on_device_->users.add_current();
+  if (spec_.reduce_dtype != spec_.gradient_dtype) {
+    DeviceBuffer converted = buffers_->take(numel, spec_.gradient_dtype);
+    block = converted.as(numel, spec_.gradient_dtype).copy_(block);
+    converted.users.add_current();
+    copies.copy_out(on_host_, block);
+    buffers_->give(std::move(converted));
+  } else {
+    copies.copy_out(on_host_, block);
+  }
+  buffers_->give(std::move(*on_device_));
+  on_device_.reset();
+}
+
 const at::Tensor& DeviceGradientStore::whole() {
+  if (buffers_ && !spec_.is_sharded()) return average_;
   if (blocks_.defined()) return blocks_;
   const c10::NoGradGuard no_grad;
   blocks_ = at::zeros({spec_.layout.blocks_numel()}, spec_.tensor_options(spec_.reduce_dtype));
@@ -156,8 +219,18 @@ const at::Tensor& DeviceGradientStore::average() {
 
 WorkPtr DeviceGradientStore::reduce(const ReduceOptions& first, const ReduceOptions& second,
                                     const std::string& label) {
-  const CallOptions options{.async = true, .label = label};
+  WorkPtr work = reduce_on_device(first, second, {.async = true, .label = label});
+  if (buffers_) send_to_host(work.get());
+  return work;
+}
+
+WorkPtr DeviceGradientStore::reduce_on_device(const ReduceOptions& first,
+                                              const ReduceOptions& second,
+                                              const CallOptions& options) {
   if (!spec_.is_sharded()) {
+    if (buffers_ && spec_.options.replicate) {
+      return spec_.options.replicate->all_reduce(average_, first, options);
+    }
     return spec_.options.replicate ? all_reduce(first, options) : nullptr;
   }
   const WorkPtr work = reduce_scatter(first, options);
@@ -215,7 +288,8 @@ void DeviceGradientStore::collect(Work& work, const ReduceOptions&, const std::s
 }
 
 void DeviceGradientStore::end_reduction() {
-  if (!spec_.is_sharded()) return;
+  if (on_device_) send_to_host(nullptr);  // who averages has done it
+  if (!spec_.has_shards_apart()) return;
   for (at::Tensor& grad : grads_) grad = at::Tensor();
   blocks_ = at::Tensor();
   streams_.clear();
@@ -225,13 +299,18 @@ bool DeviceGradientStore::was_used(std::size_t index) {
   if (came_[index]) return true;
   if (!notes_.defined()) return false;
   const auto place = static_cast<std::int64_t>(index);
+  if (buffers_) {
+    buffers_->host_copies().finish();
+    return on_host_[spec_.layout.notes_offset() + place].item<double>() != 0;
+  }
   const at::Tensor note =
       spec_.is_sharded() ? average_[spec_.layout.notes_offset() + place] : notes_[place];
   return note.item<double>() != 0;
 }
 
 void DeviceGradientStore::install(const std::vector<bool>& averaged) {
-  const at::Tensor result = std::exchange(average_, at::Tensor());
+  if (buffers_) buffers_->host_copies().finish();
+  const at::Tensor result = std::exchange(buffers_ ? on_host_ : average_, at::Tensor());
   result.defined() ? install_block(result, averaged) : install_whole(averaged);
   forget();
 }
@@ -260,7 +339,8 @@ void DeviceGradientStore::install_whole(const std::vector<bool>& averaged) {
 void DeviceGradientStore::forget() {
   for (at::Tensor& grad : grads_) grad = at::Tensor();
   came_.assign(came_.size(), false);
-  blocks_ = notes_ = average_ = at::Tensor();
+  blocks_ = notes_ = average_ = on_host_ = at::Tensor();
+  on_device_.reset();
   streams_.clear();
 }
 

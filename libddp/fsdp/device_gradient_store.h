@@ -15,14 +15,18 @@
 // reduction before the memory goes back to it. Replicas average on their group's stream, behind the
 // first reduction and beside the computation. Whether other ranks have used a parameter is asked of
 // the device only for one that this rank has not used.
-// Thread rule: as GradientStore; any stream.
+// Where parameters are offloaded the averages are copied to the host in a stream of its own, as
+// soon as the reduction has ended, into what `.grad` will show; without sharding too, from one
+// block. See NOTE [Offloading]. Thread rule: as GradientStore; any stream.
 //
 //   DeviceGradientStore gradients(spec, accumulated);
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "libddp/fsdp/device_buffers.h"
 #include "libddp/fsdp/gradient_store.h"
 #include "libddp/fsdp/stream_users.h"
 
@@ -50,6 +54,12 @@ class DeviceGradientStore final : public GradientStore {
   bool is_ready(std::size_t index) const;
   void make_ready(const std::vector<bool>& averaged);
   void begin_notes();
+  /// Averages go to the host from there.
+  void begin_block();
+  void pack(const std::vector<bool>& averaged);
+  void send_to_host(Work* reduction);
+  WorkPtr reduce_on_device(const ReduceOptions& first, const ReduceOptions& second,
+                           const CallOptions& options);
   WorkPtr reduce_scatter(const ReduceOptions& first, const CallOptions& options);
   WorkPtr all_reduce(const ReduceOptions& first, const CallOptions& options);
   WorkPtr average_replicas(Work& first, const ReduceOptions& second, const CallOptions& options);
@@ -61,8 +71,14 @@ class DeviceGradientStore final : public GradientStore {
   /// Which of them this rank has computed.
   std::vector<bool> came_;
   StreamUsers streams_;
-  /// The own block of averages, in the dtype of the reduction; undefined where nothing is sharded.
+  /// The own block of averages, in the dtype of the reduction; undefined where nothing is sharded
+  /// or offloaded.
   at::Tensor average_;
+  /// Of what is offloaded: the memory of `average_`, and the block on the host that it is copied
+  /// to, in the dtype of `.grad`.
+  const std::shared_ptr<DeviceBuffers> buffers_;
+  std::optional<DeviceBuffer> on_device_;
+  at::Tensor on_host_;
   /// A word about each parameter, other than zero where it was used, for each rank; undefined where
   /// nobody asks. The constant is that of a rank that has used all.
   at::Tensor notes_;

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
@@ -24,21 +25,27 @@ DeviceMemory::DeviceMemory(Spec spec, std::shared_ptr<DeviceBuffers> pool)
   const c10::NoGradGuard no_grad;
   const FlatLayout& layout = spec_.layout;
   const at::TensorOptions options = at::TensorOptions().dtype(spec_.dtype).device(spec_.device);
-  make_own_block(spec_.group
+  make_own_block(spec_.group && !is_offloaded()
                      ? spec_.group->allocate({layout.block_numel()}, spec_.dtype, spec_.device)
-                     : at::empty({layout.block_numel()}, options));
+                     : at::empty({layout.block_numel()}, spec_.home.value_or(options)));
   own_block().zero_();
   storage_ = borrowed_storage(layout.whole_numel());
   gathered_ = places_in_whole();
-  if (computes_low()) low_storage_ = borrowed_storage(layout.block_numel());
+  const bool sends_another = computes_low() || is_offloaded();
+  if (sends_another) sent_storage_ = borrowed_storage(layout.block_numel());
   sent_ =
-      parts_of(computes_low() ? flat_over(low_storage_, layout.block_numel(), spec_.compute_dtype)
-                              : own_block());
+      parts_of(sends_another ? flat_over(sent_storage_, layout.block_numel(), spec_.compute_dtype)
+                             : own_block());
 }
 
 // What is under way keeps its memory.
 DeviceMemory::~DeviceMemory() {
-  if (!work_ || !whole_ || !whole_->users.is_empty()) return;
+  if (!whole_ || !whole_->users.is_empty()) return;
+  if (!work_ && is_offloaded()) {
+    const c10::StreamGuard guard(pool_->host_copies().to_device());
+    whole_->users.add_current();
+  }
+  if (!work_) return;
   work_->on_complete([whole = whole_->bytes, low = low_ ? low_->bytes : at::Tensor()](Work&) {});
 }
 
@@ -62,22 +69,20 @@ std::vector<at::Tensor> DeviceMemory::places_in_whole() const {
 }
 
 // Before anything is sent: who has no memory may go on when there is some.
-DeviceBuffer DeviceMemory::take(std::int64_t numel) {
+DeviceBuffer DeviceMemory::take(std::int64_t numel, at::ScalarType dtype) {
   try {
-    return pool_->take(numel, spec_.compute_dtype);
+    return pool_->take(numel, dtype);
   } catch (c10::Error& error) {
-    error.add_context(
-        fmt::format("libddp {}: {} bytes for its parameters on {}", label(),
-                    static_cast<std::size_t>(numel) * c10::elementSize(spec_.compute_dtype),
-                    spec_.device.str()));
+    error.add_context(fmt::format("libddp {}: {} bytes for its parameters on {}", label(),
+                                  static_cast<std::size_t>(numel) * c10::elementSize(dtype),
+                                  spec_.device.str()));
     throw;
   }
 }
 
-DeviceBuffer DeviceMemory::take_whole() {
-  DeviceBuffer buffer = take(spec_.layout.whole_numel());
-  point(storage_, buffer.bytes.data_ptr());
-  return buffer;
+void DeviceMemory::take_whole() {
+  whole_ = take(spec_.layout.whole_numel(), spec_.compute_dtype);
+  point(storage_, whole_->bytes.data_ptr());
 }
 
 void DeviceMemory::give_whole() {
@@ -87,47 +92,83 @@ void DeviceMemory::give_whole() {
 }
 
 void DeviceMemory::begin_unshard() {
-  if (!whole_ && world_size() > 1) gather();
+  if (!whole_ && (world_size() > 1 || is_offloaded())) fill();
 }
 
-void DeviceMemory::gather() {
+void DeviceMemory::fill() {
   const c10::NoGradGuard no_grad;
-  whole_ = take_whole();
-  if (gathered_.empty()) return;
+  const c10::OptionalStreamGuard guard(
+      is_offloaded() ? std::optional(pool_->host_copies().to_device()) : std::nullopt);
   try {
-    if (computes_low()) {
-      low_ = take(spec_.layout.block_numel());
-      point(low_storage_, low_->bytes.data_ptr());
-      low_->as(spec_.layout.block_numel(), spec_.compute_dtype).copy_(own_block());
-    }
-    work_ =
-        spec_.group->all_gather_into_coalesced(gathered_, sent_, {.async = true, .label = label()});
+    world_size() > 1 ? gather() : convert();
   } catch (...) {
+    copy_.reset();
     low_.reset();
-    give_whole();
+    if (whole_) give_whole();
     throw;
   }
 }
 
+void DeviceMemory::gather() {
+  if (!gathered_.empty()) {
+    at::Tensor block = block_on_device();
+    if (computes_low()) {
+      low_ = take(spec_.layout.block_numel(), spec_.compute_dtype);
+      low_->users.add_current();
+      block = low_->as(spec_.layout.block_numel(), spec_.compute_dtype).copy_(block);
+    }
+    if (sent_storage_) point(sent_storage_, block.data_ptr());
+  }
+  take_whole();
+  if (gathered_.empty()) return;
+  work_ =
+      spec_.group->all_gather_into_coalesced(gathered_, sent_, {.async = true, .label = label()});
+  if (!is_offloaded()) return;
+  work_->wait();
+  give_block();
+}
+
 // The two orders of elements are one where one rank has all of them.
 void DeviceMemory::convert() {
-  const c10::NoGradGuard no_grad;
-  whole_ = take_whole();
   const std::int64_t numel = spec_.layout.whole_numel();
-  whole_->as(numel, spec_.compute_dtype).copy_(own_block().narrow(0, 0, numel));
+  if (is_offloaded() && !computes_low()) {
+    take_whole();
+    pool_->host_copies().copy_in(whole_->as(numel, spec_.dtype), own_block().narrow(0, 0, numel));
+  } else {
+    const at::Tensor block = block_on_device();
+    take_whole();
+    whole_->as(numel, spec_.compute_dtype).copy_(block.narrow(0, 0, numel));
+    if (is_offloaded()) give_block();
+  }
   filled_in_.clear();
   filled_in_.add_current();
 }
 
+at::Tensor DeviceMemory::block_on_device() {
+  if (!is_offloaded()) return own_block();
+  copy_ = take(spec_.layout.block_numel(), spec_.dtype);
+  copy_->users.add_current();
+  at::Tensor block = copy_->as(spec_.layout.block_numel(), spec_.dtype);
+  pool_->host_copies().copy_in(block, own_block());
+  return block;
+}
+
+/// To who comes behind the current stream, which has waited for what was sent.
+void DeviceMemory::give_block() {
+  for (std::optional<DeviceBuffer>* const buffer : {&copy_, &low_}) {
+    if (!*buffer) continue;
+    (*buffer)->users.add_current();
+    pool_->give(std::move(**buffer));
+    buffer->reset();
+  }
+}
+
 void DeviceMemory::unshard() {
   begin_unshard();
-  if (!whole_) convert();
+  if (!whole_) fill();
   if (!whole_->users.add_current()) return;
   work_ ? work_->wait() : filled_in_.order_current();
-  if (!low_) return;
-  low_->users.add_current();
-  pool_->give(std::move(*low_));
-  low_.reset();
+  give_block();
 }
 
 void DeviceMemory::note_use() {
@@ -141,6 +182,10 @@ void DeviceMemory::reshard() {
   note_use();
   work_.reset();
   give_whole();
+}
+
+void DeviceMemory::finish_copies() {
+  if (is_offloaded()) pool_->host_copies().finish();
 }
 
 }  // namespace libddp

@@ -11,6 +11,9 @@
 // and neither before nor behind it a kernel that moves elements. With a lower precision for the
 // computation the block is converted ahead of it, by one kernel.
 //
+// An offloaded block is copied to the device first: see NOTE [Offloading]. What follows is behind
+// the copy in its stream, and not behind the computation.
+//
 // Buffers and collectives are ordered by streams only: see NOTE [Reuse of buffers]. The tensors
 // that show the whole array, those that autograd saved among them, follow the buffer.
 // Thread rule: as FlatMemory; any stream.
@@ -45,24 +48,32 @@ class DeviceMemory final : public FlatMemory {
   void unshard() override;
   void note_use() override;
   void reshard() override;
+  void finish_copies() override;
 
  private:
   /// A rank's part of each parameter with elements, as long as the largest, flat; and all ranks'.
   std::vector<at::Tensor> parts_of(const at::Tensor& block) const;
   std::vector<at::Tensor> places_in_whole() const;
-  DeviceBuffer take(std::int64_t numel);
-  DeviceBuffer take_whole();
+  bool is_offloaded() const { return spec_.home.has_value(); }
+  DeviceBuffer take(std::int64_t numel, at::ScalarType dtype);
+  void take_whole();
   void give_whole();
+  void fill();
   void gather();
   void convert();
+  at::Tensor block_on_device();
+  void give_block();
 
   const std::shared_ptr<DeviceBuffers> pool_;
-  /// Of the whole array, and of the block as it travels in a lower precision: memory of buffers.
+  /// Of the whole array, and of the block as it travels where that is another one: memory of
+  /// buffers.
   c10::Storage storage_;
-  c10::Storage low_storage_;
+  c10::Storage sent_storage_;
   std::vector<at::Tensor> sent_;
   std::vector<at::Tensor> gathered_;
   std::optional<DeviceBuffer> whole_;
+  /// A copy of an offloaded block, and the block in a lower precision.
+  std::optional<DeviceBuffer> copy_;
   std::optional<DeviceBuffer> low_;
   /// What has filled the buffer: a collective, or a kernel of a stream.
   WorkPtr work_;

@@ -20,7 +20,7 @@ void FlatGradient::begin_pass(bool averages) {
   pass_.emplace();
   pass_->averages = averages;
   accumulated_.put_aside();
-  const bool adds_to_kept = !averages && !spec_.is_sharded() && accumulated_.shows_waiting();
+  const bool adds_to_kept = !averages && !spec_.has_shards_apart() && accumulated_.shows_waiting();
   for (std::size_t i = 0; i < spec_.size(); ++i) {
     const bool is_trained = spec_.parameters[i].tensor.requires_grad();
     arrivals_[i] = is_trained ? Arrival::Awaited : Arrival::None;

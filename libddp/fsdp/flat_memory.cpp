@@ -159,7 +159,8 @@ at::Tensor FlatMemory::whole_in(const c10::Storage& storage, std::size_t paramet
 std::unique_ptr<FlatMemory> FlatMemory::make(Spec spec, std::shared_ptr<BufferPool> pool) {
   const std::int64_t numel = spec.layout.whole_numel();
   const bool is_alone = !spec.group || spec.group->size() == 1;
-  if (!spec.device.is_cpu() && (!is_alone || spec.compute_dtype != spec.dtype)) {
+  const bool is_apart = !is_alone || spec.compute_dtype != spec.dtype || spec.home;
+  if (!spec.device.is_cpu() && is_apart) {
     auto buffers = DeviceBuffers::of(spec.group, spec.device);
     return std::make_unique<DeviceMemory>(std::move(spec), std::move(buffers));
   }

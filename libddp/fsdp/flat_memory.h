@@ -26,6 +26,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -44,7 +45,10 @@ class FlatMemory {
     at::ScalarType dtype = at::kFloat;
     at::ScalarType compute_dtype = at::kFloat;
     std::string label{};
+    /// Of the computation.
     c10::Device device = c10::kCPU;
+    /// Of the own block, where that is elsewhere: see NOTE [Offloading].
+    std::optional<at::TensorOptions> home{};
   };
 
   /// Collective over the group. The contents are undefined.
@@ -53,7 +57,7 @@ class FlatMemory {
   /// What its collectives are called from now on.
   void relabel(std::string label) { label_ = std::move(label); }
 
-  /// What this rank owns of a parameter, in `dtype`.
+  /// What this rank owns of a parameter, in `dtype`; on the host where it is offloaded.
   virtual at::Tensor shard(std::size_t parameter) const = 0;
   /// The parameter in `compute_dtype`; its bytes are there while it is unsharded.
   virtual at::Tensor whole(std::size_t parameter) const = 0;
@@ -72,6 +76,8 @@ class FlatMemory {
   virtual void note_use() {}
   /// The bytes of the whole array are not needed for now.
   virtual void reshard() {}
+  /// The host may write the own block afterwards.
+  virtual void finish_copies() {}
 
  protected:
   explicit FlatMemory(Spec spec) : spec_(std::move(spec)), label_(spec_.label) {}

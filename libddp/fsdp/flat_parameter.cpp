@@ -11,12 +11,21 @@
 
 namespace libddp {
 
+namespace {
+
+FlatMemory::Spec memory_spec(const FlatSpec& spec) {
+  FlatMemory::Spec made{spec.options.shard, spec.layout, spec.dtype,
+                        spec.compute_dtype, spec.label,  spec.device};
+  if (spec.is_offloaded()) made.home = spec.home_options(spec.dtype);
+  return made;
+}
+
+}  // namespace
+
 FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
                              const ShardOptions& options, const std::shared_ptr<BufferPool>& pool)
     : spec_(std::move(label), std::move(parameters), options),
-      memory_(FlatMemory::make({options.shard, spec_.layout, spec_.dtype, spec_.compute_dtype,
-                                spec_.label, spec_.device},
-                               pool)),
+      memory_(FlatMemory::make(memory_spec(spec_), pool)),
       accumulated_(spec_),
       gradient_(spec_, pool, accumulated_),
       copies_(spec_, *memory_, accumulated_) {
@@ -46,7 +55,7 @@ bool FlatParameter::unshard() {
   memory_->unshard();
   if (shows_whole_) return false;
   check_shards();
-  if (spec_.is_sharded()) accumulated_.put_aside();
+  if (spec_.has_shards_apart()) accumulated_.put_aside();
   for (std::size_t i = 0; i < size(); ++i) show_data(spec_.parameters[i].tensor, whole_[i]);
   return shows_whole_ = true;
 }
@@ -59,6 +68,7 @@ void FlatParameter::take_written() {
     if (shown.const_data_ptr() == shard.const_data_ptr()) continue;
     if (shown.sizes() != shard.sizes() || shown.scalar_type() != spec_.dtype) continue;
     const c10::NoGradGuard no_grad;
+    memory_->finish_copies();
     shard.copy_(shown);
     show_data(shown, shard);
   }

@@ -1,5 +1,7 @@
 #include "libddp/fsdp/flat_spec.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <utility>
 #include <vector>
 
@@ -23,7 +25,7 @@ FlatSpec::FlatSpec(std::string name, NamedTensors of, const ShardOptions& how)
     : label(std::move(name)),
       parameters(std::move(of)),
       options(how),
-      device(parameters.front().tensor.device()),
+      device(device_of(parameters, how)),
       layout(shapes_of(parameters), options.shard ? options.shard->size() : 1,
              /*pads_chunks=*/!device.is_cpu()),
       dtype(parameters.front().tensor.scalar_type()),
@@ -33,6 +35,19 @@ FlatSpec::FlatSpec(std::string name, NamedTensors of, const ShardOptions& how)
                      : is_sharded()              ? compute_dtype
                                                  : reduce_dtype),
       call_label(label) {}
+
+c10::Device FlatSpec::device_of(const NamedTensors& parameters, const ShardOptions& options) {
+  if (!options.compute_device || options.compute_device->is_cpu()) {
+    return parameters.front().tensor.device();
+  }
+  const c10::Device device = *options.compute_device;
+  return device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+at::TensorOptions FlatSpec::home_options(at::ScalarType of) const {
+  if (!is_offloaded()) return tensor_options(of);
+  return at::TensorOptions().dtype(of).device(c10::kCPU).pinned_memory(options.pin_memory);
+}
 
 at::Tensor FlatSpec::shard_of(const at::Tensor& block, std::size_t index) const {
   return block.narrow(0, layout.shard_offset(index), layout.shard(index, rank()).numel())

@@ -22,10 +22,13 @@ namespace libddp {
 struct FlatSpec {
   /// REQUIRES: parameters of one dtype on one device, at least one.
   FlatSpec(std::string name, NamedTensors of, const ShardOptions& how);
+  /// That parameters sharded like this are computed with on.
+  static c10::Device device_of(const NamedTensors& parameters, const ShardOptions& options);
 
   const std::string label;
   const NamedTensors parameters;
   const ShardOptions options;
+  /// Of the computation; of shards and gradients too where nothing is offloaded.
   const c10::Device device;
   const FlatLayout layout;
   /// Of the parameters, of what the computation reads, of the reduction, and of `.grad`.
@@ -44,7 +47,15 @@ struct FlatSpec {
   at::TensorOptions tensor_options(at::ScalarType of) const {
     return at::TensorOptions().dtype(of).device(device);
   }
+  /// Whether shards and their gradients are in the host's memory and not on the device.
+  bool is_offloaded() const {
+    return options.compute_device.has_value() && !options.compute_device->is_cpu();
+  }
+  /// Of shards and their gradients.
+  at::TensorOptions home_options(at::ScalarType of) const;
   bool is_sharded() const { return options.shard && options.shard->size() > 1; }
+  /// Whether what this rank owns of a parameter is something else than the parameter whole.
+  bool has_shards_apart() const { return is_sharded() || is_offloaded(); }
   /// Whether the dtype has gradients at all.
   bool can_require_grad() const { return c10::isFloatingType(dtype) || c10::isComplexType(dtype); }
   /// This rank's part of a parameter, in its block, in the parameter's form.

@@ -26,7 +26,7 @@ void FullCopies::show(const CopyOptions& options) {
   std::vector<at::Tensor> gradients;
   if (options.with_gradients && spec_.can_require_grad()) gradients = whole_gradients();
   if (!options.here) return;
-  for (std::size_t i = 0; i < spec_.size(); ++i) spec_.parameters[i].tensor.set_data(whole[i]);
+  for (std::size_t i = 0; i < spec_.size(); ++i) show_data(spec_.parameters[i].tensor, whole[i]);
   are_shown_ = true;
   if (gradients.empty()) return;
   accumulated_.put_aside();
@@ -43,7 +43,7 @@ std::vector<at::Tensor> FullCopies::whole_parameters() {
     return whole;
   }
   // What the computation reads has lost digits.
-  const at::Tensor all = gather(memory_.own_block());
+  const at::Tensor all = gather(memory_.own_block().to(spec_.device));
   for (std::size_t i = 0; i < spec_.size(); ++i) whole.push_back(put_together(all, i));
   return whole;
 }
@@ -86,6 +86,7 @@ void FullCopies::end(bool keep) {
   const c10::NoGradGuard no_grad;
   const std::string problem = keep ? wrong_copy() : "";
   keep = keep && problem.empty();
+  if (keep) memory_.finish_copies();
   for (std::size_t i = 0; i < spec_.size(); ++i) {
     const at::Tensor& shown = spec_.parameters[i].tensor;
     const at::Tensor shard = memory_.shard(i);

@@ -41,7 +41,7 @@ void GradientBlock::begin(bool is_overwritten) {
   if (tensor_.defined()) return;
   const std::int64_t numel = spec_.layout.block_numel();
   if (is_overwritten) {
-    tensor_ = at::empty({numel}, spec_.tensor_options(spec_.gradient_dtype));
+    tensor_ = at::empty({numel}, spec_.home_options(spec_.gradient_dtype));
     return;
   }
   const Group replicate = spec_.is_sharded() ? nullptr : spec_.options.replicate;

@@ -26,7 +26,7 @@ std::string refusal(const std::string& unit, const std::string& parameter, const
 
 /// Why a parameter cannot be sharded; empty if it can.
 std::string problem_of(const std::string& unit, const NamedTensor& parameter, c10::Device device,
-                       OwnedTensors& owned) {
+                       const ShardOptions& options, OwnedTensors& owned) {
   const at::Tensor& tensor = parameter.tensor;
   if (tensor.device().is_meta() || tensor.layout() != at::kStrided) {
     return refusal(
@@ -35,7 +35,8 @@ std::string problem_of(const std::string& unit, const NamedTensor& parameter, c1
         "move the module to the CPU or a GPU first; a module on the meta device needs a "
         "param_init_fn, or to_empty() and its own initialisation");
   }
-  if (tensor.device() != device) {
+  const bool is_offloaded = options.compute_device && tensor.device().is_cpu();
+  if (tensor.device() != device && !is_offloaded) {
     return refusal(unit, parameter.name,
                    fmt::format("is on device {}, and the unit's first parameter on {}",
                                tensor.device().str(), device.str()),
@@ -90,8 +91,8 @@ ParamGroup::ParamGroup(std::string name, const NamedTensors& parameters, ShardOp
   std::string problem;
   for (const NamedTensor& parameter : parameters) {
     const at::Tensor& tensor = parameter.tensor;
-    const c10::Device device = parameters.front().tensor.device();
-    if (problem.empty()) problem = problem_of(name_, parameter, device, owned_);
+    const c10::Device device = FlatSpec::device_of(parameters, options_);
+    if (problem.empty()) problem = problem_of(name_, parameter, device, options_, owned_);
     kinds[{!tensor.requires_grad(), tensor.scalar_type()}].push_back(parameter);
   }
   check_alike(name_, parameters, options_, std::move(problem));
@@ -143,6 +144,10 @@ bool ParamGroup::needs_barrier() const {
     if (flat->memory().needs_barrier()) return true;
   }
   return false;
+}
+
+void ParamGroup::finish_copies() {
+  for (const auto& flat : flats_) flat->memory().finish_copies();
 }
 
 void ParamGroup::begin_unshard() {

@@ -75,6 +75,8 @@ class ParamGroup {
   /// `frees`: gathered bytes are given back too.
   bool reshard(bool frees);
   bool is_unsharded() const;
+  /// The host may use shards and gradients afterwards: see NOTE [Offloading].
+  void finish_copies();
   /// After unshard, by the wish of a script, which lasts until reshard.
   void hold() { values_ = Values::Held; }
   bool is_held() const { return values_ == Values::Held; }

@@ -5,6 +5,7 @@
 //
 //   ShardOptions options{.shard = group};                                // FULL_SHARD
 //   ShardOptions hybrid{.shard = host_group, .replicate = across_hosts};  // HYBRID_SHARD
+//   ShardOptions offloaded{.shard = group, .compute_device = device};     // CPU offload
 
 #include <ATen/core/Tensor.h>
 
@@ -28,6 +29,12 @@ struct ShardOptions {
   std::optional<at::ScalarType> reduce_dtype{};
   /// Averaged gradients stay in param_dtype; otherwise they get the parameters' dtype.
   bool keep_low_gradients = false;
+  /// A device that the parameters are computed with on, while shards and their gradients are in the
+  /// host's memory: see NOTE [Offloading]. The parameters may be there or on the device before.
+  /// Nullopt, or the CPU: everything is where the parameters are.
+  std::optional<c10::Device> compute_device{};
+  /// That memory is page-locked: only then copies run beside the computation.
+  bool pin_memory = true;
 };
 
 }  // namespace libddp

@@ -135,6 +135,7 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
   }
   if (is_root(unit)) awaits_backward_ = c10::GradMode::is_enabled();
   if (depth_ > 0 || pass_) return;
+  if (!c10::GradMode::is_enabled()) finish_copies();
   end_reading(units_, kEndOfForward);
   compare_calls("a forward");
 }
@@ -218,6 +219,10 @@ void ShardedModel::reshard_values(ParamGroup& unit, bool frees) {
   if (unit.reshard(frees) && options_.faces) options_.faces->show(unit, /*whole=*/false);
 }
 
+void ShardedModel::finish_copies() {
+  for (const ParamGroupPtr& unit : units_) unit->finish_copies();
+}
+
 void ShardedModel::publish() {
   for (const ParamGroupPtr& unit : units_) unit->publish();
   const Group readers = readers_of(units_);
@@ -269,6 +274,8 @@ void ShardedModel::begin_pass() {
   call_after_backward([pass] {
     const auto self = pass->model.lock();
     if (self && self->pass_ == pass.get()) self->guarded([&] { self->end_pass(); });
+    // Autograd's thread may let go of it while the next forward runs: it must not look then.
+    pass->model.reset();
   });
 }
 
@@ -375,6 +382,7 @@ void ShardedModel::end_pass() {
   small_->collect();
   if (must_meet) end_reading(units_, "the end of a sharded backward pass");
   if (depth_ == 0) compare_calls("a backward pass");
+  finish_copies();
   for (const ParamGroupPtr& unit : units_) {
     reshard_values(*unit);
     unit->end_pass();

@@ -112,6 +112,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// collective. Without effect inside of a forward or backward pass.
   void average_waiting();
 
+  /// The host may write this rank's shards afterwards, offloaded ones too. For who does so between
+  /// a forward with gradients and its backward pass; otherwise nothing is under way then.
+  void finish_copies();
+
   /// Makes the values that this rank owns visible to all. Collective. A forward does it by itself.
   void publish();
   /// Lets the parameters of a unit show whole tensors until its next forward ends, `reshard`, or
@@ -134,7 +138,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   struct Pass {
     Pass(std::weak_ptr<ShardedModel> of, bool averages);
     ~Pass();
-    const std::weak_ptr<ShardedModel> model;
+    /// Empty once the pass has ended as it should.
+    std::weak_ptr<ShardedModel> model;
     const bool syncs;
     const std::unique_ptr<PassFailure> failure;
     /// Whether it writes gradients; one that computes those of given inputs does not.

@@ -1,7 +1,8 @@
 #pragma once
 
 // Tensor::set_data for plain tensors of one dtype, without what it does for all other kinds: a unit
-// shows other data of all its parameters four times per step.
+// shows other data of all its parameters four times per step. And for plain tensors on two devices,
+// as parameters are offloaded.
 // Thread rule: one thread at a time per tensor.
 //
 //   show_data(weight, whole);  // `weight` stays the same object, with the bytes of `whole`

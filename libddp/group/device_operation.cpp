@@ -14,9 +14,20 @@ void DeviceOperation::hold(std::vector<at::Tensor> tensors, std::function<void()
   held_.emplace(Held{std::move(tensors), std::move(function), caller});
 }
 
+void DeviceOperation::record_begin(EventPool::Handle begin, const c10::Stream& stream) {
+  begin_ = std::move(begin);
+  begin_->record(stream);
+}
+
 void DeviceOperation::record_end(const c10::Stream& stream) {
   stream_ = stream;
   end_->record(stream);
+}
+
+std::chrono::nanoseconds DeviceOperation::device_time() const {
+  if (!begin_) return std::chrono::nanoseconds(0);
+  const std::chrono::duration<double, std::milli> time(begin_->elapsedTime(*end_));
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time);
 }
 
 void DeviceOperation::order(const c10::Stream& stream) {

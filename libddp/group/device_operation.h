@@ -45,9 +45,14 @@ class DeviceOperation {
   /// in: tensors, and a function with what it has captured.
   void hold(std::vector<at::Tensor> tensors, std::function<void()> function,
             const c10::Stream& caller);
+  /// `stream` comes to it: from now on the device's own time counts. REQUIRES: events that can tell
+  /// the time.
+  void record_begin(EventPool::Handle begin, const c10::Stream& stream);
   /// All of it has been launched on `stream`.
   void record_end(const c10::Stream& stream);
   bool is_done() const { return end_->query(); }
+  /// From its begin to its end on the device, zero where no begin was recorded. REQUIRES: is_done.
+  std::chrono::nanoseconds device_time() const;
   /// `stream` waits for the end of the operation.
   void order(const c10::Stream& stream);
   /// The device has done it, or never will: nothing is held any more.
@@ -65,6 +70,7 @@ class DeviceOperation {
     c10::Stream caller;
   };
 
+  EventPool::Handle begin_;
   const EventPool::Handle end_;
   std::optional<c10::Stream> stream_;
   std::mutex mutex_;

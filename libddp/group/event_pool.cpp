@@ -13,7 +13,7 @@ EventPool::Handle EventPool::take() {
       state_->idle.pop_back();
     }
   }
-  if (!event) event = std::make_unique<c10::Event>(state_->type);
+  if (!event) event = std::make_unique<c10::Event>(state_->type, state_->flag);
   return {event.release(), [state = state_](c10::Event* done) {
             std::unique_ptr<c10::Event> back(done);
             const std::lock_guard lock(state->mutex);

@@ -23,15 +23,18 @@ class EventPool {
   /// Goes back to the pool when the last owner lets go.
   using Handle = std::shared_ptr<c10::Event>;
 
-  explicit EventPool(c10::DeviceType type) : state_(std::make_shared<State>(type)) {}
+  /// `flag`: BACKEND_DEFAULT for events that can tell the time between them.
+  explicit EventPool(c10::DeviceType type, c10::EventFlag flag = c10::EventFlag::PYTORCH_DEFAULT)
+      : state_(std::make_shared<State>(type, flag)) {}
 
   Handle take();
 
  private:
   struct State {
-    explicit State(c10::DeviceType type) : type(type) {}
+    State(c10::DeviceType type, c10::EventFlag flag) : type(type), flag(flag) {}
 
     const c10::DeviceType type;
+    const c10::EventFlag flag;
     std::mutex mutex;
     std::vector<std::unique_ptr<c10::Event>> idle;
   };

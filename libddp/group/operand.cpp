@@ -101,6 +101,10 @@ std::optional<Dtype> wire_dtype(at::ScalarType type) {
       return Dtype::Int64;
     case at::kBool:
       return Dtype::Bool;
+    case at::kFloat8_e4m3fn:
+      return Dtype::Float8E4M3;
+    case at::kFloat8_e5m2:
+      return Dtype::Float8E5M2;
     default:
       return std::nullopt;
   }
@@ -130,7 +134,8 @@ Operand make_operand(OperationSite& site, const char* argument, const at::Tensor
                      Access access) {
   check_storage(site, argument, tensor);
   const std::optional<Dtype> dtype = wire_dtype(tensor.scalar_type());
-  if (!dtype) {
+  // Kernels of the host add no 8-bit floats.
+  if (!dtype || (is_float8(*dtype) && tensor.is_cpu())) {
     site.refuse(fmt::format("argument {} has a dtype that a group does not move",
                             describe(argument, tensor)),
                 "to move bytes, pass tensor.view(torch.uint8)");

@@ -50,6 +50,10 @@ at::ScalarType scalar_type(Dtype dtype) {
       return at::kLong;
     case Dtype::Bool:
       return at::kBool;
+    case Dtype::Float8E4M3:
+      return at::kFloat8_e4m3fn;
+    case Dtype::Float8E5M2:
+      return at::kFloat8_e5m2;
   }
   return at::kByte;
 }

@@ -126,6 +126,7 @@ bool scalable(Dtype dtype) {
 }
 
 bool reducible(Dtype dtype, ReduceOp op) {
+  if (is_float8(dtype)) return false;
   const bool floating = scalable(dtype);
   switch (op) {
     case ReduceOp::Avg:

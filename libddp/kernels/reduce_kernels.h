@@ -47,7 +47,7 @@ enum class ReducePath { Scalar, Avx2, Avx512 };
 
 std::string_view name(ReducePath path);
 
-/// BAND, BOR, BXOR need integers or bool; AVG floating types.
+/// BAND, BOR, BXOR need integers or bool; AVG floating types. 8-bit floats take nothing.
 bool reducible(Dtype dtype, ReduceOp op);
 /// Whether `scale` means anything for this type.
 bool scalable(Dtype dtype);

@@ -362,6 +362,9 @@ ReduceKernel find_kernel(Dtype dtype, ReduceOp op) {
       return integer_kernel<std::int64_t, Isa>(op);
     case Dtype::Bool:
       return bool_kernel<Isa>(op);
+    case Dtype::Float8E4M3:
+    case Dtype::Float8E5M2:
+      break;
   }
   return nullptr;
 }

@@ -6,10 +6,10 @@
 //
 // Over parameters of FullyShardedDataParallel each rank updates its rows. With `shard_over`, the
 // ranks of a DistributedDataParallel model share the work and the state (ZeRO-1): step() is a
-// collective then, archives hold whole tensors, and torch::save is a collective between hosts. With
-// `shard_gradients` the averages are shared out too, which halves what a backward pass sends
-// between hosts; `.grad` then holds averages in the elements that the rank owns, its own gradients
-// elsewhere. Thread rule: one thread at a time; not while a backward pass runs.
+// collective then, archives hold whole tensors, and torch::save is a collective between hosts and
+// on devices. With `shard_gradients` the averages are shared out too, which halves what a backward
+// pass sends between hosts; `.grad` then holds averages in the elements that the rank owns, its own
+// gradients elsewhere. Thread rule: one thread at a time; not while a backward pass runs.
 //
 //   libddp::DistributedDataParallel model(net, group);
 //   libddp::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(3e-4),

@@ -6,7 +6,7 @@
 //
 // What a rank owns is known from the end of the first pass that synchronises on.
 // Thread rule: one thread at a time. Collectives: make_ready the first time, begin_update, publish,
-// clip_grad_norm, and whole_moments between hosts.
+// clip_grad_norm, and whole_moments between hosts and on devices.
 //
 //   AdamwShards shards(model.replica(), net->parameters());
 //   loss.backward();
@@ -85,7 +85,7 @@ class AdamwShards {
   /// undefined or has another shape than the parameter.
   std::vector<at::Tensor> load_moments(const at::Tensor& parameter,
                                        const std::vector<at::Tensor>& whole);
-  /// Copies in the parameter's shape; a collective between hosts.
+  /// Copies in the parameter's shape; a collective between hosts and on devices.
   std::vector<at::Tensor> whole_moments(const at::Tensor& parameter) const;
 
  private:

@@ -29,13 +29,14 @@ std::string record_json(const FlightRecorder::Record& record) {
   const std::string label(operation.label, strnlen(operation.label, sizeof(operation.label)));
   return fmt::format(
       R"({{"number": {}, "sequence": {}, "kind": {}, "call": {}, "label": {}, "dtype": {}, )"
-      R"("count": {}, "shape": {}, "reduce_op": {}, "root": {}, "device": {}, "state": {}, "called_ns": {}, )"
-      R"("started_ns": {}, "finished_ns": {}}})",
+      R"("count": {}, "shape": {}, "reduce_op": {}, "root": {}, "device": {}, "state": {}, )"
+      R"("called_ns": {}, "started_ns": {}, "finished_ns": {}, "device_ns": {}}})",
       record.number, record.sequence, json_string(call.substr(0, call.find(' '))),
       json_string(call), json_string(label), json_string(std::string(name(operation.dtype))),
       operation.count, shape_json(operation), json_string(std::string(name(operation.reduce_op))),
       operation.root, json_string(operation.is_on_device ? "accelerator" : "cpu"),
-      json_string(name(record.state)), record.called_ns, record.started_ns, record.finished_ns);
+      json_string(name(record.state)), record.called_ns, record.started_ns, record.finished_ns,
+      record.device_ns);
 }
 
 // The anchor that turns the other times into those of a clock on the wall.

@@ -40,6 +40,7 @@ FlightRecorder::Ticket FlightRecorder::put(const OpDescription& operation, std::
   entry.called_ns.store(now_ns, std::memory_order_release);
   entry.started_ns.store(state == State::Running ? now_ns : 0, std::memory_order_release);
   entry.finished_ns.store(0, std::memory_order_release);
+  entry.device_ns.store(0, std::memory_order_release);
   for (std::size_t i = 0; i < kWords; ++i) {
     entry.words[i].store(words[i], std::memory_order_release);
   }
@@ -60,11 +61,12 @@ void FlightRecorder::start(Ticket ticket) noexcept {
   entry->state.store(static_cast<std::uint64_t>(State::Running), std::memory_order_relaxed);
 }
 
-void FlightRecorder::finish(Ticket ticket, bool succeeded) noexcept {
+void FlightRecorder::finish(Ticket ticket, bool succeeded, std::int64_t device_ns) noexcept {
   Entry* const entry = entry_of(ticket);
   if (entry == nullptr) return;
   const State state = succeeded ? State::Done : State::Failed;
   entry->finished_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  if (device_ns != 0) entry->device_ns.store(device_ns, std::memory_order_relaxed);
   entry->state.store(static_cast<std::uint64_t>(state), std::memory_order_relaxed);
 }
 
@@ -76,6 +78,7 @@ bool FlightRecorder::read(const Entry& entry, Record& record) {
   record.called_ns = entry.called_ns.load(std::memory_order_acquire);
   record.started_ns = entry.started_ns.load(std::memory_order_acquire);
   record.finished_ns = entry.finished_ns.load(std::memory_order_acquire);
+  record.device_ns = entry.device_ns.load(std::memory_order_acquire);
   std::uint64_t words[kWords];
   for (std::size_t i = 0; i < kWords; ++i) {
     words[i] = entry.words[i].load(std::memory_order_acquire);

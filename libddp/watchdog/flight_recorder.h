@@ -41,6 +41,8 @@ class FlightRecorder {
     std::int64_t called_ns = 0;
     std::int64_t started_ns = 0;
     std::int64_t finished_ns = 0;
+    /// What an accelerator itself took for it; 0 = not measured.
+    std::int64_t device_ns = 0;
   };
   /// Number of a record; 0 = of nothing.
   using Ticket = std::uint64_t;
@@ -51,7 +53,7 @@ class FlightRecorder {
   /// As `add` and `start` at once, with one clock read.
   Ticket add_running(const OpDescription& operation, std::uint64_t sequence) noexcept;
   void start(Ticket ticket) noexcept;
-  void finish(Ticket ticket, bool succeeded) noexcept;
+  void finish(Ticket ticket, bool succeeded, std::int64_t device_ns = 0) noexcept;
 
   /// What is left of the last kCapacity, oldest first.
   std::vector<Record> records() const;
@@ -67,6 +69,7 @@ class FlightRecorder {
     std::atomic<std::int64_t> called_ns;
     std::atomic<std::int64_t> started_ns;
     std::atomic<std::int64_t> finished_ns;
+    std::atomic<std::int64_t> device_ns;
     std::array<std::atomic<std::uint64_t>, kWords> words;
   };
   struct Release {

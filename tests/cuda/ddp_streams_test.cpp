@@ -167,7 +167,7 @@ TEST_CASE("layers on streams of their own give the host's bits", "[ddp][streams]
   REQUIRE(races_text() == "");
 }
 
-TEST_CASE("every wait around a copy is needed", "[ddp][streams]") {
+TEST_CASE("every wait around a copy is needed", "[ddp][streams][drops_waits]") {
   const Before before = GENERATE(Before::Nothing, Before::Local, Before::Left);
   const bool is_one_bucket = before == Before::Left || GENERATE(true, false);
   const ReducerOptions options = is_one_bucket ? one_bucket() : small_buckets();

@@ -4,9 +4,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <c10/core/StreamGuard.h>
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -209,6 +211,42 @@ TEST_CASE("tensors of different devices are refused before anything is sent", "[
     group.all_reduce(tensor);
     expect(first(tensor.cpu()) == 2, "the group is what it was");
   });
+}
+
+TEST_CASE("two ranks on one device are named on all ranks, unless that is asked for",
+          "[nccl][failures]") {
+  const auto sum_on_first = [](ProcessGroup& group) {
+    const c10::Device device = fakegpu::device_at(group.rank() == 2 ? 2 : 0);
+    // Streams of their own: each operation waits for the other rank's.
+    const c10::StreamGuard guard(side_stream(device));
+    at::Tensor tensor = device_tensor(1, device);
+    group.all_reduce(tensor);
+    return first(tensor.cpu());
+  };
+  Messages messages;
+  run_device_group(3, [&](ProcessGroup& group, c10::Device) {
+    const auto attempt = [&] { sum_on_first(group); };
+    const std::string text = message_of<ArgumentError>(attempt);
+    messages.put(group.rank(), text);
+    const std::string again = message_of<ArgumentError>(attempt);
+    expect(again == text, "the same cause: " + again);
+    at::Tensor on_host = filled(1, 4);
+    group.all_reduce(on_host);
+    expect(first(on_host) == 3, "the host's part goes on");
+  });
+  for (const int rank : {0, 1, 2}) {
+    const std::string& text = messages.of(rank);
+    require_parts(text, {"join: ranks ", " use one device (", ":0 of machine ", "LOCAL_RANK",
+                         "NCCL_MULTI_RANK_GPU_ENABLE=1"});
+    REQUIRE((contains(text, "ranks 0 and 1 use") || contains(text, "ranks 1 and 0 use")));
+  }
+  REQUIRE(mock_nccl::calls("comm_init_rank_scalable") == 0);
+
+  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  run_device_group(3, [&](ProcessGroup& group, c10::Device) {
+    expect(sum_on_first(group) == 3, "they share it");
+  });
+  ::unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
 }
 
 TEST_CASE("memory that runs out in a call leaves the group as it was", "[nccl][failures]") {

@@ -80,7 +80,7 @@ TEST_CASE("a buffer goes to who takes it next behind all that have used it", "[f
   REQUIRE(races_text() == "");
 }
 
-TEST_CASE("each wait of a sharded step is needed", "[fsdp]") {
+TEST_CASE("each wait of a sharded step is needed", "[fsdp][drops_waits]") {
   std::int64_t num_waits = 0;
   std::vector<std::int64_t> redundant;
   run_device_group(2, [&](ProcessGroup& group, c10::Device device) {

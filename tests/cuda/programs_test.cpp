@@ -184,7 +184,7 @@ TEST_CASE("random programs compute what they compute on the host, without a race
   }
 }
 
-TEST_CASE("most waits of a random program cannot be left out", "[nccl][programs]") {
+TEST_CASE("most waits of a random program cannot be left out", "[nccl][programs][drops_waits]") {
   // Some can: a later wait makes up for them before anything is used, and a broadcast's root only
   // reads. streams_test.cpp has a program where each is needed.
   std::vector<Step> program = draw_program(3);

@@ -58,7 +58,7 @@ TEST_CASE("streams wait for what they use and for nothing else", "[nccl][streams
   REQUIRE(races_text() == "");
 }
 
-TEST_CASE("no wait of a stream can be left out", "[nccl][streams]") {
+TEST_CASE("no wait of a stream can be left out", "[nccl][streams][drops_waits]") {
   run_device_group(2, use_streams);
   const std::int64_t num_waits = fakegpu::num_waits(0);
   const std::vector<std::int64_t> redundant = fakegpu::redundant_waits(0);

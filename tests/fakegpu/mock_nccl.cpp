@@ -179,6 +179,8 @@ ncclResult_t operate(const char* function, const void* send, std::size_t send_co
   const std::size_t size = size_of(dtype);
   Communicator& communicator = *find(comm);
   const bool has_peer = wire.peer >= 0;
+  const bool is_float8 = dtype == ncclFloat8e4m3 || dtype == ncclFloat8e5m2;
+  if (is_float8 && api().version < NCCL_VERSION(2, 24, 0)) return group.refuse(ncclInvalidArgument);
   if (size == 0 || (send == nullptr && send_count > 0) || (recv == nullptr && recv_count > 0) ||
       (has_peer && wire.peer >= communicator.num_ranks()))
     return group.refuse(ncclInvalidArgument);
@@ -314,22 +316,6 @@ ncclResult_t comm_deregister(const ncclComm_t comm, void* handle) {
   return ncclSuccess;
 }
 
-ncclResult_t comm_window_register(ncclComm_t comm, void* data, std::size_t, ncclWindow_t* window,
-                                  int) {
-  if (const ncclResult_t result = enter("comm_window_register", comm)) return result;
-  if (data == nullptr) return ncclInvalidArgument;
-  *window = static_cast<ncclWindow_t>(new_registration());
-  count_live([](Live& live) { ++live.windows; });
-  return ncclSuccess;
-}
-
-ncclResult_t comm_window_deregister(ncclComm_t comm, ncclWindow_t window) {
-  if (const ncclResult_t result = enter("comm_window_deregister", comm)) return result;
-  if (!end_registration(window)) return ncclInvalidArgument;
-  count_live([](Live& live) { --live.windows; });
-  return ncclSuccess;
-}
-
 libddp::NcclApi make_api(int version) {
   libddp::NcclApi api;
   api.version = version;
@@ -356,9 +342,6 @@ libddp::NcclApi make_api(int version) {
   api.mem_free = &mem_free;
   api.comm_register = &comm_register;
   api.comm_deregister = &comm_deregister;
-  if (version < NCCL_VERSION(2, 27, 0)) return api;
-  api.comm_window_register = &comm_window_register;
-  api.comm_window_deregister = &comm_window_deregister;
   return api;
 }
 

@@ -48,7 +48,7 @@ void hang_init(int rank = -1);
 void fail_async(int nth_operation, ncclResult_t result, int rank = -1);
 /// Each operation takes that much longer.
 void delay(int milliseconds);
-/// What the table says from the next install on; the window functions are null before 2.27.
+/// What the table says from the next install on. Before 2.24 there are no 8-bit floats.
 void set_version(int version);
 
 /// Calls of a function since the reset.
@@ -80,7 +80,6 @@ struct Live {
   int communicators = 0;
   int memory = 0;
   int registrations = 0;
-  int windows = 0;
   int reductions = 0;
 };
 Live live();

@@ -246,17 +246,14 @@ TEST_CASE_METHOD(WithNccl, "memory and registrations are counted") {
     require(rank.nccl.mem_alloc(&data, 4096), "mem_alloc");
     void* handle = nullptr;
     require(rank.nccl.comm_register(rank.comm, data, 4096, &handle), "comm_register");
-    ncclWindow_t window = nullptr;
-    require(rank.nccl.comm_window_register(rank.comm, data, 4096, &window, 0), "window");
     const mock_nccl::Live live = mock_nccl::live();
-    expect(live.memory == 1 && live.registrations == 1 && live.windows == 1, "counts");
-    require(rank.nccl.comm_window_deregister(rank.comm, window), "window");
+    expect(live.memory == 1 && live.registrations == 1, "counts");
     require(rank.nccl.comm_deregister(rank.comm, handle), "comm_deregister");
     require(rank.nccl.mem_free(data), "mem_free");
     expect(rank.nccl.mem_free(data) == ncclInvalidArgument, "freed twice");
   });
   const mock_nccl::Live live = mock_nccl::live();
-  REQUIRE(live.memory + live.registrations + live.windows + live.communicators == 0);
+  REQUIRE(live.memory + live.registrations + live.communicators == 0);
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 # OUT              where results go (default: tests/gpu/results): results.jsonl, junit.xml, table.md,
 #                  log.txt. All are whole at every moment: a run that is cut off loses nothing.
 # LIBDDP_GPU_NCCL  folder with a libnccl.so.2 of 2.30 or later, for two ranks on one GPU
+# LIBDDP_JSON_DIR  folder with nlohmann/json.hpp, where neither the Python package nlohmann-json nor
+#                  the system has it
 # LIBDDP_PYTHON    a Python that has torch (default: python3)
 #
 # Needs torch (a CUDA build), cmake, ninja, scikit-build-core, pytest, and a C++ compiler; no nvcc.

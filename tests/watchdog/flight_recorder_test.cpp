@@ -42,7 +42,9 @@ TEST_CASE("the flight log keeps what an operation goes through", "[flight_log]")
   REQUIRE(records[1].called_ns == records[1].started_ns);
   REQUIRE(records[1].finished_ns >= records[1].started_ns);
   log.start(queued);
-  log.finish(queued, true);
+  REQUIRE(log.records()[0].device_ns == 0);
+  log.finish(queued, true, 17);
+  REQUIRE(log.records()[0].device_ns == 17);
   REQUIRE(log.records()[0].state == State::Done);
   REQUIRE(log.records()[0].started_ns > 0);
 }

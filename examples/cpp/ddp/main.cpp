@@ -1,5 +1,6 @@
 // Trains a small character-level transformer on all ranks. README.md says how to start it.
 
+#include <ATen/DeviceGuard.h>
 #include <libddp/libddp.h>
 #include <torch/utils.h>
 
@@ -11,17 +12,20 @@
 namespace {
 
 void train(const Options& options, const Text& text) {
+  const at::Device device = choose_device(options);
+  const at::DeviceGuard guard(device);
   const libddp::Group group = libddp::init_process_group();
   torch::manual_seed(options.seed);
   Transformer net(
       TransformerConfig{.vocabulary = text.vocabulary(), .context = text.shape().context});
+  net->to(device);
   libddp::DistributedDataParallel model(net, group);
   const auto forward = [&](const at::Tensor& tokens) { return model.forward(tokens); };
   const auto optimizer = make_optimizer(options, net->parameters(), &model.replica());
   for (std::int64_t step = 0; step < options.steps; ++step) {
     optimizer->zero_grad();
     Batch batch = text.batch(options.seed, step, group->rank());
-    const at::Tensor loss = forward_and_backward(forward, std::move(batch), text.shape());
+    const at::Tensor loss = forward_and_backward(forward, std::move(batch), text.shape(), device);
     optimizer->step();
     report(group, step, loss);
   }

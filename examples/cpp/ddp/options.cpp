@@ -18,6 +18,7 @@ const option kLongOptions[] = {
     {"threads", required_argument, nullptr, 't'},
     {"optimizer", required_argument, nullptr, 'o'},
     {"lr", required_argument, nullptr, 'l'},
+    {"device", required_argument, nullptr, 'v'},
     {"help", no_argument, nullptr, 'h'},
     {nullptr, 0, nullptr, 0},
 };
@@ -47,6 +48,13 @@ OptimizerKind optimizer_kind(const std::string& text) {
   refuse("--optimizer '" + text + "' is not 'adamw', 'zero1' or 'sgd'");
 }
 
+DeviceKind device_kind(const std::string& text) {
+  if (text == "auto") return DeviceKind::Auto;
+  if (text == "cpu") return DeviceKind::Cpu;
+  if (text == "cuda") return DeviceKind::Cuda;
+  refuse("--device '" + text + "' is not 'auto', 'cpu' or 'cuda'");
+}
+
 void set_option(Options& options, int code, const std::string& value) {
   if (code == 's') options.steps = number<std::int64_t>("--steps", value, 1);
   if (code == 'd') options.data = value;
@@ -54,6 +62,7 @@ void set_option(Options& options, int code, const std::string& value) {
   if (code == 't') options.threads = number<int>("--threads", value, 1);
   if (code == 'o') options.optimizer = optimizer_kind(value);
   if (code == 'l') options.learning_rate = number<double>("--lr", value, 0.0);
+  if (code == 'v') options.device = device_kind(value);
   if (code == 'h') options.help = true;
 }
 
@@ -67,7 +76,10 @@ std::string usage() {
          "  --threads N      compute threads of each rank (1)\n"
          "  --optimizer NAME adamw, zero1 (AdamW shared by the ranks; not for sharded models), or\n"
          "                   sgd, which has momentum 0.9 (adamw)\n"
-         "  --lr X           learning rate (0.001)\n";
+         "  --lr X           learning rate (0.001)\n"
+         "  --device NAME    cpu, cuda (the GPU of number LOCAL_RANK), or auto: cuda where there "
+         "is\n"
+         "                   one, else cpu (auto)\n";
 }
 
 Options parse_options(int argc, char** argv) {

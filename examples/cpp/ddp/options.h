@@ -8,6 +8,9 @@
 /// Zero1: AdamW whose work and state the ranks share.
 enum class OptimizerKind { AdamW, Zero1, Sgd };
 
+/// Auto: CUDA where there is a device, else the CPU.
+enum class DeviceKind { Auto, Cpu, Cuda };
+
 struct Options {
   std::int64_t steps = 100;
   std::string data = DEFAULT_DATA;
@@ -16,6 +19,7 @@ struct Options {
   /// machine.
   int threads = 1;
   OptimizerKind optimizer = OptimizerKind::AdamW;
+  DeviceKind device = DeviceKind::Auto;
   double learning_rate = 1e-3;
   bool help = false;
 };

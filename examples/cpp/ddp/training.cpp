@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/from_blob.h>
+#include <torch/cuda.h>
 #include <torch/optim/sgd.h>
 
 #include <cstdio>
@@ -28,6 +29,21 @@ void print_error(const std::exception& error) {
 
 }  // namespace
 
+at::Device choose_device(const Options& options) {
+  const auto num_devices = static_cast<int>(torch::cuda::device_count());
+  const bool is_auto = options.device == DeviceKind::Auto;
+  if (options.device == DeviceKind::Cpu || (is_auto && num_devices == 0)) return at::kCPU;
+  const char* local_rank = std::getenv("LOCAL_RANK");
+  const int index = local_rank == nullptr ? 0 : std::atoi(local_rank);
+  if (index >= num_devices) {
+    throw std::invalid_argument(std::string("--device '") + (is_auto ? "auto" : "cuda") +
+                                "': this rank takes GPU " + std::to_string(index) +
+                                " (LOCAL_RANK), and torch sees " + std::to_string(num_devices) +
+                                ". Hint: --device cpu, or one rank for each GPU.");
+  }
+  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
+}
+
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
                                                         std::vector<at::Tensor> parameters,
                                                         libddp::ReplicatedModel* replica) {
@@ -47,9 +63,9 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
 }
 
 at::Tensor forward_and_backward(const std::function<at::Tensor(const at::Tensor&)>& forward,
-                                Batch batch, BatchShape shape) {
-  const at::Tensor logits = forward(as_tensor(batch.tokens, shape));
-  const at::Tensor targets = as_tensor(batch.targets, shape);
+                                Batch batch, BatchShape shape, at::Device device) {
+  const at::Tensor logits = forward(as_tensor(batch.tokens, shape).to(device));
+  const at::Tensor targets = as_tensor(batch.targets, shape).to(device);
   const at::Tensor loss = at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
   loss.backward();
   return loss.detach();

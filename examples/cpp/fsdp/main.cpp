@@ -1,5 +1,6 @@
 // Trains the transformer of ../ddp sharded over the ranks. README.md says how to start it.
 
+#include <ATen/DeviceGuard.h>
 #include <libddp/libddp.h>
 #include <torch/utils.h>
 
@@ -13,10 +14,13 @@ namespace {
 constexpr double kMaxNorm = 1.0;
 
 void train(const Options& options, const Text& text) {
+  const at::Device device = choose_device(options);
+  const at::DeviceGuard guard(device);
   const libddp::Group group = libddp::init_process_group();
   torch::manual_seed(options.seed);
   Transformer net(
       TransformerConfig{.vocabulary = text.vocabulary(), .context = text.shape().context});
+  net->to(device);
   const libddp::ShardOptions sharding{.shard = group};
   libddp::fully_shard_each(net->blocks(), sharding);
   libddp::FullyShardedDataParallel model(net, sharding);
@@ -25,7 +29,7 @@ void train(const Options& options, const Text& text) {
   for (std::int64_t step = 0; step < options.steps; ++step) {
     optimizer->zero_grad();
     Batch batch = text.batch(options.seed, step, group->rank());
-    const at::Tensor loss = forward_and_backward(forward, std::move(batch), text.shape());
+    const at::Tensor loss = forward_and_backward(forward, std::move(batch), text.shape(), device);
     model.clip_grad_norm(kMaxNorm);
     optimizer->step();
     report(group, step, loss);

@@ -109,7 +109,7 @@ PATCHES = (
     Patch(
         (_FSDP,),
         ("FullyShardedDataParallel", "fully_sharded_data_parallel"),
-        "libddp's, and a module that shows it; not on a machine with CUDA",
+        "libddp's, and a module that shows it",
         "torch has no place for another class, and its own copies what the ranks of a host can "
         "share",
         BY_DROP_IN,
@@ -135,7 +135,7 @@ PATCHES = (
             "register_fsdp_forward_method",
             "share_comm_ctx",
         ),
-        "libddp's, wherever torch shows the name; not on a machine with CUDA",
+        "libddp's, wherever torch shows the name",
         "as FullyShardedDataParallel",
         BY_DROP_IN,
     ),

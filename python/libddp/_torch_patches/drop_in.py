@@ -25,9 +25,9 @@ def install() -> None:
     Replaced are `init_process_group`, `new_group` and `monitored_barrier` of torch.distributed (and
     distributed_c10d), `get_backend` of torch.distributed, and DistributedDataParallel of
     torch.nn.parallel (and its module `distributed`), activation checkpointing in
-    torch.utils.checkpoint and torch's checkpoint_wrapper, and, where there is no CUDA,
-    FullyShardedDataParallel and fully_shard of torch.distributed.fsdp. get_total_norm of
-    torch.nn.utils knows sharded gradients, and the other ranks hear of exceptions in the loss's
+    torch.utils.checkpoint and torch's checkpoint_wrapper, and FullyShardedDataParallel and
+    fully_shard of torch.distributed.fsdp. All of it on GPUs too. get_total_norm of torch.nn.utils
+    knows sharded gradients, and the other ranks hear of exceptions in the loss's
     part of backward that a script catches. Every other function of torch.distributed stays torch's
     and runs on libddp's process group.
 

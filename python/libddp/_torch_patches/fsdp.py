@@ -4,15 +4,13 @@ Replaces the names that scripts import from torch.distributed.fsdp, its module
 fully_sharded_data_parallel and torch.distributed._composable.fsdp. What torch's own classes call
 inside of their modules stays: a class that was imported before goes on working as it did, and so
 does torch.distributed.checkpoint.state_dict, which works on the inside of torch's FSDP1 class. The
-drop-in asks for it, on machines without CUDA; undone by uninstall.
+drop-in asks for it, with and without CUDA; undone by uninstall.
 """
 
 from __future__ import annotations
 
 import sys
 from types import ModuleType
-
-import torch
 
 from libddp._torch_patches import announcing
 from libddp._torch_patches.replacing import Replacements
@@ -34,9 +32,8 @@ _FSDP2_NAMES = (
 )
 _KEPT = (
     "libddp: this FSDP is torch's own, on libddp's process group: its name was imported before "
-    "libddp was installed, or there is CUDA, where the drop-in leaves it. Hint: on a machine "
-    "without CUDA call libddp.install() before `from torch.distributed.fsdp import ...`, or start "
-    "the script with `libddp run --drop-in`; with CUDA import libddp.distributed.fsdp."
+    "libddp was installed. Hint: call libddp.install() before `from torch.distributed.fsdp import "
+    "...`, or start the script with `libddp run --drop-in`."
 )
 
 
@@ -56,15 +53,8 @@ def _announce(found: type, replacements: Replacements) -> None:
     announcing.put(replacements.torchs(found), _KEPT, replacements)
 
 
-def is_offered() -> bool:
-    """libddp's has not been measured on a GPU yet: on a machine with CUDA torch's FSDP stays."""
-    return not torch.cuda.is_available()
-
-
 def _put_names(package: ModuleType, replacements: Replacements) -> None:
     """In torch.distributed.fsdp and the modules that it has imported."""
-    if not is_offered():
-        return
     from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
 
     replacements.put(package, "FullyShardedDataParallel", FullyShardedDataParallel)
@@ -82,8 +72,6 @@ def _put_names(package: ModuleType, replacements: Replacements) -> None:
 
 def _put_composable(owner: ModuleType, replacements: Replacements) -> None:
     """FSDP2's names in a module that shows them."""
-    if not is_offered():
-        return
     from libddp.distributed.fsdp import _fsdp_module, _fully_shard
 
     ours = {**vars(_fsdp_module), **vars(_fully_shard)}

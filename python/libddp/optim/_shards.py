@@ -78,7 +78,7 @@ class Shards:
     def add_state(self, parameters: list[torch.Tensor], state: dict) -> None:
         """Zeros for what is owned."""
         for parameter in parameters:
-            step = torch.zeros((), dtype=torch.float32, device="cpu")
+            step = torch.zeros((), dtype=torch.float32, device=parameter.device)
             moments = self._named(self._shards.new_moments(parameter))
             state[parameter].update({"step": step, **moments})
 
@@ -88,12 +88,12 @@ class Shards:
             return
         names = self._shards.moment_names
         for parameter, entries in state.items():
-            step = torch.as_tensor(entries["step"], dtype=torch.float32, device="cpu").clone()
+            step = torch.as_tensor(entries["step"], dtype=torch.float32, device=parameter.device)
             own = self._shards.load_moments(parameter, [entries.get(name) for name in names])
-            state[parameter] = {"step": step, **self._named(own)}
+            state[parameter] = {"step": step.clone(), **self._named(own)}
 
     def whole(self, state_dict: dict[str, Any], groups: list[dict]) -> dict[str, Any]:
-        """`state_dict` with whole tensors; a collective between hosts."""
+        """`state_dict` with whole tensors; a collective between hosts and on devices."""
         if not self._shards.is_ready:
             return state_dict
         parameters = [p for group in groups for p in group["params"]]

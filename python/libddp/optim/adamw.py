@@ -44,8 +44,9 @@ class AdamW(torch.optim.AdamW):
             dense floating-point tensor with memory.
 
     Note:
-        With `shard_over`, step() is a collective, and so is state_dict() between hosts (on one
-        host any rank may call it by itself). State dicts hold whole tensors.
+        With `shard_over`, step() is a collective, and so is state_dict() between hosts and of a
+        model on a GPU (of one on CPUs of one host any rank may call it by itself). State dicts hold
+        whole tensors.
 
     Example:
         >>> optimizer = AdamW(model.parameters(), lr=3e-4)             # doctest: +SKIP
@@ -95,7 +96,7 @@ class AdamW(torch.optim.AdamW):
             self._shards.check(self.param_groups)
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's, with whole tensors; with `shard_over` a collective between hosts."""
+        """torch's, with whole tensors; with `shard_over` it may be a collective, see above."""
         state_dict = super().state_dict()
         if self._shards is None:
             return state_dict

@@ -3,6 +3,7 @@
 import program
 import pytest
 import ranks
+import torch
 import twin
 
 STEPS = 20
@@ -15,7 +16,14 @@ def train(tmp_path_factory):
 
 
 def command(train, optimizer="sgd", lr=0.1):
-    return [train, f"--steps={STEPS}", f"--data={TEXT}", f"--optimizer={optimizer}", f"--lr={lr}"]
+    return [
+        train,
+        f"--steps={STEPS}",
+        f"--data={TEXT}",
+        f"--optimizer={optimizer}",
+        f"--lr={lr}",
+        "--device=cpu",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +66,7 @@ def test_adamw_s_losses_are_python_s_bit_for_bit(train, optimizer):
         (["--steps=0"], "--steps '0' is not a number from 1 to 9223372036854775807"),
         (["--lr=nan"], "--lr 'nan' is not a number from 0 to"),
         (["--optimizer=adam"], "--optimizer 'adam' is not 'adamw', 'zero1' or 'sgd'"),
+        (["--device=gpu"], "--device 'gpu' is not 'auto', 'cpu' or 'cuda'"),
         (["--data"], "option '--data' needs a value"),
         (["--epochs=3"], "unknown option '--epochs=3'"),
         (["extra"], "unexpected argument 'extra'"),
@@ -69,6 +78,20 @@ def test_bad_arguments_are_named(train, arguments, text):
     assert done.stderr.startswith("train: rank 0: ")
     assert text in done.stderr
     assert "Hint: " in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_there_is_not_is_named(train):
+    done = program.run([train, "--device=cuda"], RANK="0", LOCAL_RANK="1", WORLD_SIZE="1")
+    assert done.returncode == 1
+    text = "--device 'cuda': this rank takes GPU 1 (LOCAL_RANK), and torch sees 0. Hint: --device"
+    assert text in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_auto_is_the_cpu(train, sgd_losses):
+    first, _ = program.run_by_hand([*command(train), "--device=auto"])
+    assert program.losses(first.stdout) == sgd_losses
 
 
 def test_a_world_size_without_a_rank_is_an_error(train):
@@ -85,7 +108,7 @@ def test_help_lists_the_options(train):
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_when_a_rank_is_killed_the_other_ends_and_names_it(train, killed):
-    with program.by_hand([train, "--steps=1000000000", f"--data={TEXT}"]) as both:
+    with program.by_hand([train, "--steps=1000000000", f"--data={TEXT}", "--device=cpu"]) as both:
         assert program.first_line(both[0]).startswith("step 0 ")
         both[killed].kill()
         left = program.finish(both[1 - killed])

@@ -17,7 +17,7 @@ def train(tmp_path_factory):
 @pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.1), ("adamw", 0.001)])
 def test_the_sharded_losses_are_python_s_bit_for_bit(train, optimizer, lr):
     command = [train, f"--steps={STEPS}", f"--data={TEXT}", f"--optimizer={optimizer}"]
-    command.append(f"--lr={lr}")
+    command += [f"--lr={lr}", "--device=cpu"]
     first, second = program.run_by_hand(command)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     wanted = ranks.run(twin.train_sharded, 2, TEXT, STEPS, optimizer, lr)[0]

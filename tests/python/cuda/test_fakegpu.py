@@ -238,7 +238,7 @@ def nccl():
     mock_nccl.reset()
     assert mock_nccl.issued() == []
     assert mock_nccl.calls("all_reduce") == 0
-    assert mock_nccl.live() == (0, 0, 0, 0, 0)
+    assert mock_nccl.live() == (0, 0, 0, 0)
 
 
 def test_nccl_can_be_replaced():

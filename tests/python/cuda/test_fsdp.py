@@ -165,13 +165,104 @@ def test_parameters_on_the_meta_device_get_memory_on_the_device():
 
 
 def mistakes():
-    rank = start()
-    device = torch.device(DEVICE, rank)
-    with pytest.raises(ValueError, match="cannot be offloaded"):
-        models.wrap(models.build(), device_id=device, cpu_offload=True)
+    start()
     with pytest.raises(ValueError, match="on 4 devices here"):
         models.wrap(models.build(), device_id=torch.device(DEVICE, 7))
     stop()
+
+
+def offloaded(strategy, precision, tolerance):
+    """The bits of the same model without offloading; what is offloaded is on the CPU."""
+    from torch.distributed.fsdp import ShardingStrategy
+
+    rank = start()
+    found = []
+    for offloads in (True, False):
+        model = models.wrap(
+            models.build(),
+            device_id=torch.device(DEVICE, rank),
+            cpu_offload=offloads,
+            sharding_strategy=ShardingStrategy[strategy],
+            mixed_precision=precision,
+        )
+        home = "cpu" if offloads else DEVICE
+        assert {p.device.type for p in model.parameters()} == {home}
+        losses = trained(model, DEVICE, rank, clips=False)
+        assert {p.grad.device.type for p in model.parameters() if p.grad is not None} == {home}
+        found.append(losses + list(whole(model).values()))
+    require_close(*found, tolerance)
+    stop()
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "NO_SHARD"])
+def test_offloaded_parameters(strategy):
+    ranks.run(offloaded, 2, strategy, None, 1e-4)
+
+
+def test_offloaded_parameters_in_lower_precision():
+    from torch.distributed.fsdp import MixedPrecision
+
+    ranks.run(offloaded, 2, "FULL_SHARD", MixedPrecision(torch.bfloat16), 1e-4)
+
+
+def offloaded_by_the_function(use_dtensor, pin_memory):
+    rank = start()
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    found = []
+    for policy in (CPUOffloadPolicy(pin_memory=pin_memory), None):
+        plain = models.build().to(DEVICE)
+        plain.head.weight = plain.embedding.weight
+        model = models.shard(plain, use_dtensor=use_dtensor, offload_policy=policy)
+        home = DEVICE if policy is None else "cpu"
+        assert {p.device.type for p in model.parameters()} == {home}
+        if policy is not None:
+            own = (getattr(p, "_local_tensor", p) for p in model.parameters())
+            assert {p.is_pinned() for p in own if p.numel()} == {pin_memory}
+        losses = trained(model, DEVICE, rank, clips=not use_dtensor)
+        parts = [getattr(p, "_local_tensor", p).detach().cpu() for p in model.parameters()]
+        found.append(losses + parts)
+    require_close(*found, 1e-4)
+    stop()
+
+
+@pytest.mark.parametrize("use_dtensor", [False, True])
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_the_function_offloads(use_dtensor, pin_memory):
+    ranks.run(offloaded_by_the_function, 2, use_dtensor, pin_memory)
+
+
+def accumulated():
+    """Passes with and without synchronisation, evaluations, norms, and states of both kinds."""
+    rank = start()
+    from libddp.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+    found = []
+    for offloads in (True, False):
+        device = torch.device(DEVICE, rank)
+        model = models.wrap(models.build(), device_id=device, cpu_offload=offloads)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
+        results = []
+        for step in range(2):
+            optimizer.zero_grad()
+            with model.no_sync():
+                model(TOKENS[step].to(DEVICE))[1].backward()
+            for batch in (step + 1, step + 2):
+                model(TOKENS[batch].to(DEVICE))[1].backward()
+            results.append(model.clip_grad_norm_(0.5).cpu())
+            with torch.no_grad():
+                results.append(model(TOKENS[0].to(DEVICE))[1].cpu())
+            optimizer.step()
+        full = FSDP.optim_state_dict(model, optimizer)
+        optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, full))
+        model.load_state_dict(model.state_dict())
+        found.append(results + list(whole(model).values()))
+    require_close(*found, 1e-4)
+    stop()
+
+
+def test_offloaded_parameters_accumulate():
+    ranks.run(accumulated, 2)
 
 
 def test_mistakes_are_named():

@@ -1,6 +1,7 @@
 """Groups on device tensors as scripts use them: libddp's calls and torch's, over the mock NCCL."""
 
 import os
+import time
 
 import fakegpu
 import libddp.distributed as libddp
@@ -178,6 +179,44 @@ def eager():
 
 def test_device_id_makes_the_communicator_at_once():
     ranks.run(eager, 2)
+
+
+def eager_parts():
+    fakegpu.load()
+    device = begin(device_id=torch.device(fakegpu.NAME, int(os.environ["RANK"])))
+    rank = libddp.get_rank()
+    part = libddp.new_group([0, 2])
+    if rank == 1:
+        assert part == dist.GroupMember.NON_GROUP_MEMBER
+    else:
+        tensor = torch.full((4,), rank + 1.0, device=device)
+        libddp.all_reduce(tensor, group=part)
+        assert tensor.tolist() == [4] * 4
+    libddp.all_reduce(torch.ones(1, device=device))
+    end()
+
+
+def test_device_id_and_groups_of_some_ranks():
+    """torch tells who is outside of a new group about a split, which libddp does not make."""
+    ranks.run(eager_parts, 3)
+
+
+def timed():
+    device = begin()
+    libddp.all_reduce(torch.ones(1, device=device))
+    entry, end_of_wait = {}, time.monotonic() + 30
+    while entry.get("state") != "done" and time.monotonic() < end_of_wait:
+        [log] = libddp.flight_log()["groups"]
+        [entry] = [each for each in log["operations"] if each["kind"] == "all_reduce"]
+        time.sleep(0.01)
+    assert (entry["device"], entry["state"]) == ("accelerator", "done")
+    assert entry["device_ns"] > 0
+    end()
+
+
+def test_the_flight_log_has_times_of_the_device(monkeypatch):
+    monkeypatch.setenv("LIBDDP_NCCL_TIMING", "1")
+    ranks.run(timed, 2)
 
 
 def names_the_culprit():

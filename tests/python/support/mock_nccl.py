@@ -42,7 +42,6 @@ class Live(NamedTuple):
     communicators: int
     memory: int
     registrations: int
-    windows: int
     reductions: int
 
 

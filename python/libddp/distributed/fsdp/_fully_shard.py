@@ -52,7 +52,8 @@ def fully_shard(
         reshard_after_forward: gathered parameters are freed between forward and backward; None =
             all but the root's. A number (torch: reshard to a smaller group) counts as True.
         mp_policy: MixedPrecisionPolicy.
-        offload_policy: without effect on the CPU, not supported on GPUs.
+        offload_policy: CPUOffloadPolicy keeps shards, gradients and so the optimizer's state in
+            the CPU's memory, while a GPU computes; without effect on the CPU.
         ignored_params: are left alone.
         shard_placement_fn: gives torch.distributed.tensor.Shard(dim) for a parameter, or None for
             dim 0; other dimensions than 0 must be divisible by the number of ranks.
@@ -78,10 +79,12 @@ def fully_shard(
         mesh, mp_policy or MixedPrecisionPolicy(), shard_placement_fn, use_dtensor, device_type
     )
     sharding.keep_unsharded = reshard_after_forward is False
-    for each in modules:
-        _modules.refuse_offload(each, isinstance(offload_policy, CPUOffloadPolicy))
     ignored = list(ignored_params or ())
     parameters = _wrapped_module.own_parameters_of(modules, ignored)
+    if isinstance(offload_policy, CPUOffloadPolicy):
+        own = [parameter for _, parameter in parameters]
+        sharding.compute_device = _modules.offloaded_from(own, None, mesh)
+        sharding.pin_memory = offload_policy.pin_memory
     name = ", ".join(type(each).__name__ for each in modules)
     _wrapped_module.attach(modules, name, parameters, sharding, ignored)
     if not use_dtensor:

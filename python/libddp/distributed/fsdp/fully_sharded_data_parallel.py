@@ -59,7 +59,8 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
             for HYBRID_SHARD; None = the default group.
         sharding_strategy: FULL_SHARD (None), SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD,
             _HYBRID_SHARD_ZERO2.
-        cpu_offload: CPUOffload or bool; without effect on the CPU, not supported on GPUs.
+        cpu_offload: CPUOffload or bool: shards, gradients and so the optimizer's state are in the
+            CPU's memory, while a GPU computes; without effect on the CPU.
         auto_wrap_policy: which modules under `module` become units of their own: a policy of
             libddp.distributed.fsdp.wrap, or a function (module, recurse, nonwrapped_numel).
         backward_prefetch: BACKWARD_PRE, BACKWARD_POST (gathers as late, without effect on one
@@ -146,10 +147,9 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         self.mixed_precision = precision
         self.cpu_offload = _modules.offload_of(cpu_offload)
         self.backward_prefetch, self.forward_prefetch = backward_prefetch, forward_prefetch
-        self.limit_all_gathers = limit_all_gathers
-        self.rank = dist.get_rank()
+        self.limit_all_gathers, self.rank = limit_all_gathers, dist.get_rank()
         self.world_size = native(shard or replicate).size()
-        _modules.place(module, device, param_init_fn, ignored, self.cpu_offload)
+        _modules.place(module, device, param_init_fn, ignored)
         parameters = _wrapped_module.own_parameters(module, ignored.parameters)
         if sync_module_states:
             _modules.take_from_first(parameters, module, shard, replicate)
@@ -170,8 +170,13 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
             process_group=groups.shard,
             mesh=groups.mesh,
             saves_dtensors=device_mesh is not None,
+            compute_device=self._offloaded_from(parameters, device),
         )
         self._make(parameters, sharding)
+
+    def _offloaded_from(self, parameters: list, device) -> torch.device | None:
+        own = [parameter for _, parameter in parameters]
+        return _modules.offloaded_from(own, device) if self.cpu_offload.offload_params else None
 
     def _make(self, parameters: list, sharding: Sharding) -> None:
         """Shards the parameters: the part of the construction that is a collective."""

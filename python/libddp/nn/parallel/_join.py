@@ -54,8 +54,11 @@ class TakesUnevenInputs(Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        """For torch.distributed.algorithms.Join."""
-        return self.device
+        """For torch.distributed.algorithms.Join, which reads how many ranks have data on the host.
+
+        That of a model on a GPU too: the group's CPU tensors make no device wait for it.
+        """
+        return torch.device("cpu")
 
     @property
     def join_process_group(self):

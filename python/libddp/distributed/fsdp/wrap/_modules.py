@@ -105,21 +105,25 @@ def place(
     device: torch.device | None,
     init: Callable | None,
     ignored: Ignored,
-    offload: CPUOffload,
 ) -> None:
     """Parameters and buffers have values afterwards, on the device if there is one."""
     materialise(module, init, ignored, device)
     move(module, device, ignored)
-    refuse_offload(module, offload.offload_params)
 
 
 def move(module: torch.nn.Module, device: torch.device | None, ignored: Ignored) -> None:
-    """Parameters and buffers that have values go to the device, in the same objects."""
+    """Parameters and buffers that have values go to the device, in the same objects.
+
+    Those of sharded modules under it are where they belong: offloaded ones stay on the CPU.
+    """
+    sharded = {p for wrapped in wrapped_modules_in(module) for _, p in wrapped.parameters}
     for part in module.modules() if device is not None else ():
         if part in ignored.modules:
             continue
         for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
             if tensor.is_meta or tensor.device == device or tensor in ignored.parameters:
+                continue
+            if tensor in sharded:
                 continue
             with torch.no_grad():
                 _move_one(tensor, device)
@@ -147,14 +151,19 @@ def offload_of(cpu_offload: CPUOffload | bool | None) -> CPUOffload:
     return CPUOffload(offload_params=bool(cpu_offload))
 
 
-def refuse_offload(module: torch.nn.Module, wanted: bool) -> None:
-    """Shards of parameters on a device stay there."""
-    on_device = next((p for p in module.parameters() if p.device.type not in ("cpu", "meta")), None)
-    if wanted and on_device is not None:
-        raise ArgumentError(
-            f"libddp fsdp: parameters are on {on_device.device}, and cannot be offloaded to the "
-            "CPU. Hint: leave out the offloading, or shard the module on the CPU."
-        )
+def offloaded_from(
+    parameters: Iterable[torch.Tensor], device: torch.device | None, mesh=None
+) -> torch.device | None:
+    """The device that offloaded parameters are computed with on; None = the CPU.
+
+    In this order: the wanted one, that of the parameters, the current one of the mesh's type.
+    """
+    if device is None:
+        there = (p.device for p in parameters if p.device.type not in ("cpu", "meta"))
+        device = next(there, None)
+    if device is None and mesh is not None and mesh.device_type != "cpu":
+        device = device_of(mesh.device_type)
+    return None if device is None or device.type == "cpu" else device
 
 
 def is_container(module: torch.nn.Module) -> bool:

@@ -152,7 +152,7 @@ class ShardedParam:
             self._stand_in(self.sharded)
             return
         local = self.to_unit(self.sharded._local_tensor)
-        whole = torch.empty(self.unit_shape, dtype=local.dtype, device="cpu")
+        whole = torch.empty(self.unit_shape, dtype=local.dtype, device=local.device)
         sharding.own_rows(whole).copy_(local)
         self.unsharded = torch.nn.Parameter(whole, self.sharded.requires_grad)
 

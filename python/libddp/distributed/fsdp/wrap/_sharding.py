@@ -24,6 +24,10 @@ class Sharding:
     #: Where the module is the outermost one.
     cast_root_inputs: bool = False
     keep_low_gradients: bool = False
+    #: CPU offload: what parameters are computed with on; None = everything is where they are.
+    compute_device: torch.device | None = None
+    #: The memory of what is offloaded is page-locked.
+    pin_memory: bool = True
     forward_prefetch: bool = True
     backward_prefetch: bool = True
     #: torch's group behind `shard`.

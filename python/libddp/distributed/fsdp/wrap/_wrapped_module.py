@@ -22,7 +22,7 @@ from libddp._load import load
 from libddp._torch_patches import dynamo
 from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp import _unaveraged
-from libddp.distributed.fsdp.wrap import _one_unit_warning, _sharded_place
+from libddp.distributed.fsdp.wrap import _offload, _one_unit_warning, _sharded_place
 from libddp.distributed.fsdp.wrap._dtensors import is_dtensor
 from libddp.distributed.fsdp.wrap._faces import Faces
 from libddp.distributed.fsdp.wrap._placement import dim_of
@@ -95,6 +95,8 @@ class WrappedModule:
             param_dtype=self.sharding.param_dtype,
             reduce_dtype=self.sharding.reduce_dtype,
             keep_low_gradients=self.sharding.keep_low_gradients,
+            compute_device=self.sharding.compute_device,
+            pin_memory=self.sharding.pin_memory,
         )
         self.made.divide_gradients_by(self.divisor)
         self.made.zero_unused(self.sharding.zeroes_unused)
@@ -434,6 +436,8 @@ def join(root: WrappedModule):
         wrapped.model = model
     root.is_root = True
     _backward_errors.watch_root(root)
+    if any(wrapped.sharding.compute_device is not None for wrapped in wrapped_modules):
+        _offload.watch(root)
     group = root.sharding.shard
     if len(wrapped_modules) == 1 and group is not None and group.size() > 1 and group.rank() == 0:
         _one_unit_warning.warn_of_one_unit(root.module, root.parameters, root.unit)
