@@ -137,6 +137,10 @@ KeeperReply Keeper::answer(Client& client, const KeeperRequest& request,
       if (passed.size() != 1) throw SnapshotError("Put needs one memory");
       SlotMemory memory = SlotMemory::open(std::move(passed[0]));
       if (memory.identity().run != options_.run) throw SnapshotError("a memory of another run");
+      if (!memories_.find(memory.identity().rank, memory.identity().generation)) {
+        // Of a keeper that died.
+        for (int i = 0; i < SlotMemory::kSlots; ++i) memory.slot(i).forget_readers();
+      }
       memories_.put(std::move(memory));
       if (request.storage) storage_ = request.storage;
       has_finished_ = false;
@@ -155,6 +159,7 @@ KeeperReply Keeper::answer(Client& client, const KeeperRequest& request,
     case Call::Finish:
       has_finished_ = true;
       client.is_worker = false;
+      memories_.forget_rank(request.rank);
       break;
     case Call::Hello:
     case Call::Wait:
@@ -240,7 +245,6 @@ void Keeper::store_newest() {
   for (const auto& [memory, slot] : common->slots) {
     const auto stored = persister_.state(memory->identity().rank).stored;
     if (stored && stored->sequence >= common->saved.sequence) continue;
-    memory->slot(slot).hold();
     persister_.add({.memory = memory, .slot = slot, .saved = common->saved, .storage = *storage_});
   }
 }

@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <nlohmann/json.hpp>
 
 #include "libddp/base/error.h"
+#include "libddp/slots/json_text.h"
 #include "libddp/transport/unix_socket.h"
 
 namespace libddp {
@@ -18,7 +20,7 @@ Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
 }  // namespace
 
 KeeperClient::KeeperClient(const std::string& run, const Role& role, Deadline deadline)
-    : socket_(connect_unix(keeper_name(run), deadline)) {
+    : socket_(connect_unix(keeper_name(run), deadline)), rank_(role.rank) {
   // The name is anybody's to take: a stranger's keeper gets nothing.
   if (peer_credentials(socket_.get()).uid != ::geteuid()) {
     throw NetworkError("the keeper's name is taken by another user");
@@ -59,11 +61,26 @@ void KeeperClient::wait(int rank, std::uint64_t sequence, Deadline deadline) {
   exchange(request, {}, deadline);
 }
 
+bool KeeperClient::is_done(int rank, std::uint64_t sequence) {
+  const nlohmann::json all = parse_json(status());
+  for (const nlohmann::json& each : all.at("ranks")) {
+    if (each.at("rank") != rank) continue;
+    const nlohmann::json& stored = each.at("stored");
+    const bool is_stored = stored.is_object() && stored.at("sequence") >= sequence;
+    if (!is_stored && each.at("num_waiting") != 0) return false;
+  }
+  return true;
+}
+
 std::string KeeperClient::status() {
   return KeeperReply::decode(exchange({.call = Call::Status}, {}, soon()).bytes).status;
 }
 
-void KeeperClient::finish() { exchange({.call = Call::Finish}, {}, soon()); }
+void KeeperClient::finish() {
+  KeeperRequest request{.call = Call::Finish};
+  request.rank = rank_;
+  exchange(request, {}, soon());
+}
 
 Frame KeeperClient::exchange(const KeeperRequest& request, const std::vector<int>& descriptors,
                              Deadline deadline) {

@@ -19,6 +19,7 @@
 #include "libddp/base/unique_fd.h"
 #include "libddp/keeper/keeper_message.h"
 #include "libddp/slots/slot_memory.h"
+#include "libddp/transport/unix_socket.h"
 
 namespace libddp {
 
@@ -29,6 +30,8 @@ class KeeperClient {
     bool is_worker = false;
     /// Process that started it; 0 for none.
     pid_t agent = 0;
+    /// Of the job; -1 for none.
+    int rank = -1;
   };
 
   /// Throws NetworkError if no keeper of the run is there.
@@ -36,20 +39,28 @@ class KeeperClient {
 
   void put(const SlotMemory& memory, const std::optional<KeeperStorage>& storage);
   std::vector<UniqueFd> get();
-  /// REQUIRES a slot that is whole and held (Slot::hold); the keeper lets it go.
+  /// REQUIRES a slot that is whole. It is held while it is read; a writer that overwrites it before
+  /// stores the newer save instead.
   void store(const SlotMemory& memory, int slot, const KeeperStorage& storage);
   /// Until the save, or a newer one, of the rank is stored. Throws SnapshotError if it could not
   /// be.
   void wait(int rank, std::uint64_t sequence, Deadline deadline);
+  /// Whether that, or a newer one, of the rank is stored, or nothing of it is being stored any
+  /// more.
+  bool is_done(int rank, std::uint64_t sequence);
   /// JSON: see docs/design.md.
   std::string status();
+  /// The rank has reached the end of the job: its memory is not kept.
   void finish();
+  /// It has closed the connection: it has ended.
+  bool is_gone() const { return is_closed(socket_.get()); }
 
  private:
   Frame exchange(const KeeperRequest& request, const std::vector<int>& descriptors,
                  Deadline deadline);
 
   UniqueFd socket_;
+  int rank_ = -1;
 };
 
 }  // namespace libddp

@@ -40,12 +40,12 @@ struct KeeperRequest {
     Put,
     /// The memories of all ranks of this host.
     Get,
-    /// Stores a slot of `rank`, whose writer holds it.
+    /// Stores a slot of `rank`.
     Store,
     /// Answered when the slots of `rank` up to `sequence` are stored, or cannot be.
     Wait,
     Status,
-    /// The job has reached its end: nothing needs to be kept.
+    /// `rank` has reached the job's end: nothing of it needs to be kept.
     Finish,
   };
 
