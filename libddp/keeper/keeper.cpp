@@ -240,7 +240,6 @@ void Keeper::store_newest() {
   for (const auto& [memory, slot] : common->slots) {
     const auto stored = persister_.state(memory->identity().rank).stored;
     if (stored && stored->sequence >= common->saved.sequence) continue;
-    memory->slot(slot).hold();
     persister_.add({.memory = memory, .slot = slot, .saved = common->saved, .storage = *storage_});
   }
 }

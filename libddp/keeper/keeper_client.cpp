@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <nlohmann/json.hpp>
 
 #include "libddp/base/error.h"
+#include "libddp/slots/json_text.h"
 #include "libddp/transport/unix_socket.h"
 
 namespace libddp {
@@ -57,6 +59,17 @@ void KeeperClient::wait(int rank, std::uint64_t sequence, Deadline deadline) {
   request.rank = rank;
   request.sequence = sequence;
   exchange(request, {}, deadline);
+}
+
+bool KeeperClient::is_done(int rank, std::uint64_t sequence) {
+  const nlohmann::json all = parse_json(status());
+  for (const nlohmann::json& each : all.at("ranks")) {
+    if (each.at("rank") != rank) continue;
+    const nlohmann::json& stored = each.at("stored");
+    const bool is_stored = stored.is_object() && stored.at("sequence") >= sequence;
+    if (!is_stored && each.at("num_waiting") != 0) return false;
+  }
+  return true;
 }
 
 std::string KeeperClient::status() {

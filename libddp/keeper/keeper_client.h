@@ -36,11 +36,14 @@ class KeeperClient {
 
   void put(const SlotMemory& memory, const std::optional<KeeperStorage>& storage);
   std::vector<UniqueFd> get();
-  /// REQUIRES a slot that is whole and held (Slot::hold); the keeper lets it go.
+  /// REQUIRES a slot that is whole. It is held while it is read; a writer that overwrites it before
+  /// stores the newer save instead.
   void store(const SlotMemory& memory, int slot, const KeeperStorage& storage);
   /// Until the save, or a newer one, of the rank is stored. Throws SnapshotError if it could not
   /// be.
   void wait(int rank, std::uint64_t sequence, Deadline deadline);
+  /// Whether that, or a newer one, of the rank is stored, or nothing of it is being stored any more.
+  bool is_done(int rank, std::uint64_t sequence);
   /// JSON: see docs/design.md.
   std::string status();
   void finish();

@@ -40,7 +40,7 @@ struct KeeperRequest {
     Put,
     /// The memories of all ranks of this host.
     Get,
-    /// Stores a slot of `rank`, whose writer holds it.
+    /// Stores a slot of `rank`.
     Store,
     /// Answered when the slots of `rank` up to `sequence` are stored, or cannot be.
     Wait,

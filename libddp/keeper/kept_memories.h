@@ -1,7 +1,9 @@
 #pragma once
 
-// The memories that a keeper holds: of each rank of its host the newest layout, and the one before
-// it until the newest has a slot that is whole. Thread rule: one at a time (the keeper's mutex).
+// The memories that a keeper holds: those of the newest layout (generation), and those of the one
+// before it until all ranks of the host have a save of the newest: at every moment one save is whole
+// on all of them, also while layouts or the number of ranks change.
+// Thread rule: one at a time (the keeper's thread).
 //
 //   memories.put(SlotMemory::open(std::move(fd)));
 //   for (const auto& memory : memories.all()) pass_on(memory->fd());
@@ -20,18 +22,18 @@ class KeptMemories {
  public:
   using Memory = std::shared_ptr<SlotMemory>;
 
-  /// In place of one of the same rank and generation. One of another number of ranks ends those
-  /// that are there: the job has started anew with it.
+  /// In place of one of the same rank and generation. REQUIRES that all ranks put their memory of a
+  /// generation before one of them fills it.
   void put(SlotMemory memory);
-  /// Lets go what a newer layout has replaced.
+  /// Lets go what a newer generation has replaced, and those that starts have left which died before
+  /// their first save.
   void forget_old();
   Memory find(int rank, std::uint64_t generation) const;
-  /// By rank, older layouts first.
+  /// Older generations first, by rank.
   std::vector<Memory> all() const;
-  bool is_empty() const { return by_rank_.empty(); }
-  void clear() { by_rank_.clear(); }
+  bool is_empty() const { return generations_.empty(); }
 
-  /// A slot of each rank that has memory here, all of one save.
+  /// A slot of each rank that has memory of a generation here, all of one save.
   struct Common {
     SavedStep saved;
     std::vector<std::pair<Memory, int>> slots;
@@ -40,7 +42,10 @@ class KeptMemories {
   std::optional<Common> newest_common() const;
 
  private:
-  std::map<int, std::map<std::uint64_t, Memory>> by_rank_;
+  using ByRank = std::map<int, Memory>;
+  static std::optional<Common> newest_common_of(const ByRank& memories);
+
+  std::map<std::uint64_t, ByRank> generations_;
 };
 
 }  // namespace libddp

@@ -38,7 +38,6 @@ void Persister::add(Job job) {
     const std::lock_guard lock(mutex_);
     std::erase_if(jobs_, [&](const Job& other) {
       if (other.memory->identity().rank != rank) return false;
-      other.memory->slot(other.slot).release();
       --states_[rank].num_waiting;
       return true;
     });
@@ -84,19 +83,23 @@ void Persister::run() {
 
 void Persister::store(const Job& job) {
   const int rank = job.memory->identity().rank;
+  Slot& slot = job.memory->slot(job.slot);
+  const bool is_held = slot.try_hold();
+  if (!is_held || slot.whole() != job.saved) {
+    // Its writer needed the place: a newer save is stored instead, whose request comes.
+    if (is_held) slot.release();
+    finish_superseded(rank);
+    return;
+  }
   std::string error;
   try {
-    const Slot& slot = job.memory->slot(job.slot);
-    if (slot.whole() != job.saved) {
-      throw SnapshotError("libddp snapshot: the slot holds another save than the one to store.");
-    }
     SnapshotFolder(job.storage.folder)
         .add_rank(job.saved, job.storage.start, rank, job.memory->identity().world_size,
                   SlotSource(*job.memory, job.slot), slot.values());
   } catch (const std::exception& failure) {
     error = failure.what();
   }
-  job.memory->slot(job.slot).release();
+  slot.release();
   if (job.storage.commits) {
     await_commit(job, error);
   } else {
@@ -153,6 +156,14 @@ void Persister::commit_what_is_there() {
     }
     for (const int rank : commit.ranks) finish(rank, commit.saved, commit.error);
   }
+}
+
+void Persister::finish_superseded(int rank) {
+  {
+    const std::lock_guard lock(mutex_);
+    --states_[rank].num_waiting;
+  }
+  changed_();
 }
 
 void Persister::finish(int rank, const SavedStep& saved, const std::string& error) {

@@ -3,7 +3,8 @@
 // Stores slots in the background: one thread of the keeper, in the order of the requests. A rank
 // whose newer slot waits skips its older one.
 //
-// The slot is let go when its bytes are on the disk. The keeper of rank 0 commits a snapshot when
+// A slot is held while its bytes are read; one that its writer has taken for a newer save meanwhile
+// is skipped: the writer stores that one instead. The keeper of rank 0 commits a snapshot when
 // the parts of all ranks are in the folder, whichever host stored them. An error is logged once and
 // kept for whoever asks; the older snapshots stay.
 // Thread rule: any thread.
@@ -71,6 +72,7 @@ class Persister {
   void store(const Job& job);
   void commit_what_is_there();
   void await_commit(const Job& job, const std::string& error);
+  void finish_superseded(int rank);
   void finish(int rank, const SavedStep& saved, const std::string& error);
 
   const std::function<void()> changed_;

@@ -23,6 +23,8 @@ struct Piece {
   /// Place among the bytes of the rank; PieceLayout sets it.
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
+
+  bool operator==(const Piece&) const = default;
 };
 
 }  // namespace libddp

@@ -16,6 +16,8 @@ namespace {
 constexpr std::uint64_t kWriting = 0x5752495445ull;
 constexpr std::uint64_t kWhole = 0xA1574F4C45ull;
 constexpr std::uint64_t kEmpty = 0;
+/// In `held`, above the number of readers.
+constexpr std::uint64_t kReserved = 1ull << 63;
 
 /// Nothing behind it becomes visible before anything ahead of it.
 void full_barrier() {
@@ -112,6 +114,29 @@ std::string Slot::values() const {
 
 std::span<const std::uint32_t> Slot::table() const {
   return {at_.table, num_chunks(at_.data_bytes)};
+}
+
+bool Slot::try_hold() {
+  std::uint64_t held = at_.record->held.load(std::memory_order_relaxed);
+  while ((held & kReserved) == 0) {
+    if (at_.record->held.compare_exchange_weak(held, held + 1)) return true;
+  }
+  return false;
+}
+
+void Slot::release() { at_.record->held.fetch_sub(1); }
+
+bool Slot::try_reserve() {
+  std::uint64_t free = 0;
+  return at_.record->held.compare_exchange_strong(free, kReserved);
+}
+
+void Slot::unreserve() { at_.record->held.fetch_and(~kReserved); }
+
+void Slot::forget_readers() { at_.record->held.fetch_and(kReserved); }
+
+std::uint64_t Slot::num_readers() const {
+  return at_.record->held.load(std::memory_order_acquire) & ~kReserved;
 }
 
 std::uint32_t Slot::sum_of_record() const {

@@ -37,7 +37,7 @@ struct SavedStep {
 /// Words in shared memory, on cache lines of their own.
 struct alignas(128) SlotRecord {
   std::atomic<std::uint64_t> state;
-  /// Not zero: somebody reads the slot, it must not be written.
+  /// How many read the slot, and whether its writer has reserved it: never both.
   std::atomic<std::uint64_t> held;
   std::int64_t step;
   std::uint64_t sequence;
@@ -78,12 +78,20 @@ class Slot {
   std::span<const std::byte> data() const { return {at_.data, at_.data_bytes}; }
   std::span<const std::uint32_t> table() const;
 
-  /// The writer holds a slot for a reader, who lets it go.
-  void hold() { at_.record->held.store(1, std::memory_order_release); }
-  void release() { at_.record->held.store(0, std::memory_order_release); }
-  bool is_held() const { return at_.record->held.load(std::memory_order_acquire) != 0; }
+  /// A reader in another process than the writer: until release() nobody writes the slot. False
+  /// where it is reserved.
+  bool try_hold();
+  void release();
+  bool is_held() const { return num_readers() != 0; }
+  /// The writer, before fill(): until unreserve() nobody comes to read. False while somebody does.
+  bool try_reserve();
+  /// Also for a writer that takes over from one that died.
+  void unreserve();
+  /// Forgets readers that died: REQUIRES that there is none.
+  void forget_readers();
 
  private:
+  std::uint64_t num_readers() const;
   std::uint32_t sum_of_record() const;
 
   Places at_;

@@ -136,6 +136,26 @@ TEST_CASE("an older layout goes when the newer one is whole", "[keeper]") {
   REQUIRE(client.get().size() == 2);
 }
 
+TEST_CASE("an older layout stays until all ranks have a save of the newer one", "[keeper]") {
+  KeeperThread keeper;
+  KeeperClient client = worker(keeper);
+  std::list<Rank> ranks;
+  const auto put = [&](int rank, int world_size, std::uint64_t generation) -> Rank& {
+    Rank& made = ranks.emplace_back(keeper.run, rank, world_size, generation);
+    client.put(made.memory, std::nullopt);
+    return made;
+  };
+  for (int i = 0; i < 3; ++i) put(i, 3, 1).save(1, 0);
+  // A start with fewer ranks, too.
+  Rank& one = put(0, 2, 2);
+  Rank& other = put(1, 2, 2);
+  REQUIRE(client.get().size() == 5);
+  one.save(2, 0);
+  REQUIRE(client.get().size() == 5);
+  other.save(2, 0);
+  REQUIRE(client.get().size() == 2);
+}
+
 TEST_CASE("slots are stored while training goes on", "[keeper]") {
   KeeperThread keeper;
   TemporaryFolder folder;
@@ -154,7 +174,6 @@ TEST_CASE("slots are stored while training goes on", "[keeper]") {
     auto client = clients.begin();
     for (Rank& rank : ranks) {
       rank.save(sequence, slot);
-      rank.memory.slot(slot).hold();
       (client++)->store(rank.memory, slot, storage);
     }
     clients.front().wait(0, sequence, soon());
@@ -180,7 +199,6 @@ TEST_CASE("what cannot be stored is told to every rank, and the older one stays"
     auto client = clients.begin();
     for (Rank& rank : ranks) {
       rank.save(sequence, 0);
-      rank.memory.slot(0).hold();
       (client++)->store(rank.memory, 0, storage);
     }
   };
