@@ -29,9 +29,12 @@ class KeeperClient {
     bool is_worker = false;
     /// Process that started it; 0 for none.
     pid_t agent = 0;
+    /// Of the job, as which it has what the keeper holds for itself; -1: none (a command line).
+    int rank = -1;
   };
 
-  /// Throws NetworkError if no keeper of the run is there.
+  /// Throws NetworkError if no keeper of the run is there, and SnapshotError, at the deadline, if
+  /// another living process is the worker of that rank.
   KeeperClient(const std::string& run, const Role& role, Deadline deadline);
 
   void put(const SlotMemory& memory, const std::optional<KeeperStorage>& storage);
@@ -42,13 +45,18 @@ class KeeperClient {
   /// Until the save, or a newer one, of the rank is stored. Throws SnapshotError if it could not
   /// be.
   void wait(int rank, std::uint64_t sequence, Deadline deadline);
-  /// Whether that, or a newer one, of the rank is stored, or nothing of it is being stored any more.
+  /// Whether that, or a newer one, of the rank is stored, or nothing of it is being stored any
+  /// more.
   bool is_done(int rank, std::uint64_t sequence);
   /// JSON: see docs/design.md.
   std::string status();
   void finish();
+  /// The save is whole on all ranks of the job.
+  void complete(std::uint64_t sequence);
 
  private:
+  /// Whether the keeper has taken this process in; false: not yet, for the reason in `refusal`.
+  bool greet(const KeeperRequest& hello, Deadline deadline, std::string& refusal);
   Frame exchange(const KeeperRequest& request, const std::vector<int>& descriptors,
                  Deadline deadline);
 

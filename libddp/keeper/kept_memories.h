@@ -1,9 +1,9 @@
 #pragma once
 
 // The memories that a keeper holds: those of the newest layout (generation), and those of the one
-// before it until all ranks of the host have a save of the newest: at every moment one save is whole
-// on all of them, also while layouts or the number of ranks change.
-// Thread rule: one at a time (the keeper's thread).
+// before it until all ranks of the host have a save of the newest: at every moment one save is
+// whole on all of them, also while layouts or the number of ranks change. Thread rule: one at a
+// time (the keeper's thread).
 //
 //   memories.put(SlotMemory::open(std::move(fd)));
 //   for (const auto& memory : memories.all()) pass_on(memory->fd());
@@ -12,6 +12,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "libddp/slots/slot_memory.h"
@@ -25,8 +27,8 @@ class KeptMemories {
   /// In place of one of the same rank and generation. REQUIRES that all ranks put their memory of a
   /// generation before one of them fills it.
   void put(SlotMemory memory);
-  /// Lets go what a newer generation has replaced, and those that starts have left which died before
-  /// their first save.
+  /// Lets go what a newer generation has replaced, and those that starts have left which died
+  /// before their first save.
   void forget_old();
   Memory find(int rank, std::uint64_t generation) const;
   /// Older generations first, by rank.
@@ -38,12 +40,14 @@ class KeptMemories {
     SavedStep saved;
     std::vector<std::pair<Memory, int>> slots;
   };
-  /// The newest save that all of them have whole; nothing if there is none.
-  std::optional<Common> newest_common() const;
+  /// The newest save that all of them have whole; nothing if there is none. One of `preferred`
+  /// (sequences) comes before newer ones that are not.
+  std::optional<Common> newest_common(const std::set<std::uint64_t>& preferred = {}) const;
 
  private:
   using ByRank = std::map<int, Memory>;
-  static std::optional<Common> newest_common_of(const ByRank& memories);
+  /// The saves that all of them have whole, by sequence.
+  static std::map<std::uint64_t, Common> common_of(const ByRank& memories);
 
   std::map<std::uint64_t, ByRank> generations_;
 };
