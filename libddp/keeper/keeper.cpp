@@ -12,6 +12,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
+#include "libddp/base/printable.h"
 #include "libddp/slots/json_text.h"
 
 namespace libddp {
@@ -23,6 +24,14 @@ using Call = KeeperRequest::Call;
 /// The longest sleep: deadlines need no more.
 constexpr std::chrono::milliseconds kBeat{200};
 constexpr std::chrono::milliseconds kReplyPatience{1'000};
+/// So many are remembered: more than memories have slots for.
+constexpr std::size_t kCompleteSaves = 8;
+
+/// Another living process is the worker of that rank.
+class RankTaken : public SnapshotError {
+ public:
+  using SnapshotError::SnapshotError;
+};
 
 void signal_process(int pidfd, int signal) {
   // Later than glibc 2.36 it has a name.
@@ -72,7 +81,12 @@ void Keeper::serve() {
   stored_.clear();
   if (agent_ && is_dead(agent_.get())) agent_died();
   admit();
-  for (Client& client : clients_) hear(client);
+  for (Client& client : clients_) {
+    // First, so that what it has said is heard; a child may have inherited its connection.
+    const bool has_died = client.is_worker && client.pidfd && is_dead(client.pidfd.get());
+    hear(client);
+    if (has_died) client.socket.reset();
+  }
   clients_.remove_if([](const Client& client) { return !client.socket; });
   answer_waiting();
 }
@@ -87,10 +101,10 @@ void Keeper::admit() {
       if (hello.call != Call::Hello || hello.run != options_.run) {
         throw SnapshotError("a keeper of another run");
       }
-      client.pid = peer_credentials(client.socket.get()).pid;
-      client.pidfd = peer_pidfd(client.socket.get());
-      client.is_worker = hello.is_worker;
-      if (hello.is_worker) watch_agent(hello.agent);
+      take_in(client, hello);
+    } catch (const RankTaken& error) {
+      reply.error = error.what();
+      reply.is_busy = true;  // for a restarted rank, whose process before is about to end
     } catch (const Error& error) {
       reply.error = error.what();
       acceptor_.refuse(reply.error);
@@ -103,6 +117,24 @@ void Keeper::admit() {
     has_served_ = has_served_ || client.is_worker;
     if (reply.error.empty()) clients_.push_back(std::move(client));
   }
+}
+
+void Keeper::take_in(Client& client, const KeeperRequest& hello) {
+  client.pid = peer_credentials(client.socket.get()).pid;
+  client.pidfd = peer_pidfd(client.socket.get());
+  client.is_worker = hello.is_worker;
+  client.rank = hello.is_worker ? hello.rank : -1;
+  if (!hello.is_worker) return;
+  for (const Client& other : clients_) {
+    const bool has_rank = other.is_worker && client.rank >= 0 && other.rank == client.rank;
+    if (!has_rank || other.pid == client.pid) continue;
+    if (other.pidfd && is_dead(other.pidfd.get())) continue;
+    throw RankTaken(fmt::format(
+        "libddp snapshot: rank {} of run '{}' is held by process {}: another job uses the same run "
+        "or folder. Hint: end that job, or give this one a folder and a run of its own.",
+        client.rank, printable(options_.run), other.pid));
+  }
+  watch_agent(hello.agent);
 }
 
 void Keeper::hear(Client& client) {
@@ -160,6 +192,9 @@ KeeperReply Keeper::answer(Client& client, const KeeperRequest& request,
       has_finished_ = true;
       client.is_worker = false;
       memories_.forget_rank(request.rank);
+      break;
+    case Call::Complete:
+      note_complete(request.sequence);
       break;
     case Call::Hello:
     case Call::Wait:
@@ -240,13 +275,21 @@ void Keeper::end_workers() {
 }
 
 void Keeper::store_newest() {
-  const auto common = memories_.newest_common();
+  const auto common = memories_.newest_common(complete_);
   if (!storage_ || !common) return;
   for (const auto& [memory, slot] : common->slots) {
     const auto stored = persister_.state(memory->identity().rank).stored;
     if (stored && stored->sequence >= common->saved.sequence) continue;
     persister_.add({.memory = memory, .slot = slot, .saved = common->saved, .storage = *storage_});
   }
+}
+
+void Keeper::note_complete(std::uint64_t sequence) {
+  // A job that has gone back to an older save counts from there again; its ranks are never more
+  // than one save apart.
+  complete_.erase(complete_.upper_bound(sequence + 1), complete_.end());
+  complete_.insert(sequence);
+  while (complete_.size() > kCompleteSaves) complete_.erase(complete_.begin());
 }
 
 bool Keeper::is_over() {
@@ -281,12 +324,13 @@ std::string Keeper::status() const {
   }
   json workers = json::array();
   for (const Client& client : clients_) {
-    if (client.is_worker) workers.push_back(client.pid);
+    if (client.is_worker) workers.push_back({{"pid", client.pid}, {"rank", client.rank}});
   }
   return to_text({{"run", options_.run},
                   {"pid", ::getpid()},
                   {"agent", agent_pid_},
                   {"workers", std::move(workers)},
+                  {"complete", complete_},
                   {"ranks", std::move(ranks)}});
 }
 

@@ -6,9 +6,15 @@
 // It serves processes of its own user over a Unix socket in the abstract namespace and trusts
 // nothing in what they send: memories are opened with all checks, messages have limits. It stores
 // slots in the background (Persister). When the agent that started the workers dies, it ends the
-// workers, stores the newest save that all ranks of the host have whole, and waits for a new agent;
-// when nobody needs it any more it ends, and the memories with it.
-// Thread rule: run() in one thread; stop() in any.
+// workers, stores the newest save that is whole on all ranks of the job, as far as it was told,
+// else the newest that all ranks of the host have whole, and waits for a new agent; when nobody
+// needs it any more it ends, and the memories with it.
+//
+// NOTE [Who a worker is]
+// A rank has one worker at a time: a second job that uses the same run would overwrite the first
+// one's memories. It is the process that has connected, as the kernel names it, and lives as long
+// as that process does: a data loader's worker that has inherited the connection neither keeps the
+// rank nor the keeper alive. Thread rule: run() in one thread; stop() in any.
 //
 //   Keeper keeper({.run = "job 7", .linger = std::chrono::seconds(60)});
 //   keeper.run();
@@ -21,6 +27,7 @@
 #include <list>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -58,6 +65,7 @@ class Keeper {
     UniqueFd pidfd;
     pid_t pid = 0;
     bool is_worker = false;
+    int rank = -1;
     /// Waits for the slots of a rank: Wait.
     std::optional<KeeperRequest> waiting;
   };
@@ -65,6 +73,7 @@ class Keeper {
   void serve();
   void admit();
   void hear(Client& client);
+  void take_in(Client& client, const KeeperRequest& hello);
   KeeperReply answer(Client& client, const KeeperRequest& request, std::vector<UniqueFd>& passed,
                      std::vector<int>& returned);
   void answer_waiting();
@@ -73,6 +82,7 @@ class Keeper {
   void end_workers();
   void store(const KeeperRequest& request);
   void store_newest();
+  void note_complete(std::uint64_t sequence);
   bool is_over();
   std::string status() const;
 
@@ -83,6 +93,8 @@ class Keeper {
   KeptMemories memories_;
   std::list<Client> clients_;
   std::optional<KeeperStorage> storage_;
+  /// Saves that are whole on all ranks of the job; of two slots a rank the last few matter.
+  std::set<std::uint64_t> complete_;
   UniqueFd agent_;
   pid_t agent_pid_ = 0;
   bool has_finished_ = false;

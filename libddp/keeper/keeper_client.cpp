@@ -1,11 +1,13 @@
 #include "libddp/keeper/keeper_client.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "libddp/base/error.h"
+#include "libddp/base/interrupt.h"
 #include "libddp/slots/json_text.h"
 #include "libddp/transport/unix_socket.h"
 
@@ -14,22 +16,45 @@ namespace {
 
 using Call = KeeperRequest::Call;
 
+constexpr std::chrono::milliseconds kPauseBeforeRetry{10};
+
 /// The keeper answers at once; it may be short of CPU time.
 Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
 
 }  // namespace
 
 KeeperClient::KeeperClient(const std::string& run, const Role& role, Deadline deadline)
-    : socket_(connect_unix(keeper_name(run), deadline)), rank_(role.rank) {
-  // The name is anybody's to take: a stranger's keeper gets nothing.
-  if (peer_credentials(socket_.get()).uid != ::geteuid()) {
-    throw NetworkError("the keeper's name is taken by another user");
-  }
+    : rank_(role.rank) {
   KeeperRequest hello{.call = Call::Hello};
   hello.run = run;
   hello.is_worker = role.is_worker;
   hello.agent = role.agent;
-  exchange(hello, {}, deadline);
+  hello.rank = role.rank;
+  std::string refusal;
+  // The process that had the rank before may be about to end.
+  while (!greet(hello, deadline, refusal)) {
+    check_interrupt();
+    ::poll(nullptr, 0, static_cast<int>(kPauseBeforeRetry.count()));
+  }
+}
+
+bool KeeperClient::greet(const KeeperRequest& hello, Deadline deadline, std::string& refusal) {
+  try {
+    socket_ = connect_unix(keeper_name(hello.run), deadline);
+    // The name is anybody's to take: a stranger's keeper gets nothing.
+    if (peer_credentials(socket_.get()).uid != ::geteuid()) {
+      throw NetworkError("the keeper's name is taken by another user");
+    }
+    send_frame(socket_.get(), hello.encode(), {}, deadline);
+    const Frame frame = receive_frame(socket_.get(), kKeeperLimits, deadline);
+    const KeeperReply reply = KeeperReply::decode(frame.bytes);
+    if (!reply.is_busy) reply.check();
+    refusal = reply.error;
+  } catch (const TimeoutError&) {
+    if (refusal.empty()) throw;
+  }
+  if (!refusal.empty() && deadline.expired()) throw SnapshotError(refusal);
+  return refusal.empty();
 }
 
 void KeeperClient::put(const SlotMemory& memory, const std::optional<KeeperStorage>& storage) {
@@ -79,6 +104,12 @@ std::string KeeperClient::status() {
 void KeeperClient::finish() {
   KeeperRequest request{.call = Call::Finish};
   request.rank = rank_;
+  exchange(request, {}, soon());
+}
+
+void KeeperClient::complete(std::uint64_t sequence) {
+  KeeperRequest request{.call = Call::Complete};
+  request.sequence = sequence;
   exchange(request, {}, soon());
 }
 

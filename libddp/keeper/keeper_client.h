@@ -30,11 +30,12 @@ class KeeperClient {
     bool is_worker = false;
     /// Process that started it; 0 for none.
     pid_t agent = 0;
-    /// Of the job; -1 for none.
+    /// Of the job, as which it has what the keeper holds for itself; -1: none (a command line).
     int rank = -1;
   };
 
-  /// Throws NetworkError if no keeper of the run is there.
+  /// Throws NetworkError if no keeper of the run is there, and SnapshotError, at the deadline, if
+  /// another living process is the worker of that rank.
   KeeperClient(const std::string& run, const Role& role, Deadline deadline);
 
   void put(const SlotMemory& memory, const std::optional<KeeperStorage>& storage);
@@ -54,8 +55,12 @@ class KeeperClient {
   void finish();
   /// It has closed the connection: it has ended.
   bool is_gone() const { return is_closed(socket_.get()); }
+  /// The save is whole on all ranks of the job.
+  void complete(std::uint64_t sequence);
 
  private:
+  /// Whether the keeper has taken this process in; false: not yet, for the reason in `refusal`.
+  bool greet(const KeeperRequest& hello, Deadline deadline, std::string& refusal);
   Frame exchange(const KeeperRequest& request, const std::vector<int>& descriptors,
                  Deadline deadline);
 

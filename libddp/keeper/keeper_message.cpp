@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMessageVersion = 1;
-constexpr std::array kCalls{"hello", "put", "get", "store", "wait", "status", "finish"};
+constexpr std::array kCalls{"hello", "put", "get", "store", "wait", "status", "finish", "complete"};
 
 /// The value of a key if it is there; of another type it is an error.
 template <typename T>
@@ -109,13 +109,17 @@ KeeperRequest KeeperRequest::decode(std::string_view text) {
 }
 
 std::string KeeperReply::encode() const {
-  return to_text({{"version", kMessageVersion}, {"error", error}, {"status", parse_json(status)}});
+  return to_text({{"version", kMessageVersion},
+                  {"error", error},
+                  {"is_busy", is_busy},
+                  {"status", parse_json(status)}});
 }
 
 KeeperReply KeeperReply::decode(std::string_view text) {
   const json document = parsed(text);
   KeeperReply reply;
   read(document, "error", reply.error);
+  read(document, "is_busy", reply.is_busy);
   if (const auto found = document.find("status"); found != document.end()) {
     reply.status = to_text(*found);
   }

@@ -34,7 +34,7 @@ struct KeeperStorage {
 struct KeeperRequest {
   enum class Call {
     /// First on a connection. `run`; `agent`: the process that started this one, 0 for none; a
-    /// worker is a process that ends with its agent.
+    /// worker is a process that ends with its agent, and the only one of its `rank`, if it has one.
     Hello,
     /// One descriptor: a SlotMemory of `run`. `storage`: where the job stores, if it does.
     Put,
@@ -47,13 +47,16 @@ struct KeeperRequest {
     Status,
     /// `rank` has reached the job's end: nothing of it needs to be kept.
     Finish,
+    /// The save `sequence` is whole on all ranks of the job, on all hosts.
+    Complete,
   };
 
   Call call = Call::Status;
   std::string run = {};
   std::int64_t agent = 0;
   bool is_worker = false;
-  int rank = 0;
+  /// Of the job; -1: none.
+  int rank = -1;
   std::uint64_t generation = 0;
   int slot = 0;
   std::uint64_t sequence = 0;
@@ -67,6 +70,8 @@ struct KeeperRequest {
 struct KeeperReply {
   /// Why it was not done; empty if it was.
   std::string error;
+  /// Not done yet: what is in the way may be over in a moment.
+  bool is_busy = false;
   /// Of Status: JSON.
   std::string status = "null";
 

@@ -15,7 +15,7 @@ void KeptMemories::put(SlotMemory memory) {
 void KeptMemories::forget_old() {
   auto newest_whole = generations_.end();
   for (auto each = generations_.begin(); each != generations_.end(); ++each) {
-    if (newest_common_of(each->second)) newest_whole = each;
+    if (!common_of(each->second).empty()) newest_whole = each;
   }
   if (newest_whole != generations_.end()) {
     generations_.erase(generations_.begin(), newest_whole);
@@ -49,17 +49,24 @@ std::vector<KeptMemories::Memory> KeptMemories::all() const {
   return found;
 }
 
-std::optional<KeptMemories::Common> KeptMemories::newest_common() const {
+std::optional<KeptMemories::Common> KeptMemories::newest_common(
+    const std::set<std::uint64_t>& preferred) const {
   std::optional<Common> newest;
+  bool is_preferred = false;
   for (const auto& [generation, by_rank] : generations_) {
-    auto common = newest_common_of(by_rank);
-    const bool is_newer = common && (!newest || newest->saved.sequence < common->saved.sequence);
-    if (is_newer) newest = std::move(common);
+    for (auto& [sequence, common] : common_of(by_rank)) {
+      const bool is_one = preferred.count(sequence) > 0;
+      const bool is_newer =
+          !newest || std::pair(is_preferred, newest->saved.sequence) < std::pair(is_one, sequence);
+      if (!is_newer) continue;
+      newest = common;
+      is_preferred = is_one;
+    }
   }
   return newest;
 }
 
-std::optional<KeptMemories::Common> KeptMemories::newest_common_of(const ByRank& memories) {
+std::map<std::uint64_t, KeptMemories::Common> KeptMemories::common_of(const ByRank& memories) {
   std::map<std::uint64_t, Common> by_sequence;
   for (const auto& [rank, memory] : memories) {
     for (int i = 0; i < SlotMemory::kSlots; ++i) {
@@ -70,10 +77,9 @@ std::optional<KeptMemories::Common> KeptMemories::newest_common_of(const ByRank&
       common.slots.emplace_back(memory, i);
     }
   }
-  for (auto common = by_sequence.rbegin(); common != by_sequence.rend(); ++common) {
-    if (common->second.slots.size() == memories.size()) return common->second;
-  }
-  return std::nullopt;
+  std::erase_if(by_sequence,
+                [&](const auto& entry) { return entry.second.slots.size() != memories.size(); });
+  return by_sequence;
 }
 
 }  // namespace libddp

@@ -12,6 +12,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "libddp/slots/slot_memory.h"
@@ -40,12 +42,14 @@ class KeptMemories {
     SavedStep saved;
     std::vector<std::pair<Memory, int>> slots;
   };
-  /// The newest save that all of them have whole; nothing if there is none.
-  std::optional<Common> newest_common() const;
+  /// The newest save that all of them have whole; nothing if there is none. One of `preferred`
+  /// (sequences) comes before newer ones that are not.
+  std::optional<Common> newest_common(const std::set<std::uint64_t>& preferred = {}) const;
 
  private:
   using ByRank = std::map<int, Memory>;
-  static std::optional<Common> newest_common_of(const ByRank& memories);
+  /// The saves that all of them have whole, by sequence.
+  static std::map<std::uint64_t, Common> common_of(const ByRank& memories);
 
   std::map<std::uint64_t, ByRank> generations_;
 };

@@ -73,12 +73,21 @@ void Slot::fill(const SavedStep& step, std::span<const std::span<const std::byte
   const Gathering gathering(at_.data, sources);
   LIBDDP_CHECK(gathering.total() == at_.data_bytes, "sources of another size than the layout");
   LIBDDP_CHECK(values.size() <= at_.values_capacity, "values that do not fit");
-  SlotRecord& record = *at_.record;
-  record.state.store(kWriting, std::memory_order_relaxed);
-  // Nothing below may become visible before the state does.
-  full_barrier();
+  begin();
   for_each_chunk(num_chunks(at_.data_bytes), num_threads,
                  [&](std::size_t i) { at_.table[i] = gathering.copy(i); });
+  finish(step, values);
+}
+
+void Slot::begin() {
+  at_.record->state.store(kWriting, std::memory_order_relaxed);
+  // Nothing that is written next may become visible before the state does.
+  full_barrier();
+}
+
+void Slot::finish(const SavedStep& step, std::string_view values) {
+  LIBDDP_CHECK(values.size() <= at_.values_capacity, "values that do not fit");
+  SlotRecord& record = *at_.record;
   if (!values.empty()) std::memcpy(at_.values, values.data(), values.size());
   record.step = step.step;
   record.sequence = step.sequence;

@@ -67,6 +67,13 @@ class Slot {
   /// REQUIRES values that fit.
   void fill(const SavedStep& step, std::span<const std::span<const std::byte>> sources,
             std::string_view values, int num_threads);
+  /// The same in parts, for bytes that come one after another (SlotWriter): from begin() to
+  /// finish() the slot is not whole, and space() and the checksums may be written. REQUIRES all of
+  /// them, and values that fit, before finish().
+  void begin();
+  std::span<std::byte> space() { return {at_.data, at_.data_bytes}; }
+  void set_checksum(std::size_t chunk, std::uint32_t sum) { at_.table[chunk] = sum; }
+  void finish(const SavedStep& step, std::string_view values);
   /// Nothing is in it any more.
   void discard();
 

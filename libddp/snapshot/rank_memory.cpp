@@ -124,6 +124,8 @@ void RankMemory::fill(int slot, const SavedStep& saved, const OwnPieces& own,
 
 void RankMemory::commit(int slot) {
   newest_ = slot;
+  const std::uint64_t sequence = memory_->slot(slot).whole()->sequence;
+  with_keeper([&](KeeperClient& keeper) { keeper.complete(sequence); });
   if (stored_slot_ == slot) stored_slot_.reset();
 }
 

@@ -3,22 +3,19 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <list>
 #include <thread>
 #include <utility>
 
 #include "libddp/base/error.h"
 #include "libddp/base/random.h"
-#include "libddp/keeper/keeper_client.h"
 #include "libddp/slots/scatter.h"
 #include "libddp/slots/snapshot_folder.h"
-#include "tests/slots/stored_tensors.h"
+#include "tests/keeper/keeper_thread.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
 #include "tests/support/temporary_folder.h"
@@ -26,69 +23,6 @@
 
 using namespace libddp;
 using namespace libddp::test;
-
-namespace {
-
-Deadline soon() { return Deadline::after(std::chrono::seconds(20)); }
-
-/// A keeper in a thread, which ends with the test.
-class KeeperThread {
- public:
-  explicit KeeperThread(std::chrono::milliseconds linger = std::chrono::seconds(30),
-                        std::string name = "test-" + random_hex(8))
-      : run(std::move(name)),
-        keeper_({.run = run, .linger = linger, .grace = std::chrono::milliseconds(300)}),
-        thread_([this] {
-          keeper_.run();
-          has_ended = true;
-        }) {}
-  ~KeeperThread() {
-    keeper_.stop();
-    thread_.join();
-  }
-
-  const std::string run;
-  std::atomic<bool> has_ended{false};
-
- private:
-  Keeper keeper_;
-  std::thread thread_;
-};
-
-/// A rank's tensors, and its memory.
-struct Rank {
-  Rank(const std::string& run, int rank, int world_size, std::uint64_t generation = 0)
-      : memory(SlotMemory::create(
-            tensors.layout(),
-            {.run = run, .rank = rank, .world_size = world_size, .generation = generation}, 64)) {}
-
-  void save(std::uint64_t sequence, int slot) {
-    tensors.fill(static_cast<unsigned>(sequence));
-    tensors.store(memory, slot, {.step = static_cast<int>(10 * sequence), .sequence = sequence});
-  }
-
-  StoredTensors tensors{{"w"}, 5000};
-  SlotMemory memory;
-};
-
-/// A child that runs `work` and ends with this process at the latest.
-template <class Work>
-pid_t forked(Work&& work) {
-  const pid_t child = ::fork();
-  if (child != 0) return child;
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  try {
-    work();
-  } catch (...) {
-  }
-  ::_exit(0);
-}
-
-KeeperClient worker(const KeeperThread& keeper) {
-  return {keeper.run, {.is_worker = true}, soon()};
-}
-
-}  // namespace
 
 TEST_CASE("a keeper waits for its first worker", "[keeper]") {
   KeeperThread keeper;
