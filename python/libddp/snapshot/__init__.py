@@ -6,7 +6,8 @@
     extra = snapshot.load(model, optimizer)                 # {} where there is none
     for step in range(extra.get("step", 0), 1000):
         train(step)
-        snapshot.save(step + 1, model, optimizer, extra={"step": step + 1}, storage=step % 100 == 99)
+        done = {"step": step + 1}
+        snapshot.save(step + 1, model, optimizer, extra=done, storage=step % 100 == 99)
     snapshot.close()
 
 docs/snapshots.md has the whole of it.

@@ -35,8 +35,8 @@ class ReplicatedState:
     """The tensors of a model and its optimizer.
 
     Parameters and their optimizer state are the same on all ranks, so those of a host share the
-    copying. Buffers may differ (running statistics), as DDP sends rank 0's before a forward: those of
-    the first rank are kept.
+    copying. Buffers may differ (running statistics), as DDP sends rank 0's before a forward: those
+    of the first rank are kept.
     """
 
     def __init__(self, model: torch.nn.Module | None, optimizer) -> None:

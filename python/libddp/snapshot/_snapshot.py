@@ -56,15 +56,15 @@ class SaveReport:
 class Snapshot:
     """Saves that survive the death of any process of the job, and are loaded by its next start.
 
-    A save copies model and optimizer, with checksums, into memory that a small process of each host
-    keeps (the keeper); with `storage=True` the keeper stores it in the folder behind the training. At
-    every moment one save is whole on all ranks. `load` takes the newest that is: from memory, else
-    from the folder, with any number of ranks; bytes that are damaged are named, and the next older
-    save is taken.
+    A save copies model and optimizer, with checksums, into memory that a small process of each
+    host keeps (the keeper); with `storage=True` the keeper stores it in the folder behind the
+    training. At every moment one save is whole on all ranks. `load` takes the newest that is: from
+    memory, else from the folder, with any number of ranks; bytes that are damaged are named, and
+    the next older save is taken.
 
     Args:
-        folder: where snapshots are stored; one that all ranks see and that is this job's alone. None:
-            memory only.
+        folder: where snapshots are stored; one that all ranks see and that is this job's alone.
+            None: memory only.
         keep: snapshots that stay in the folder.
         run: which job this is, so that its next start finds its memory: at most 40 letters, digits,
             "-" and "_". None: the folder says it, else the launcher (TORCHELASTIC_RUN_ID,
@@ -128,10 +128,10 @@ class Snapshot:
             step: the same on all ranks; any number, also one that was saved before.
             model: plain, DistributedDataParallel, FullyShardedDataParallel or fully_shard.
             optimizer: of the model's parameters.
-            extra: this rank's own: values of JSON, tuples, sets, bytes, numbers and arrays of numpy,
-                tensors, in dicts and lists. None = {}.
-            state: in place of a model: a dict that all ranks have alike, of which each host keeps its
-                first rank's.
+            extra: this rank's own: values of JSON, tuples, sets, bytes, numbers and arrays of
+                numpy, tensors, in dicts and lists. None = {}.
+            state: in place of a model: a dict that all ranks have alike, of which each host keeps
+                its first rank's.
             storage: it is stored in the folder, behind the training. While one is being stored, a
                 newer one takes the place of those that wait.
             stateful: what else has a state_dict (scaler=, scheduler=, sampler=): this rank's own.
@@ -149,7 +149,10 @@ class Snapshot:
             f"save step {step}", lambda: self._collect(model, optimizer, extra, state, stateful)
         )
         report = self._core.save(
-            step, [piece.for_core() for piece in pieces], json.dumps(values, allow_nan=False), storage
+            step,
+            [piece.for_core() for piece in pieces],
+            json.dumps(values, allow_nan=False),
+            storage,
         )
         return SaveReport(*report)
 
@@ -163,7 +166,7 @@ class Snapshot:
         """Loads the newest save that is whole into what is given.
 
         Args:
-            model: with the parameters of the one that was saved, wrapped in the same or another way.
+            model: with the parameters of the one that was saved, wrapped like it or otherwise.
             optimizer: of its parameters; one that has made no step yet will do.
             stateful: those that were saved, by the same names.
 
@@ -172,8 +175,8 @@ class Snapshot:
             job had fewer ranks, further ones get what rank 0 had. {} where there is no save at all.
 
         Raises:
-            SnapshotError: there are saves, and all of them are damaged; says what is wrong with each.
-                Model and optimizer may then be filled in part.
+            SnapshotError: there are saves, and all of them are damaged; says what is wrong with
+                each. Model and optimizer may then be filled in part.
             ArgumentError: the save is of another model or optimizer; names what differs.
         """
         self._check_open()
@@ -202,7 +205,7 @@ class Snapshot:
         self._core.wait(timeout)
 
     def close(self) -> None:
-        """The job has reached its end: nothing is kept in memory, and what is being stored is stored.
+        """The job has reached its end: memory is let go, and what is being stored is stored.
 
         A program that ends without an exception calls it as it ends.
         """
@@ -226,7 +229,7 @@ class Snapshot:
             raise StateError("libddp snapshot: it is closed. Hint: make another one.")
 
     def _together(self, what: str, function):
-        return _collective_errors.together([self._group], what, function)
+        return _collective_errors.together([self._group], what, function, of="snapshot")
 
     def _rank(self) -> int:
         return 0 if self._group is None else self._group.rank()

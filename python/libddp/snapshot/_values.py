@@ -75,6 +75,8 @@ class Encoder:
 
     def _encode_leaf(self, value: Any, where: str) -> Any:
         numpy = _numpy()
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            _refuse(value.layout, where, "keep a dense tensor in its place")
         if type(value) in _TENSORS:
             return {"$tensor": self._key_of(value)}
         if isinstance(value, torch.Tensor):
@@ -166,7 +168,9 @@ def _numpy():
 
 
 def _refuse(value: Any, where: str, hint: str):
+    kind = value if isinstance(value, torch.layout) else type(value)
+    name = str(kind) if kind is value else f"{kind.__module__}.{kind.__qualname__}"
     raise ArgumentError(
-        f"libddp snapshot: {where[:200]} is a {type(value).__module__}.{type(value).__qualname__}, "
+        f"libddp snapshot: {where[:200]} is a {name}, "
         f"which a snapshot cannot give back. Hint: {hint}."
     )
