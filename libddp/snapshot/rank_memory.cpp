@@ -65,6 +65,7 @@ const std::vector<std::shared_ptr<SlotMemory>>& RankMemory::fetch() {
 }
 
 void RankMemory::adopt(const std::shared_ptr<SlotMemory>& memory, int slot) {
+  stop_prefault();
   memory_ = memory;
   pieces_.clear();
   newest_ = slot;
@@ -110,6 +111,7 @@ void RankMemory::make(const OwnPieces& own, std::size_t values_bytes, std::uint6
   auto fresh = std::make_shared<SlotMemory>(
       SlotMemory::create(PieceLayout::of(own.pieces()), identity, capacity_for(values_bytes)));
   with_keeper([&](KeeperClient& keeper) { keeper.put(*fresh, storage_); });
+  stop_prefault();
   memory_ = std::move(fresh);
   pieces_ = own.pieces();
   newest_.reset();
@@ -118,11 +120,25 @@ void RankMemory::make(const OwnPieces& own, std::size_t values_bytes, std::uint6
 
 void RankMemory::fill(int slot, const SavedStep& saved, const OwnPieces& own,
                       std::string_view values, int num_threads) {
+  stop_prefault();
   const HostBytes bytes(own.in_order_of(memory_->layout()));
   memory_->slot(slot).fill(saved, bytes.spans(), values, num_threads);
 }
 
+void RankMemory::start_prefault(int slot) {
+  const auto data = memory_->slot(slot).data();
+  prefault_ = prefault(memory_->data() + (data.data() - memory_->data()), data.size());
+}
+
+void RankMemory::stop_prefault() {
+  if (prefault_) prefault_->cancel();
+  prefault_.reset();
+}
+
 void RankMemory::commit(int slot) {
+  // Its first pages cost ten times what the copy does: those of the other slot come beside the
+  // training, before they are needed.
+  if (!newest_ && !memory_->slot(1 - slot).whole()) start_prefault(1 - slot);
   newest_ = slot;
   const std::uint64_t sequence = memory_->slot(slot).whole()->sequence;
   with_keeper([&](KeeperClient& keeper) { keeper.complete(sequence); });

@@ -20,6 +20,7 @@
 
 #include "libddp/keeper/keeper_client.h"
 #include "libddp/keeper/start_keeper.h"
+#include "libddp/memory/prefault.h"
 #include "libddp/slots/slot_memory.h"
 #include "libddp/snapshot/own_pieces.h"
 
@@ -43,6 +44,9 @@ class RankMemory {
 
   /// Meets the keeper, or starts it. `identity.generation` means nothing yet.
   RankMemory(KeeperStart start, SlotIdentity identity, std::optional<KeeperStorage> storage);
+  ~RankMemory() { stop_prefault(); }
+  RankMemory(const RankMemory&) = delete;
+  RankMemory& operator=(const RankMemory&) = delete;
 
   /// All that the keeper holds for this host; damaged ones are left out with a line in the log.
   const std::vector<std::shared_ptr<SlotMemory>>& fetch();
@@ -77,6 +81,8 @@ class RankMemory {
 
  private:
   void connect();
+  void start_prefault(int slot);
+  void stop_prefault();
   template <typename Call>
   auto with_keeper(Call&& call);
 
@@ -86,6 +92,8 @@ class RankMemory {
   std::optional<KeeperClient> keeper_;
   std::vector<std::shared_ptr<SlotMemory>> fetched_;
   std::shared_ptr<SlotMemory> memory_;
+  /// Of the slot that has not been written yet.
+  std::shared_ptr<PrefaultJob> prefault_;
   /// What memory_ was made for, to compare the next save with.
   std::vector<Piece> pieces_;
   std::optional<int> newest_;

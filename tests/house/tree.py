@@ -41,7 +41,7 @@ ROOMS = {
     "activation": {"autograd", "base"},
     "slots": {"memory", "kernels", "base"},
     "keeper": {"slots", "bootstrap", "transport", "base"},
-    "snapshot": {"keeper", "slots", "group", "transport", "base"},
+    "snapshot": {"keeper", "slots", "group", "transport", "memory", "base"},
 }
 #: Rooms that know no torch.
 CORE = {
