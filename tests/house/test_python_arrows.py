@@ -76,7 +76,7 @@ ROOMS = {
     ),
     "commands": (
         {"__init__", "__main__", "_consolidate", "_overlap"},
-        {"launcher", "drop_in", "plan", "fsdp", "worker", "leaves"},
+        {"launcher", "drop_in", "plan", "snapshots", "fsdp", "worker", "leaves"},
     ),
 }
 

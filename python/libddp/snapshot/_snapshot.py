@@ -285,7 +285,9 @@ class Snapshot:
         keys = _tensor_keys(values)
         others = {
             key: Piece.whole(
-                key, torch.empty(stored[key][1], dtype=stored[key][0]), StoredBy.EACH_RANK
+                key,
+                torch.empty(stored[key][1], dtype=stored[key][0], device="cpu"),
+                StoredBy.EACH_RANK,
             )
             for key in keys
             if key in stored
