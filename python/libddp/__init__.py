@@ -22,7 +22,7 @@ from libddp._autoload import drop_in_wanted
 from libddp._version import __version__
 
 if TYPE_CHECKING:
-    from libddp import distributed, errors, nn, optim, plan, utils
+    from libddp import distributed, elastic, errors, nn, optim, plan, utils
     from libddp._torch_patches.drop_in import install, uninstall
     from libddp.errors import (
         ArgumentError,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         TimeoutError,
     )
 
-_PACKAGES = ("distributed", "errors", "nn", "optim", "plan", "utils")
+_PACKAGES = ("distributed", "elastic", "errors", "nn", "optim", "plan", "utils")
 _DROP_IN = ("install", "uninstall")
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "TimeoutError",
     "__version__",
     "distributed",
+    "elastic",
     "errors",
     "install",
     "nn",

@@ -56,6 +56,7 @@ ROOMS = {
     ),
     "optim": ({"optim"}, {"patches", "registry", "ddp", "group", "leaves"}),
     "plan": ({"plan"}, {"activation", "leaves"}),
+    "elastic": ({"elastic"}, {"leaves"}),
     "drop_in": (
         {
             "_autoload",
