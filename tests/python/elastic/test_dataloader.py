@@ -110,6 +110,15 @@ def test_a_look_at_a_batch_moves_nothing():
     assert [batch.tolist() for batch in loader] == whole[3:]
 
 
+def test_a_state_is_at_once_the_loaders():
+    loader = one(40, 4)
+    for number, _ in enumerate(loader):
+        if number == 5:
+            break
+    loader.load_state_dict({"epoch": 0, "completed_num": 8})
+    assert loader.state_dict()["completed_num"] == 8
+
+
 def test_the_end_of_an_epoch_and_the_next():
     loader = one(10, 4, drop_last=True)
     assert len(list(loader)) == 2

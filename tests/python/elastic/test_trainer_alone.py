@@ -113,6 +113,20 @@ def test_gradients_from_before_the_loop_are_cleared_where_the_script_does_it(loo
     assert is_close(model, large_batches(LOSSES["one"], 4))
 
 
+def test_gradients_from_before_the_loop_stay_where_the_script_keeps_them():
+    """zero_grad comes first after the first micro-step, whose gradients it must not take."""
+    trainer, model, optimizer = prepared()
+    model(BATCHES[0]).sum().backward()
+    before = model.bias.grad.clone()
+    for x in BATCHES[:4]:
+        with trainer.step(True):
+            model(x).sum().backward()
+            whole = model.bias.grad.clone()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert torch.equal(whole, before + 2)
+
+
 def test_without_a_fixed_batch_each_micro_step_is_a_step():
     for loop in LOOPS:
         trainer, model, optimizer = prepared()
@@ -261,6 +275,7 @@ def test_a_micro_step_that_fails_does_not_count():
             optimizer.step()
             optimizer.zero_grad()
     assert trainer.num_steps == 2
+    assert trainer.gradient_state.num_backward_steps == 8
     assert is_close(model, large_batches(LOSSES["one"], 4))
 
 
