@@ -57,6 +57,7 @@ ROOMS = {
     "snapshots": ({"snapshot"}, {"snapshot", "state", "wrap", "group", "leaves"}),
     "optim": ({"optim"}, {"patches", "registry", "ddp", "group", "leaves"}),
     "plan": ({"plan"}, {"activation", "leaves"}),
+    "elastic": ({"elastic"}, {"leaves"}),
     "drop_in": (
         {
             "_autoload",
