@@ -40,7 +40,7 @@ ROOMS = {
     "interop": {"host", "group", "rendezvous", "collectives", "kernels", "base"},
     "activation": {"autograd", "base"},
     "slots": {"memory", "kernels", "base"},
-    "keeper": {"slots", "bootstrap", "transport", "base"},
+    "keeper": {"slots", "bootstrap", "transport", "kernels", "base"},
 }
 #: Rooms that know no torch.
 CORE = {

@@ -72,6 +72,10 @@ class TwoHosts {
     std::sort(found.begin(), found.end());
     return found;
   }
+  void end_first() {
+    here.reset();
+    first_.reset();
+  }
   void end_second() { second_.reset(); }
 
   const std::string run;
@@ -317,6 +321,20 @@ TEST_CASE("a puller that freezes does not keep the slot", "[replica]") {
   wait_until([&] { return hosts.remote.memory.slot(0).is_held(); });
   // Others are served meanwhile.
   hosts.pull(5);
+  wait_until([&] { return !hosts.remote.memory.slot(0).is_held(); });
+}
+
+TEST_CASE("a keeper that ends does not wait for a frozen one", "[replica]") {
+  TwoHosts hosts(16 * kChunkBytes, {.run = "", .patience = 15s});
+  hosts.remote.save(5, 0);
+  Proxy proxy(hosts.address);
+  proxy.freeze_at = kChunkBytes;
+  hosts.here->pull(proxy.address(), 1, 3, 5);
+  wait_until([&] { return proxy.num_bytes == kChunkBytes; });
+  const auto begin = std::chrono::steady_clock::now();
+  hosts.end_first();
+  REQUIRE(std::chrono::steady_clock::now() - begin < 5s);
+  // Its connection is closed, so the slot is free at once.
   wait_until([&] { return !hosts.remote.memory.slot(0).is_held(); });
 }
 
