@@ -45,10 +45,19 @@ std::vector<HostMemories::Memory> HostMemories::own() const {
 
 bool HostMemories::is_empty() const { return own().empty() && replicas_.is_empty(); }
 
-std::optional<KeptMemories::Common> HostMemories::newest_common(
-    const std::set<std::uint64_t>& preferred) const {
+std::optional<KeptMemories::Common> HostMemories::newest_common() const {
   const std::lock_guard lock(mutex_);
-  return own_.newest_common(preferred);
+  return own_.newest_common();
+}
+
+void HostMemories::note_complete(std::uint64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  own_.note_complete(sequence);
+}
+
+std::set<std::uint64_t> HostMemories::complete() const {
+  const std::lock_guard lock(mutex_);
+  return own_.complete();
 }
 
 HeldSave HostMemories::lend(const ReplicaPlace& place) const {

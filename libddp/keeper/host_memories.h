@@ -37,7 +37,9 @@ class HostMemories {
   const KeptReplicas& replicas() const { return replicas_; }
   bool is_empty() const;
   /// Of this host: KeptMemories.
-  std::optional<KeptMemories::Common> newest_common(const std::set<std::uint64_t>& preferred) const;
+  std::optional<KeptMemories::Common> newest_common() const;
+  void note_complete(std::uint64_t sequence);
+  std::set<std::uint64_t> complete() const;
 
   /// A save for another host, held. Throws SnapshotError that says what is here instead.
   HeldSave lend(const ReplicaPlace& place) const;

@@ -25,8 +25,6 @@ using Call = KeeperRequest::Call;
 /// The longest sleep: deadlines need no more.
 constexpr std::chrono::milliseconds kBeat{200};
 constexpr std::chrono::milliseconds kReplyPatience{1'000};
-/// So many are remembered: more than memories have slots for.
-constexpr std::size_t kCompleteSaves = 8;
 
 /// Another living process is the worker of that rank.
 class RankTaken : public SnapshotError {
@@ -205,7 +203,7 @@ KeeperReply Keeper::answer(Client& client, const KeeperRequest& request,
       client.is_worker = false;
       break;
     case Call::Complete:
-      note_complete(request.sequence);
+      memories_.note_complete(request.sequence);
       break;
     case Call::Listen:
       if (passed.size() != 1) throw SnapshotError("Listen needs one key");
@@ -335,21 +333,13 @@ void Keeper::end_workers() {
 }
 
 void Keeper::store_newest() {
-  const auto common = memories_.newest_common(complete_);
+  const auto common = memories_.newest_common();
   if (!storage_ || !common) return;
   for (const auto& [memory, slot] : common->slots) {
     const auto stored = persister_.state(memory->identity().rank).stored;
     if (stored && stored->sequence >= common->saved.sequence) continue;
     persister_.add({.memory = memory, .slot = slot, .saved = common->saved, .storage = *storage_});
   }
-}
-
-void Keeper::note_complete(std::uint64_t sequence) {
-  // A job that has gone back to an older save counts from there again; its ranks are never more
-  // than one save apart.
-  complete_.erase(complete_.upper_bound(sequence + 1), complete_.end());
-  complete_.insert(sequence);
-  while (complete_.size() > kCompleteSaves) complete_.erase(complete_.begin());
 }
 
 bool Keeper::is_over() {
@@ -394,7 +384,7 @@ std::string Keeper::status() const {
                   {"pid", ::getpid()},
                   {"agent", agent_pid_},
                   {"workers", std::move(workers)},
-                  {"complete", complete_},
+                  {"complete", memories_.complete()},
                   {"address", replication_.address()},
                   {"ranks", std::move(ranks)},
                   {"replicas", std::move(replicas)}});

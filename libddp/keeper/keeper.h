@@ -27,7 +27,6 @@
 #include <functional>
 #include <list>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -95,7 +94,6 @@ class Keeper {
   void end_workers();
   void store(const KeeperRequest& request);
   void store_newest();
-  void note_complete(std::uint64_t sequence);
   bool is_over();
   std::string status() const;
 
@@ -107,8 +105,6 @@ class Keeper {
   HostMemories memories_;
   std::list<Client> clients_;
   std::optional<KeeperStorage> storage_;
-  /// Saves that are whole on all ranks of the job; of two slots a rank the last few matter.
-  std::set<std::uint64_t> complete_;
   UniqueFd agent_;
   pid_t agent_pid_ = 0;
   bool has_finished_ = false;
