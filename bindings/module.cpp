@@ -17,6 +17,9 @@ PYBIND11_MODULE(_C, module) {
   libddp::bind_fsdp(module);
   libddp::bind_optim(module);
 #endif
+#ifdef LIBDDP_WITH_SNAPSHOT
+  libddp::bind_snapshot(module);
+#endif
 #ifdef LIBDDP_WITH_ACTIVATION
   libddp::bind_activation(module);
 #endif

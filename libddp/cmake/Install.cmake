@@ -6,6 +6,7 @@ include(CMakePackageConfigHelpers)
 
 set_target_properties(libddp PROPERTIES INSTALL_RPATH "$ORIGIN/../../torch/lib" OUTPUT_NAME ddp)
 install(TARGETS libddp LIBRARY DESTINATION lib COMPONENT library)
+install(TARGETS libddp_keeper RUNTIME DESTINATION bin COMPONENT library)
 # What docs/api.md names, and what that includes; tests/house holds the list to both.
 set(public_headers
     activation/checkpoint.h

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 
 #include <utility>
 
@@ -31,6 +32,23 @@ void HostMemories::forget_old() {
   own_.forget_old();
   const auto left = own_.all();
   if (!left.empty()) replicas_.forget_before(left.front()->identity().generation);
+}
+
+void HostMemories::forget_rank(int rank) {
+  const std::lock_guard lock(mutex_);
+  own_.forget_rank(rank);
+}
+
+bool HostMemories::is_known(const SlotMemory& memory) const {
+  const SlotIdentity& identity = memory.identity();
+  for (const Memory& other : {find(identity.rank, identity.generation),
+                              replicas_.find(identity.rank, identity.generation).memory}) {
+    struct stat one {};
+    struct stat two {};
+    if (!other || ::fstat(memory.fd(), &one) != 0 || ::fstat(other->fd(), &two) != 0) continue;
+    if (one.st_dev == two.st_dev && one.st_ino == two.st_ino) return true;
+  }
+  return false;
 }
 
 HostMemories::Memory HostMemories::find(int rank, std::uint64_t generation) const {

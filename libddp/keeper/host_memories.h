@@ -30,7 +30,11 @@ class HostMemories {
   /// Makes a replica one of this host's own. REQUIRES that there is one.
   void adopt(int rank, std::uint64_t generation);
   void forget_old();
+  /// Of this host: a rank that has come to its end needs none.
+  void forget_rank(int rank);
 
+  /// Whether it is, by another descriptor, one that is here: then there may be readers.
+  bool is_known(const SlotMemory& memory) const;
   /// Of this host; null, if there is none.
   Memory find(int rank, std::uint64_t generation) const;
   std::vector<Memory> own() const;

@@ -201,6 +201,7 @@ KeeperReply Keeper::answer(Client& client, const KeeperRequest& request,
     case Call::Finish:
       has_finished_ = true;
       client.is_worker = false;
+      memories_.forget_rank(request.rank);
       break;
     case Call::Complete:
       memories_.note_complete(request.sequence);
@@ -224,6 +225,10 @@ void Keeper::put(const KeeperRequest& request, std::vector<UniqueFd>& passed) {
   if (passed.size() != 1) throw SnapshotError("Put needs one memory");
   SlotMemory memory = SlotMemory::open(std::move(passed[0]));
   if (memory.identity().run != options_.run) throw SnapshotError("a memory of another run");
+  if (!memories_.is_known(memory)) {
+    // Of a keeper that died.
+    for (int i = 0; i < SlotMemory::kSlots; ++i) memory.slot(i).forget_readers();
+  }
   memories_.put(std::move(memory));
   if (request.storage) storage_ = request.storage;
   has_finished_ = false;

@@ -25,7 +25,7 @@ Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
 }  // namespace
 
 KeeperClient::KeeperClient(const std::string& run, const Role& role, Deadline deadline)
-    : run_(run) {
+    : run_(run), rank_(role.rank) {
   KeeperRequest hello{.call = Call::Hello};
   hello.run = run;
   hello.is_worker = role.is_worker;
@@ -104,7 +104,11 @@ std::string KeeperClient::status() {
   return KeeperReply::decode(exchange({.call = Call::Status}, {}, soon()).bytes).status;
 }
 
-void KeeperClient::finish() { exchange({.call = Call::Finish}, {}, soon()); }
+void KeeperClient::finish() {
+  KeeperRequest request{.call = Call::Finish};
+  request.rank = rank_;
+  exchange(request, {}, soon());
+}
 
 void KeeperClient::complete(std::uint64_t sequence) {
   KeeperRequest request{.call = Call::Complete};

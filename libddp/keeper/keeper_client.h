@@ -20,6 +20,7 @@
 #include "libddp/bootstrap/run_key.h"
 #include "libddp/keeper/keeper_message.h"
 #include "libddp/slots/slot_memory.h"
+#include "libddp/transport/unix_socket.h"
 
 namespace libddp {
 
@@ -54,7 +55,10 @@ class KeeperClient {
   bool is_done(int rank, std::uint64_t sequence);
   /// JSON: see docs/design.md.
   std::string status();
+  /// The rank has reached the end of the job: its memory is not kept.
   void finish();
+  /// It has closed the connection: it has ended.
+  bool is_gone() const { return is_closed(socket_.get()); }
   /// The save is whole on all ranks of the job.
   void complete(std::uint64_t sequence);
 
@@ -78,6 +82,7 @@ class KeeperClient {
 
   std::string run_;
   UniqueFd socket_;
+  int rank_ = -1;
 };
 
 }  // namespace libddp

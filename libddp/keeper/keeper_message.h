@@ -45,7 +45,7 @@ struct KeeperRequest {
     /// Answered when the slots of `rank` up to `sequence` are stored, or cannot be.
     Wait,
     Status,
-    /// The job has reached its end: nothing needs to be kept.
+    /// `rank` has reached the job's end: nothing of it needs to be kept.
     Finish,
     /// The save `sequence` is whole on all ranks of the job, on all hosts.
     Complete,

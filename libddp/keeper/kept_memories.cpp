@@ -49,6 +49,13 @@ void KeptMemories::forget_old() {
   }
 }
 
+void KeptMemories::forget_rank(int rank) {
+  for (auto each = generations_.begin(); each != generations_.end();) {
+    each->second.erase(rank);
+    each = each->second.empty() ? generations_.erase(each) : std::next(each);
+  }
+}
+
 KeptMemories::Memory KeptMemories::find(int rank, std::uint64_t generation) const {
   const auto by_rank = generations_.find(generation);
   if (by_rank == generations_.end()) return nullptr;

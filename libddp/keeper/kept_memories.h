@@ -31,6 +31,8 @@ class KeptMemories {
   /// before their first save.
   void forget_old();
   Memory find(int rank, std::uint64_t generation) const;
+  /// A rank that has come to its end needs none.
+  void forget_rank(int rank);
   /// Older generations first, by rank.
   std::vector<Memory> all() const;
   bool is_empty() const { return generations_.empty(); }

@@ -139,9 +139,18 @@ PieceLayout PieceLayout::of(std::vector<Piece> pieces) {
   layout.place();
   layout.index();
   if (layout.by_key_.size() != layout.pieces_.size()) {
-    throw ArgumentError("libddp snapshot: two tensors have one key. Hint: keys must differ.");
+    throw ArgumentError(
+        fmt::format("libddp snapshot: two tensors have the key '{}'. Hint: keys must differ.",
+                    printable(layout.first_double())));
   }
   return layout;
+}
+
+std::string PieceLayout::first_double() const {
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    if (by_key_.at(pieces_[i].key) != i) return pieces_[i].key;
+  }
+  return {};
 }
 
 void PieceLayout::place() {

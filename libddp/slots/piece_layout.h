@@ -45,6 +45,7 @@ class PieceLayout {
   std::string describe(std::uint64_t begin, std::uint64_t end) const;
 
  private:
+  std::string first_double() const;
   void place();
   void index();
 

@@ -434,3 +434,54 @@ def fused_adamw(
     found_inf: Tensor | None = None,
 ) -> int:
     """Returns the number of tensors that the kernel saw."""
+
+class SavedVersion:
+    """A save that can be loaded; what it has is known when Snapshot.open has opened it."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def is_in_memory(self) -> bool: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def values(self) -> str:
+        """JSON of this rank; that of the lowest one where the job had fewer ranks."""
+
+    @property
+    def tensors(self) -> dict[str, tuple[torch.dtype, list[int]]]:
+        """Key -> dtype and shape of the whole tensor."""
+
+#: Key, tensor, shape of the whole one, range of elements, libddp.snapshot._pieces.StoredBy.
+_SnapshotTensor = tuple[str, Tensor, Sequence[int], int, int, int]
+
+class Snapshot:
+    """Saves and loads of tensors that all ranks agree on; libddp/snapshot/snapshot.h."""
+
+    def __init__(
+        self,
+        *,
+        group: ProcessGroup | None,
+        folder: str,
+        keep: int,
+        run: str,
+        linger: float,
+        num_threads: int,
+    ) -> None: ...
+    def save(
+        self, step: int, tensors: Sequence[_SnapshotTensor], values: str, in_folder: bool
+    ) -> tuple[int, int, float, bool]:
+        """Returns the step, this rank's bytes, seconds, and whether it is stored."""
+
+    def versions(self) -> list[SavedVersion]:
+        """The newest first."""
+
+    def open(self, version: SavedVersion) -> None: ...
+    def read(self, version: SavedVersion, tensors: Sequence[_SnapshotTensor]) -> None: ...
+    def wait(self, timeout: float) -> None: ...
+    def close(self) -> None: ...
+    def status(self) -> str: ...

@@ -22,7 +22,7 @@ from libddp._autoload import drop_in_wanted
 from libddp._version import __version__
 
 if TYPE_CHECKING:
-    from libddp import distributed, errors, nn, optim, plan, utils
+    from libddp import distributed, errors, nn, optim, plan, snapshot, utils
     from libddp._torch_patches.drop_in import install, uninstall
     from libddp.errors import (
         ArgumentError,
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
         StoreError,
         TimeoutError,
     )
+    from libddp.snapshot import Snapshot
 
-_PACKAGES = ("distributed", "errors", "nn", "optim", "plan", "utils")
+_PACKAGES = ("distributed", "errors", "nn", "optim", "plan", "snapshot", "utils")
 _DROP_IN = ("install", "uninstall")
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "Error",
     "NetworkError",
     "PeerError",
+    "Snapshot",
     "SnapshotError",
     "StateError",
     "StoreError",
@@ -56,6 +58,7 @@ __all__ = [
     "nn",
     "optim",
     "plan",
+    "snapshot",
     "uninstall",
     "utils",
 ]
@@ -66,6 +69,8 @@ def __getattr__(name: str):
         return import_module(f"libddp.{name}")
     if name in _DROP_IN:
         return getattr(import_module("libddp._torch_patches.drop_in"), name)
+    if name == "Snapshot":
+        return import_module("libddp.snapshot").Snapshot
     if name in __all__:
         return getattr(import_module("libddp.errors"), name)
     raise AttributeError(f"module 'libddp' has no attribute {name!r}")

@@ -54,6 +54,7 @@ ROOMS = {
         {"distributed.fsdp", "_torch_patches.checkpoint_state"},
         {"snapshot", "state", "wrap", "patches", "group", "leaves"},
     ),
+    "snapshots": ({"snapshot"}, {"snapshot", "state", "wrap", "group", "leaves"}),
     "optim": ({"optim"}, {"patches", "registry", "ddp", "group", "leaves"}),
     "plan": ({"plan"}, {"activation", "leaves"}),
     "drop_in": (

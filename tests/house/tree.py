@@ -41,6 +41,7 @@ ROOMS = {
     "activation": {"autograd", "base"},
     "slots": {"memory", "kernels", "base"},
     "keeper": {"slots", "bootstrap", "transport", "kernels", "base"},
+    "snapshot": {"keeper", "slots", "group", "transport", "base"},
 }
 #: Rooms that know no torch.
 CORE = {

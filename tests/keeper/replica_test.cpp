@@ -44,7 +44,7 @@ class TwoHosts {
     second_ = std::make_unique<KeeperThread>(options);
     here.emplace(worker(*first_));
     there.emplace(worker(*second_));
-    here->listen("127.0.0.1", *key_of('k'));
+    own_address = here->listen("127.0.0.1", *key_of('k'));
     address = there->listen("127.0.0.1", *key_of('k'));
     there->put(remote.memory, std::nullopt);
   }
@@ -81,7 +81,7 @@ class TwoHosts {
   const std::string run;
   Rank remote;
   std::optional<KeeperClient> here, there;
-  std::string address;
+  std::string address, own_address;
 
  private:
   std::unique_ptr<KeeperThread> first_, second_;
@@ -310,7 +310,7 @@ TEST_CASE("a holder that freezes is given up, with all that waits for it", "[rep
 }
 
 TEST_CASE("a puller that freezes does not keep the slot", "[replica]") {
-  TwoHosts hosts(16 * kChunkBytes, {.run = "", .patience = 300ms});
+  TwoHosts hosts(8 * kChunkBytes, {.run = "", .patience = 300ms});
   hosts.remote.save(5, 0);
   KeeperThread slow(Keeper::Options{.run = hosts.run, .host = "c", .patience = 20s});
   KeeperClient client = worker(slow);
@@ -325,7 +325,7 @@ TEST_CASE("a puller that freezes does not keep the slot", "[replica]") {
 }
 
 TEST_CASE("a keeper that ends does not wait for a frozen one", "[replica]") {
-  TwoHosts hosts(16 * kChunkBytes, {.run = "", .patience = 15s});
+  TwoHosts hosts(8 * kChunkBytes, {.run = "", .patience = 15s});
   hosts.remote.save(5, 0);
   Proxy proxy(hosts.address);
   proxy.freeze_at = kChunkBytes;
@@ -423,6 +423,25 @@ TEST_CASE("a writer waits for no puller, nor the other way round", "[replica]") 
   hosts.remote.memory.slot(1).unreserve();
   hosts.pull(6);
   REQUIRE(hosts.replicas() == Sequences{6});
+}
+
+TEST_CASE("a replica that a worker writes on is one memory with its readers", "[replica]") {
+  TwoHosts hosts(8 * kChunkBytes);
+  hosts.remote.save(5, 0);
+  hosts.pull(5);
+  SlotMemory memory = SlotMemory::open(std::move(hosts.here->get()[0]));
+  // Another host reads it when the rank comes to this one.
+  KeeperThread third(Keeper::Options{.run = hosts.run, .host = "c", .patience = 20s});
+  KeeperClient client = worker(third);
+  client.listen("127.0.0.1", *key_of('k'));
+  Proxy proxy(hosts.own_address);
+  proxy.freeze_at = kChunkBytes;
+  client.pull(proxy.address(), 1, 3, 5);
+  wait_until([&] { return memory.slot(0).is_held(); });
+  hosts.here->put(memory, std::nullopt);
+  REQUIRE(memory.slot(0).is_held());
+  wait_until([&] { return !memory.slot(0).is_held(); });
+  REQUIRE(memory.slot(0).try_reserve());
 }
 
 TEST_CASE("replicas of an older layout go with the newer one", "[replica]") {

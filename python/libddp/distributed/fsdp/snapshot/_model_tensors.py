@@ -33,6 +33,8 @@ class Entry:
     tensor: torch.Tensor
     #: Whether this rank writes them into a snapshot.
     is_writer: bool
+    #: Other ranks have other elements.
+    is_part: bool
 
 
 def aliases_of(model: torch.nn.Module) -> dict[str, str]:
@@ -99,6 +101,6 @@ def _entry(key: str, value: torch.Tensor, spec: ShardSpec | None) -> Entry:
                 "state_dict() with torch.distributed.checkpoint."
             )
         own = own_shard(value, spec)
-        return Entry(key, spec.shape, spec.begin, spec.end, own, spec.is_writer)
+        return Entry(key, spec.shape, spec.begin, spec.end, own, spec.is_writer, True)
     tensor = value.detach()
-    return Entry(key, tensor.shape, 0, tensor.numel(), tensor, dist.get_rank() == 0)
+    return Entry(key, tensor.shape, 0, tensor.numel(), tensor, dist.get_rank() == 0, False)

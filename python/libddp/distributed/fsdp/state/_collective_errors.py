@@ -15,12 +15,15 @@ _Result = TypeVar("_Result")
 _SNAPSHOT = "\0"
 
 
-def together(groups: Iterable[Any], what: str, function: Callable[[], _Result]) -> _Result:
+def together(
+    groups: Iterable[Any], what: str, function: Callable[[], _Result], of: str = "fsdp"
+) -> _Result:
     """Calls `function`, and raises on every rank if it raises on any; a collective.
 
     Args:
         groups: C++ groups that connect the ranks, one after the other; None is passed over.
         what: "load a state dict": what could not be done.
+        of: the part of libddp that says so.
 
     Raises:
         What `function` raised here. Where only another rank's did: SnapshotError if it was one
@@ -31,7 +34,9 @@ def together(groups: Iterable[Any], what: str, function: Callable[[], _Result]) 
         result = function()
     except Exception as caught:
         error = caught
-    text = "" if error is None else f"rank {dist.get_rank()} could not {what}: {_text(error)}"
+    text = ""
+    if error is not None and dist.is_initialized():
+        text = f"rank {dist.get_rank()} could not {what}: {_text(error)}"
     if isinstance(error, SnapshotError):
         text = _SNAPSHOT + text
     for group in groups:
@@ -40,9 +45,9 @@ def together(groups: Iterable[Any], what: str, function: Callable[[], _Result]) 
     if error is not None:
         raise error
     if text.startswith(_SNAPSHOT):
-        raise SnapshotError(f"libddp fsdp: {text[len(_SNAPSHOT) :]}")
+        raise SnapshotError(f"libddp {of}: {text[len(_SNAPSHOT) :]}")
     if text:
-        raise ArgumentError(f"libddp fsdp: {text} Hint: give every rank the same.")
+        raise ArgumentError(f"libddp {of}: {text} Hint: give every rank the same.")
     return result
 
 

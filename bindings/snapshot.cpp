@@ -1,0 +1,103 @@
+// libddp._C.Snapshot: what libddp.Snapshot calls.
+
+#include "libddp/snapshot/snapshot.h"
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+
+namespace py = pybind11;
+
+namespace libddp {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+/// Key, tensor, shape of the whole one, range of elements, who stores it.
+using PythonTensor =
+    std::tuple<std::string, at::Tensor, std::vector<std::int64_t>, std::int64_t, std::int64_t, int>;
+
+std::vector<SnapshotTensor> tensors_of(const std::vector<PythonTensor>& given) {
+  std::vector<SnapshotTensor> tensors;
+  tensors.reserve(given.size());
+  for (const auto& [key, tensor, shape, begin, end, stored_by] : given) {
+    tensors.push_back({key, tensor, shape, begin, end, static_cast<StoredBy>(stored_by)});
+  }
+  return tensors;
+}
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Seconds(seconds));
+}
+
+std::shared_ptr<Snapshot> make_snapshot(Group group, std::string folder, int keep, std::string run,
+                                        double linger, int num_threads) {
+  const py::gil_scoped_release release;
+  return Snapshot::create(std::move(group), {.folder = std::move(folder),
+                                             .keep = keep,
+                                             .run = std::move(run),
+                                             .linger = milliseconds(linger),
+                                             .num_threads = num_threads});
+}
+
+std::tuple<std::int64_t, std::uint64_t, double, bool> save(Snapshot& snapshot, std::int64_t step,
+                                                           const std::vector<PythonTensor>& tensors,
+                                                           const std::string& values,
+                                                           bool in_folder) {
+  const std::vector<SnapshotTensor> own = tensors_of(tensors);
+  const py::gil_scoped_release release;
+  const Snapshot::Report report =
+      snapshot.save(step, own, values, in_folder ? Storage::Folder : Storage::Memory);
+  return {report.step, report.bytes, Seconds(report.stall).count(), report.is_stored};
+}
+
+void read(Snapshot& snapshot, const SavedVersion& version,
+          const std::vector<PythonTensor>& tensors) {
+  const std::vector<SnapshotTensor> wanted = tensors_of(tensors);
+  const py::gil_scoped_release release;
+  snapshot.read(version, wanted);
+}
+
+/// Key -> dtype, shape.
+py::dict pieces_of(const SavedVersion& version) {
+  py::dict pieces;
+  for (const auto& [key, piece] : version.pieces()) {
+    pieces[py::str(key)] = py::make_tuple(scalar_type_of(piece.dtype), piece.shape);
+  }
+  return pieces;
+}
+
+}  // namespace
+
+void bind_snapshot(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> unlocked;
+  py::class_<SavedVersion, std::shared_ptr<SavedVersion>>(module, "SavedVersion")
+      .def_property_readonly("step", [](const SavedVersion& self) { return self.saved().step; })
+      .def_property_readonly("sequence",
+                             [](const SavedVersion& self) { return self.saved().sequence; })
+      .def_property_readonly("is_in_memory", &SavedVersion::is_in_memory)
+      .def_property_readonly("world_size", &SavedVersion::world_size)
+      .def_property_readonly("name", &SavedVersion::name)
+      .def_property_readonly("values", &SavedVersion::values)
+      .def_property_readonly("tensors", &pieces_of);
+  py::class_<Snapshot, std::shared_ptr<Snapshot>>(module, "Snapshot")
+      .def(py::init(&make_snapshot), py::kw_only(), py::arg("group"), py::arg("folder"),
+           py::arg("keep"), py::arg("run"), py::arg("linger"), py::arg("num_threads"))
+      .def("save", &save, py::arg("step"), py::arg("tensors"), py::arg("values"),
+           py::arg("in_folder"))
+      .def("versions", &Snapshot::versions, unlocked)
+      .def("open", &Snapshot::open, py::arg("version"), unlocked)
+      .def("read", &read, py::arg("version"), py::arg("tensors"))
+      .def(
+          "wait", [](Snapshot& self, double timeout) { self.wait(milliseconds(timeout)); },
+          py::arg("timeout"), unlocked)
+      .def("close", &Snapshot::close, unlocked)
+      .def("status", &Snapshot::status, unlocked);
+}
+
+}  // namespace libddp

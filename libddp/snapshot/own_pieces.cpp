@@ -1,0 +1,101 @@
+#include "libddp/snapshot/own_pieces.h"
+
+#include <ATen/ops/empty_like.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+namespace libddp {
+namespace {
+
+/// A tensor of less is one rank's, the ranks in turns.
+constexpr std::int64_t kSplitBytes = 64 << 10;
+/// Parts of more begin on a boundary of so many elements.
+constexpr std::int64_t kBoundary = 1024;
+
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+Range part_of(std::int64_t count, int index, int num_parts) {
+  const std::int64_t each = (count / num_parts + kBoundary) / kBoundary * kBoundary;
+  return {std::min(count, index * each), std::min(count, (index + 1) * each)};
+}
+
+}  // namespace
+
+OwnPieces::OwnPieces(const std::vector<SnapshotTensor>& tensors, const JobRanks& ranks) {
+  int next_small = 0;
+  for (const SnapshotTensor& each : tensors) {
+    each.check();
+    const std::int64_t count = each.end - each.begin;
+    const auto bytes = count * static_cast<std::int64_t>(each.tensor.element_size());
+    switch (each.stored_by) {
+      case StoredBy::EachRank:
+        add(each, 0, count);
+        break;
+      case StoredBy::FirstOfHost:
+        if (ranks.local_rank() == 0) add(each, 0, count);
+        break;
+      case StoredBy::HostTogether:
+        if (bytes < kSplitBytes) {
+          if (next_small++ % ranks.local_size() == ranks.local_rank()) add(each, 0, count);
+        } else {
+          const Range part = part_of(count, ranks.local_rank(), ranks.local_size());
+          if (part.begin < part.end) add(each, part.begin, part.end);
+        }
+    }
+  }
+}
+
+void OwnPieces::add(const SnapshotTensor& tensor, std::int64_t begin, std::int64_t end) {
+  pieces_.push_back({.key = tensor.key,
+                     .dtype = std::string(stored_dtype(tensor.tensor.scalar_type())),
+                     .shape = tensor.shape,
+                     .begin = tensor.begin + begin,
+                     .end = tensor.begin + end});
+  const bool is_all = end - begin == tensor.tensor.numel();
+  tensors_.push_back(is_all ? tensor.tensor : tensor.tensor.reshape({-1}).slice(0, begin, end));
+}
+
+std::vector<at::Tensor> OwnPieces::in_order_of(const PieceLayout& layout) const {
+  std::unordered_map<std::string_view, std::size_t> by_key;
+  for (std::size_t i = 0; i < pieces_.size(); ++i) by_key.emplace(pieces_[i].key, i);
+  std::vector<at::Tensor> ordered;
+  ordered.reserve(pieces_.size());
+  for (const Piece& piece : layout.pieces()) ordered.push_back(tensors_[by_key.at(piece.key)]);
+  return ordered;
+}
+
+HostBytes::HostBytes(std::vector<at::Tensor> tensors) : kept_(std::move(tensors)) {
+  std::set<std::pair<c10::DeviceType, c10::DeviceIndex>> devices;
+  for (at::Tensor& tensor : kept_) {
+    tensor = tensor.detach();
+    if (tensor.is_conj() || tensor.is_neg()) tensor = tensor.resolve_conj().resolve_neg();
+    if (tensor.is_cpu()) {
+      tensor = tensor.contiguous();
+      continue;
+    }
+    const at::Tensor host =
+        at::empty_like(tensor, tensor.options().device(at::kCPU).pinned_memory(true),
+                       at::MemoryFormat::Contiguous);
+    host.copy_(tensor, /*non_blocking=*/true);
+    devices.emplace(tensor.device().type(), tensor.device().index());
+    tensor = host;
+  }
+  for (const auto& [type, index] : devices) {
+    const c10::impl::VirtualGuardImpl guard(type);
+    guard.synchronizeStream(guard.getStream(c10::Device(type, index)));
+  }
+  for (const at::Tensor& tensor : kept_) {
+    spans_.emplace_back(static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes());
+  }
+}
+
+}  // namespace libddp

@@ -1,0 +1,153 @@
+#include "libddp/snapshot/rank_memory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "libddp/base/error.h"
+#include "libddp/base/log.h"
+
+namespace libddp {
+namespace {
+
+/// A keeper starts in milliseconds; an old process of this rank may take a while to die.
+Deadline meeting_end() { return Deadline::after(std::chrono::seconds(30)); }
+
+/// Values grow (counters, lists): room for twice as much spares a new memory.
+std::uint64_t capacity_for(std::size_t values_bytes) {
+  constexpr std::uint64_t kSmallest = 64 << 10;
+  return std::max(kSmallest, 2 * static_cast<std::uint64_t>(values_bytes));
+}
+
+}  // namespace
+
+RankMemory::RankMemory(KeeperStart start, SlotIdentity identity,
+                       std::optional<KeeperStorage> storage)
+    : start_(std::move(start)), identity_(std::move(identity)), storage_(std::move(storage)) {
+  connect();
+}
+
+void RankMemory::connect() {
+  keeper_.emplace(connect_or_start(
+      start_, {.is_worker = true, .agent = launching_agent(), .rank = identity_.rank},
+      meeting_end()));
+}
+
+template <typename Call>
+auto RankMemory::with_keeper(Call&& call) {
+  if (!keeper_->is_gone()) {
+    try {
+      return call(*keeper_);
+    } catch (const NetworkError&) {
+      // It has died; below.
+    }
+  }
+  log(LogLevel::Warn, "keeper_lost", {{"run", start_.run}, {"rank", identity_.rank}});
+  connect();
+  if (memory_) keeper_->put(*memory_, storage_);
+  // What the one before was storing.
+  if (storing_ && stored_slot_) keeper_->store(*memory_, *stored_slot_, *storage_);
+  return call(*keeper_);
+}
+
+const std::vector<std::shared_ptr<SlotMemory>>& RankMemory::fetch() {
+  fetched_.clear();
+  for (UniqueFd& fd : with_keeper([](KeeperClient& keeper) { return keeper.get(); })) {
+    try {
+      fetched_.push_back(std::make_shared<SlotMemory>(SlotMemory::open(std::move(fd))));
+    } catch (const Error& error) {
+      log(LogLevel::Warn, "snapshot_memory_damaged", {{"reason", error.what()}});
+    }
+  }
+  return fetched_;
+}
+
+void RankMemory::adopt(const std::shared_ptr<SlotMemory>& memory, int slot) {
+  memory_ = memory;
+  pieces_.clear();
+  newest_ = slot;
+  stored_slot_.reset();
+  storing_.reset();
+  // Its writer may have died with one of them reserved.
+  withdraw();
+}
+
+RankMemory::Offer RankMemory::offer(const OwnPieces& own, std::size_t values_bytes) {
+  if (keeper_->is_gone()) with_keeper([](KeeperClient&) {});
+  Offer offer;
+  if (storing_) {
+    const bool is_done = with_keeper(
+        [&](KeeperClient& keeper) { return keeper.is_done(identity_.rank, *storing_); });
+    if (is_done) storing_.reset();
+    offer.is_stored = is_done;
+  }
+  bool is_same = memory_ && values_bytes <= memory_->values_capacity();
+  if (is_same && own.pieces() != pieces_) {
+    is_same = PieceLayout::of(own.pieces()).text() == memory_->layout().text();
+    if (is_same) pieces_ = own.pieces();
+  }
+  offer.needs_memory = !is_same;
+  // All ranks make a new one if one of them does.
+  const PieceLayout layout = is_same ? memory_->layout() : PieceLayout::of(own.pieces());
+  offer.bytes_needed = SlotMemory::bytes_needed(layout, capacity_for(values_bytes));
+  for (std::size_t i = 0; memory_ && i < kSlots; ++i) {
+    offer.can_write[i] = memory_->slot(static_cast<int>(i)).try_reserve();
+  }
+  return offer;
+}
+
+void RankMemory::withdraw(std::optional<int> except) {
+  for (int i = 0; memory_ && i < SlotMemory::kSlots; ++i) {
+    if (i != except) memory_->slot(i).unreserve();
+  }
+}
+
+void RankMemory::make(const OwnPieces& own, std::size_t values_bytes, std::uint64_t generation) {
+  SlotIdentity identity = identity_;
+  identity.generation = generation;
+  auto fresh = std::make_shared<SlotMemory>(
+      SlotMemory::create(PieceLayout::of(own.pieces()), identity, capacity_for(values_bytes)));
+  with_keeper([&](KeeperClient& keeper) { keeper.put(*fresh, storage_); });
+  memory_ = std::move(fresh);
+  pieces_ = own.pieces();
+  newest_.reset();
+  stored_slot_.reset();
+}
+
+void RankMemory::fill(int slot, const SavedStep& saved, const OwnPieces& own,
+                      std::string_view values, int num_threads) {
+  const HostBytes bytes(own.in_order_of(memory_->layout()));
+  memory_->slot(slot).fill(saved, bytes.spans(), values, num_threads);
+}
+
+void RankMemory::commit(int slot) {
+  newest_ = slot;
+  const std::uint64_t sequence = memory_->slot(slot).whole()->sequence;
+  with_keeper([&](KeeperClient& keeper) { keeper.complete(sequence); });
+  if (stored_slot_ == slot) stored_slot_.reset();
+}
+
+void RankMemory::store() {
+  const int slot = *newest_;
+  with_keeper([&](KeeperClient& keeper) { keeper.store(*memory_, slot, *storage_); });
+  stored_slot_ = slot;
+  storing_ = last_stored_ = memory_->slot(slot).whole()->sequence;
+}
+
+void RankMemory::wait(Deadline deadline) {
+  if (last_stored_ == 0) return;
+  with_keeper([&](KeeperClient& keeper) { keeper.wait(identity_.rank, last_stored_, deadline); });
+  storing_.reset();
+}
+
+void RankMemory::finish() {
+  if (!keeper_->is_gone()) keeper_->finish();
+}
+
+std::string RankMemory::status() {
+  return with_keeper([](KeeperClient& keeper) { return keeper.status(); });
+}
+
+}  // namespace libddp

@@ -1,0 +1,98 @@
+#pragma once
+
+// A rank's place in its host's keeper: the connection, the memory that this rank writes, and what
+// is being stored of it. A keeper that has died is replaced by a new one, which gets the memory.
+// Thread rule: one thread at a time.
+//
+//   RankMemory memory({.run = run}, {.run = run, .rank = 0, .world_size = 2}, storage);
+//   const RankMemory::Offer offer = memory.offer(pieces, values.size());
+//   ...                                       // all ranks agree on a slot, see snapshot.cpp
+//   memory.fill(slot, saved, pieces, values, num_threads);
+//   memory.commit(slot);
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "libddp/keeper/keeper_client.h"
+#include "libddp/keeper/start_keeper.h"
+#include "libddp/slots/slot_memory.h"
+#include "libddp/snapshot/own_pieces.h"
+
+namespace libddp {
+
+class RankMemory {
+ public:
+  static constexpr std::size_t kSlots = SlotMemory::kSlots;
+
+  /// What this rank could do for the next save.
+  struct Offer {
+    /// There is no memory, or one of another layout.
+    bool needs_memory = false;
+    /// Of what it would make.
+    std::uint64_t bytes_needed = 0;
+    /// Reserved: nobody reads them until withdraw().
+    std::array<bool, kSlots> can_write{};
+    /// Nothing of it is being stored.
+    bool is_stored = true;
+  };
+
+  /// Meets the keeper, or starts it. `identity.generation` means nothing yet.
+  RankMemory(KeeperStart start, SlotIdentity identity, std::optional<KeeperStorage> storage);
+
+  /// All that the keeper holds for this host; damaged ones are left out with a line in the log.
+  const std::vector<std::shared_ptr<SlotMemory>>& fetch();
+  /// Goes on with a memory of fetch(), in which `slot` is the newest that all ranks have.
+  void adopt(const std::shared_ptr<SlotMemory>& memory, int slot);
+  /// Lets go what fetch() has brought.
+  void forget_fetched() { fetched_.clear(); }
+
+  Offer offer(const OwnPieces& own, std::size_t values_bytes);
+  /// Of all slots, but for one that is to be written.
+  void withdraw(std::optional<int> except = std::nullopt);
+  /// A memory for these pieces in place of the one before, which the keeper has until this one is
+  /// whole on all ranks.
+  void make(const OwnPieces& own, std::size_t values_bytes, std::uint64_t generation);
+  /// REQUIRES that it is reserved, or fresh.
+  void fill(int slot, const SavedStep& saved, const OwnPieces& own, std::string_view values,
+            int num_threads);
+  /// All ranks have filled it.
+  void commit(int slot);
+  /// Stores the slot that commit() has named.
+  void store();
+  /// The slot that was whole on all ranks last.
+  std::optional<int> newest() const { return newest_; }
+  /// Where the save that store() was called for lies; nothing if there was none in this memory.
+  std::optional<int> stored_slot() const { return stored_slot_; }
+  std::uint64_t data_bytes() const { return memory_ ? memory_->layout().data_bytes() : 0; }
+
+  /// Until the last store() is done. Throws SnapshotError if it failed, TimeoutError.
+  void wait(Deadline deadline);
+  void finish();
+  std::string status();
+
+ private:
+  void connect();
+  template <typename Call>
+  auto with_keeper(Call&& call);
+
+  const KeeperStart start_;
+  const SlotIdentity identity_;
+  const std::optional<KeeperStorage> storage_;
+  std::optional<KeeperClient> keeper_;
+  std::vector<std::shared_ptr<SlotMemory>> fetched_;
+  std::shared_ptr<SlotMemory> memory_;
+  /// What memory_ was made for, to compare the next save with.
+  std::vector<Piece> pieces_;
+  std::optional<int> newest_;
+  std::optional<int> stored_slot_;
+  /// Of the last store(); nothing when it is known to be done.
+  std::optional<std::uint64_t> storing_;
+  std::uint64_t last_stored_ = 0;
+};
+
+}  // namespace libddp

@@ -1,0 +1,125 @@
+#include "libddp/snapshot/run_name.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include "libddp/base/env.h"
+#include "libddp/base/error.h"
+#include "libddp/base/printable.h"
+#include "libddp/base/random.h"
+#include "libddp/base/unique_fd.h"
+
+namespace libddp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFile = "run";
+
+bool is_name(const std::string& run) {
+  const auto is_letter = [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_'; };
+  return !run.empty() && run.size() <= 40 && std::all_of(run.begin(), run.end(), is_letter);
+}
+
+[[noreturn]] void refuse(const fs::path& path, const std::string& why) {
+  throw SnapshotError(
+      fmt::format("libddp snapshot: {}: {}. Hint: look at the folder, its disk and "
+                  "its permissions.",
+                  printable(path.string()), why));
+}
+
+std::string read_run(const fs::path& path) {
+  std::ifstream file(path);
+  if (!file) return "";
+  std::string run{std::istreambuf_iterator<char>(file), {}};
+  while (!run.empty() && run.back() == '\n') run.pop_back();
+  if (!is_name(run)) refuse(path, "it is no name of a run");
+  return run;
+}
+
+/// FNV-1a: short, and the same in every process.
+std::uint64_t hash_of(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+  for (const unsigned char byte : text) hash = (hash ^ byte) * 0x100000001b3ull;
+  return hash;
+}
+
+/// When a process began, so that its id is not taken for that of a later one.
+std::string beginning_of(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  // Behind the program's name, which may have blanks, comes the third field (proc(5)).
+  const std::size_t name_end = text.rfind(')');
+  std::istringstream fields(name_end == std::string::npos ? "" : text.substr(name_end + 1));
+  std::string field = "0";
+  for (int number = 3; number <= 22 && fields >> field; ++number) {
+  }
+  return field;
+}
+
+}  // namespace
+
+void check_run_name(const std::string& run) {
+  if (run.empty() || is_name(run)) return;
+  throw ArgumentError(
+      fmt::format("libddp snapshot: run='{}' is no name of a run. Hint: at most 40 "
+                  "letters, digits, '-' and '_'.",
+                  printable(run)));
+}
+
+std::string run_of_folder(const std::string& folder, bool may_create) {
+  const fs::path path = fs::path(folder) / kFile;
+  std::error_code error;
+  if (fs::exists(folder, error) && !fs::is_directory(folder, error)) {
+    refuse(folder, "it is no folder");
+  }
+  if (std::string run = read_run(path); !run.empty() || !may_create) return run;
+  fs::create_directories(folder, error);
+  if (error) refuse(folder, error.message());
+  const std::string run = random_hex(8);
+  const std::string fresh = fmt::format("{}.{}", path.string(), run);
+  {
+    const UniqueFd file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+    const std::string text = run + '\n';
+    if (!file || ::write(file.get(), text.data(), text.size()) != std::ssize(text) ||
+        ::fsync(file.get()) != 0) {
+      const int number = errno;
+      ::unlink(fresh.c_str());
+      refuse(folder, std::strerror(number));
+    }
+  }
+  // Of several that do it at once one wins.
+  const bool is_ours = ::link(fresh.c_str(), path.c_str()) == 0;
+  const int number = errno;
+  ::unlink(fresh.c_str());
+  if (!is_ours && number != EEXIST) refuse(path, std::strerror(number));
+  return read_run(path);
+}
+
+std::string run_of_launcher() {
+  for (const char* variable : {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"}) {
+    const auto id = env_text(variable);
+    if (id && *id != "none") return is_name(*id) ? *id : fmt::format("job-{:016x}", hash_of(*id));
+  }
+  const pid_t parent = ::getppid();
+  return fmt::format("parent-{}-{}", parent, beginning_of(parent));
+}
+
+std::string absolute_folder(const std::string& folder) {
+  std::error_code error;
+  const fs::path path = fs::absolute(folder, error);
+  return error ? folder : path.lexically_normal().string();
+}
+
+}  // namespace libddp

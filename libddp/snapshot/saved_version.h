@@ -1,0 +1,64 @@
+#pragma once
+
+// One save that can be loaded: in the memories of this host's ranks, or in a folder.
+// Thread rule: one thread.
+//
+//   for (const auto& version : snapshot.versions()) version->name();   // "memory, step 700"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "libddp/slots/slot_memory.h"
+#include "libddp/slots/snapshot_folder.h"
+#include "libddp/snapshot/snapshot_tensor.h"
+
+namespace libddp {
+
+class SavedVersion {
+ public:
+  /// A slot of one of the ranks.
+  struct Place {
+    std::shared_ptr<SlotMemory> memory;
+    int slot = 0;
+  };
+  /// What this host has of it.
+  static SavedVersion in_memory(const SavedStep& saved, int world_size, std::vector<Place> places);
+  static SavedVersion on_storage(SnapshotFolder folder, SnapshotFolder::Entry entry);
+
+  const SavedStep& saved() const { return saved_; }
+  bool is_in_memory() const { return !entry_; }
+  /// Of the ranks that saved it; known when it is open.
+  int world_size() const { return world_size_; }
+  std::string name() const;
+
+  /// Reads what it has; nothing where that is done. Throws SnapshotError for files that are missing
+  /// or damaged.
+  void open(int rank);
+  /// JSON that `rank` of open() saved; that of the lowest one where the job had fewer ranks.
+  const std::string& values() const { return values_; }
+  /// A piece of each key, of which shape and dtype hold for all of them.
+  const std::map<std::string, Piece>& pieces() const { return pieces_; }
+  /// Fills the tensors, which may have other ranges than those that were saved. Throws
+  /// SnapshotError for bytes that are damaged or not here: the tensors are then filled in part;
+  /// ArgumentError where the save has other keys, shapes or dtypes, before anything is changed.
+  void read(const std::vector<SnapshotTensor>& tensors, int num_threads) const;
+  const std::vector<Place>& places() const { return places_; }
+
+ private:
+  void add_source(std::shared_ptr<const ChunkSource> source);
+
+  SavedStep saved_;
+  int world_size_ = 0;
+  std::vector<Place> places_;
+  std::shared_ptr<SnapshotFolder> folder_;
+  std::shared_ptr<SnapshotFolder::Entry> entry_;
+  std::vector<std::shared_ptr<const ChunkSource>> sources_;
+  std::map<std::string, Piece> pieces_;
+  std::string values_;
+  bool is_open_ = false;
+};
+
+}  // namespace libddp

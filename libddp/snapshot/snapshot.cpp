@@ -1,0 +1,420 @@
+#include "libddp/snapshot/snapshot.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "libddp/base/env.h"
+#include "libddp/base/error.h"
+#include "libddp/base/log.h"
+#include "libddp/base/random.h"
+#include "libddp/slots/json_text.h"
+#include "libddp/slots/memory_limit.h"
+#include "libddp/snapshot/run_name.h"
+
+namespace libddp {
+namespace {
+
+/// A slot that the slowest disk holds is waited for; a keeper that does not answer is not.
+constexpr std::chrono::seconds kSlotPatience{300};
+constexpr std::chrono::milliseconds kPause{5};
+
+/// A slot that is whole, in one rank's memory.
+struct Told {
+  std::uint64_t sequence = 0;
+  std::int64_t step = 0;
+  std::uint64_t generation = 0;
+  int world_size = 0;
+  int rank = 0;
+};
+
+std::string tell(const std::vector<std::shared_ptr<SlotMemory>>& memories) {
+  std::string text;
+  for (const auto& memory : memories) {
+    const SlotIdentity& identity = memory->identity();
+    for (int i = 0; i < SlotMemory::kSlots; ++i) {
+      const auto saved = memory->slot(i).whole();
+      // Also of what is not whole: the next one is newer in any case.
+      text += fmt::format("{} {} {} {} {}\n", saved ? saved->sequence : 0, saved ? saved->step : 0,
+                          identity.generation, identity.world_size, identity.rank);
+    }
+  }
+  return text;
+}
+
+std::vector<Told> heard(const std::vector<std::string>& texts) {
+  std::vector<Told> all;
+  for (const std::string& text : texts) {
+    std::istringstream lines(text);
+    Told told;
+    while (lines >> told.sequence >> told.step >> told.generation >> told.world_size >> told.rank) {
+      all.push_back(told);
+    }
+  }
+  return all;
+}
+
+/// Ends the reservation of slots, however a save ends.
+class Reservation {
+ public:
+  explicit Reservation(RankMemory& memory) : memory_(memory) {}
+  ~Reservation() { end(); }
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+
+  void end() const { memory_.withdraw(); }
+
+ private:
+  RankMemory& memory_;
+};
+
+void check_values(std::string_view values) {
+  try {
+    parse_json(values);
+  } catch (const SnapshotError& error) {
+    throw ArgumentError(fmt::format("libddp snapshot: the values are {}.", error.what()));
+  }
+}
+
+int cores_of_process() {
+  cpu_set_t cores;
+  if (::sched_getaffinity(0, sizeof(cores), &cores) != 0) return 1;
+  return CPU_COUNT(&cores);
+}
+
+}  // namespace
+
+std::shared_ptr<Snapshot> Snapshot::create(Group group, Options options) {
+  JobRanks ranks(std::move(group));
+  ranks.together("make a Snapshot", [&] { check_run_name(options.run); });
+  if (options.keep < 1) {
+    throw ArgumentError(
+        fmt::format("libddp snapshot: keep={} would keep nothing. Hint: 1 or more.", options.keep));
+  }
+  return std::shared_ptr<Snapshot>(new Snapshot(std::move(ranks), std::move(options)));
+}
+
+Snapshot::Snapshot(JobRanks ranks, Options options)
+    : ranks_(std::move(ranks)), options_(std::move(options)) {}
+
+Snapshot::~Snapshot() = default;
+
+void Snapshot::check_process() const {
+  if (made_.is_current()) return;
+  throw StateError(
+      "libddp snapshot: called in a child of fork(), which is no rank of the job. Hint: save and "
+      "load in the process that made the Snapshot.");
+}
+
+bool Snapshot::join(bool may_create) {
+  if (memory_) return true;
+  std::string run;
+  ranks_.together("find its run", [&] {
+    if (ranks_.rank() == 0) run = find_run(may_create);
+  });
+  run = ranks_.from_first(run);
+  if (run.empty()) return false;
+  start_ = ranks_.from_first(random_hex(4));
+  ranks_.together("meet its host's keeper", [&] {
+    const SlotIdentity identity{
+        .run = run, .rank = ranks_.rank(), .world_size = ranks_.size(), .generation = 0};
+    std::optional<KeeperStorage> stored;
+    if (!options_.folder.empty()) stored = storage();
+    memory_.emplace(KeeperStart{.run = run, .linger = options_.linger}, identity, stored);
+  });
+  std::string own;
+  ranks_.together("look into its memory", [&] { own = tell(memory_->fetch()); });
+  learn_of(ranks_.gather(own));
+  memory_->forget_fetched();
+  return true;
+}
+
+std::string Snapshot::find_run(bool may_create) const {
+  if (!options_.run.empty()) return options_.run;
+  return options_.folder.empty() ? run_of_launcher() : run_of_folder(options_.folder, may_create);
+}
+
+void Snapshot::learn_of(const std::vector<std::string>& told) {
+  for (const Told& each : heard(told)) {
+    sequence_ = std::max(sequence_, each.sequence);
+    generation_ = std::max(generation_, each.generation);
+  }
+  if (options_.folder.empty()) return;
+  std::string newest;
+  ranks_.together("look into the folder", [&] {
+    if (ranks_.rank() != 0) return;
+    const auto entries = SnapshotFolder(options_.folder).list();
+    newest = entries.empty() ? "0" : std::to_string(entries.front().saved.sequence);
+  });
+  sequence_ = std::max<std::uint64_t>(sequence_, std::stoull(ranks_.from_first(newest)));
+}
+
+int Snapshot::num_threads() const {
+  if (options_.num_threads > 0) return options_.num_threads;
+  return std::max(1, cores_of_process() / ranks_.local_size());
+}
+
+KeeperStorage Snapshot::storage() const {
+  return {.folder = absolute_folder(options_.folder),
+          .start = start_,
+          .keep = options_.keep,
+          .commits = ranks_.is_on_first_host()};
+}
+
+Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTensor>& tensors,
+                                std::string_view values, Storage storage) {
+  const std::lock_guard lock(mutex_);
+  check_process();
+  const auto began = std::chrono::steady_clock::now();
+  const std::string what = fmt::format("save step {}", step);
+  std::optional<OwnPieces> own;
+  ranks_.together(what, [&] {
+    if (storage == Storage::Folder && options_.folder.empty()) {
+      throw ArgumentError(
+          "libddp snapshot: it has no folder to store into. Hint: make the Snapshot with one.");
+    }
+    check_values(values);
+    own.emplace(tensors, ranks_);
+  });
+  join(/*may_create=*/true);
+  const SavePlace place = agree_on_place(what, step, *own, values.size());
+  const SavedStep saved{.step = step, .sequence = sequence_ + 1};
+  // A save that was to be stored and gives its place to this one: this one is stored instead.
+  const bool is_stored = storage == Storage::Folder || place.replaces_storing;
+  // Also one that fails on some ranks has used it up: no two saves have the same.
+  sequence_ = saved.sequence;
+  const Reservation reservation(*memory_);
+  ranks_.together(what, [&] { memory_->fill(place.slot, saved, *own, values, num_threads()); });
+  memory_->commit(place.slot);
+  reservation.end();
+  if (is_stored) ranks_.together(what, [&] { memory_->store(); });
+  return {.step = step,
+          .bytes = memory_->data_bytes(),
+          .stall = std::chrono::steady_clock::now() - began,
+          .is_stored = is_stored};
+}
+
+Snapshot::SavePlace Snapshot::agree_on_place(const std::string& what, std::int64_t step,
+                                             const OwnPieces& own, std::size_t values_bytes) {
+  const Deadline deadline = Deadline::after(kSlotPatience);
+  while (true) {
+    RankMemory::Offer offer;
+    ranks_.together(what, [&] { offer = memory_->offer(own, values_bytes); });
+    const auto offers = ranks_.gather_numbers(
+        {step, offer.needs_memory, static_cast<std::int64_t>(offer.bytes_needed),
+         offer.can_write[0], offer.can_write[1], offer.is_stored});
+    check_same_step(offers);
+    const auto any = [&](std::size_t number, std::int64_t value) {
+      return std::any_of(offers.begin(), offers.end(),
+                         [&](const auto& each) { return each[number] == value; });
+    };
+    if (any(1, 1)) {
+      memory_->withdraw();
+      make_memory(what, own, values_bytes, offers);
+      return {};
+    }
+    const int newest = memory_->newest().value_or(1);
+    for (const int slot : {1 - newest, newest}) {
+      if (any(3 + static_cast<std::size_t>(slot), 0)) continue;
+      memory_->withdraw(slot);
+      return {.slot = slot, .replaces_storing = any(5, 0) && memory_->stored_slot() == slot};
+    }
+    // Both are being stored, each on another host: the slower one is waited for.
+    memory_->withdraw();
+    if (deadline.expired()) {
+      throw TimeoutError(fmt::format(
+          "libddp snapshot: rank {} could not {}: both of its saves were being stored for {} s. "
+          "Hint: look at the disk of {}.",
+          ranks_.rank(), what, kSlotPatience.count(), options_.folder));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+void Snapshot::check_same_step(const Numbers& offers) {
+  for (std::size_t rank = 1; rank < offers.size(); ++rank) {
+    if (offers[rank][0] == offers[0][0]) continue;
+    memory_->withdraw();
+    throw ArgumentError(fmt::format(
+        "libddp snapshot: rank 0 saves step {}, rank {} step {}. Hint: all ranks save the same "
+        "step.",
+        offers[0][0], rank, offers[rank][0]));
+  }
+}
+
+void Snapshot::make_memory(const std::string& what, const OwnPieces& own, std::size_t values_bytes,
+                           const Numbers& offers) {
+  ++generation_;
+  // Both together: nobody takes what another one has been told is there.
+  ranks_.together(what, [&] {
+    const auto& here = ranks_.hosts().ranks_of(ranks_.hosts().host(ranks_.rank()));
+    std::uint64_t needed = 0;
+    for (const int rank : here) {
+      needed += static_cast<std::uint64_t>(offers[static_cast<std::size_t>(rank)][2]);
+    }
+    const MemoryLimit limit = memory_limit();
+    if (needed > limit.available_bytes) {
+      throw StateError(fmt::format(
+          "libddp snapshot: two copies of the state of this host's {} ranks need {} bytes of "
+          "memory, and {} has {} left. Hint: allow the job more memory, or save fewer tensors.",
+          here.size(), needed, limit.source, limit.available_bytes));
+    }
+  });
+  ranks_.together(what, [&] { memory_->make(own, values_bytes, generation_); });
+}
+
+std::vector<std::shared_ptr<SavedVersion>> Snapshot::versions() {
+  const std::lock_guard lock(mutex_);
+  check_process();
+  return find_versions();
+}
+
+Snapshot::Versions Snapshot::find_versions() {
+  Versions found;
+  if (join(/*may_create=*/false)) found = versions_in_memory();
+  for (auto& version : versions_in_folder()) found.push_back(std::move(version));
+  std::stable_sort(found.begin(), found.end(), [](const auto& one, const auto& other) {
+    return one->saved().sequence > other->saved().sequence;
+  });
+  return found;
+}
+
+Snapshot::Versions Snapshot::versions_in_memory() {
+  std::string own;
+  std::vector<std::shared_ptr<SlotMemory>> memories;
+  ranks_.together("look into its memory", [&] {
+    memories = memory_->fetch();
+    own = tell(memories);
+  });
+  const std::vector<std::string> told = ranks_.gather(own);
+  learn_of(told);
+  // A save counts where the ranks of all hosts together have it.
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::pair<Told, std::set<int>>> saves;
+  for (const Told& each : heard(told)) {
+    if (each.sequence == 0) continue;
+    auto& [first, members] = saves[{each.sequence, each.generation}];
+    first = each;
+    members.insert(each.rank);
+  }
+  Versions found;
+  for (const auto& [key, save] : saves) {
+    const auto& [first, members] = save;
+    if (static_cast<int>(members.size()) != first.world_size) continue;
+    const SavedStep saved{.step = first.step, .sequence = first.sequence};
+    std::vector<SavedVersion::Place> places;
+    for (const auto& memory : memories) {
+      for (int i = 0; i < SlotMemory::kSlots; ++i) {
+        const bool is_of_it =
+            memory->identity().generation == first.generation && memory->slot(i).whole() == saved;
+        if (is_of_it) places.push_back({memory, i});
+      }
+    }
+    found.push_back(std::make_shared<SavedVersion>(
+        SavedVersion::in_memory(saved, first.world_size, std::move(places))));
+  }
+  return found;
+}
+
+Snapshot::Versions Snapshot::versions_in_folder() {
+  Versions found;
+  if (options_.folder.empty()) return found;
+  const SnapshotFolder folder(absolute_folder(options_.folder));
+  std::string own;
+  ranks_.together("look into the folder", [&] {
+    if (ranks_.rank() != 0) return;
+    for (const SnapshotFolder::Entry& entry : folder.list()) {
+      own += fmt::format("{} {} {}\n", entry.saved.step, entry.saved.sequence, entry.path);
+    }
+  });
+  std::istringstream lines(ranks_.from_first(own));
+  std::string line;
+  while (std::getline(lines, line)) {
+    std::istringstream words(line);
+    SnapshotFolder::Entry entry;
+    words >> entry.saved.step >> entry.saved.sequence;
+    words.get();
+    std::getline(words, entry.path);
+    found.push_back(std::make_shared<SavedVersion>(SavedVersion::on_storage(folder, entry)));
+  }
+  return found;
+}
+
+void Snapshot::open(SavedVersion& version) {
+  const std::lock_guard lock(mutex_);
+  check_process();
+  ranks_.together(fmt::format("open {}", version.name()), [&] { version.open(ranks_.rank()); });
+}
+
+void Snapshot::read(const SavedVersion& version, const std::vector<SnapshotTensor>& tensors) {
+  const std::lock_guard lock(mutex_);
+  check_process();
+  ranks_.together(fmt::format("load {}", version.name()),
+                  [&] { version.read(tensors, num_threads()); });
+  go_on_from(version);
+}
+
+/// The memory that was loaded is written on where each rank has its own, in the same place.
+void Snapshot::go_on_from(const SavedVersion& version) {
+  if (!version.is_in_memory()) return;
+  const SavedVersion::Place* own = nullptr;
+  for (const SavedVersion::Place& place : version.places()) {
+    const SlotIdentity& identity = place.memory->identity();
+    if (identity.rank == ranks_.rank() && identity.world_size == ranks_.size()) own = &place;
+  }
+  const auto slots = ranks_.gather_numbers({own == nullptr ? -1 : own->slot});
+  const bool is_alike = std::all_of(slots.begin(), slots.end(), [&](const auto& each) {
+    return each[0] >= 0 && each[0] == slots[0][0];
+  });
+  if (is_alike) memory_->adopt(own->memory, own->slot);
+}
+
+std::optional<std::int64_t> Snapshot::load(const std::vector<SnapshotTensor>& tensors,
+                                           std::string* values) {
+  std::string reasons;
+  for (const auto& version : versions()) {
+    try {
+      open(*version);
+      read(*version, tensors);
+      if (values) *values = version->values();
+      return version->saved().step;
+    } catch (const SnapshotError& error) {
+      log(LogLevel::Warn, "snapshot_skipped", {{"reason", error.what()}});
+      reasons += fmt::format("\n  {}", error.what());
+    }
+  }
+  if (reasons.empty()) return std::nullopt;
+  throw SnapshotError(
+      fmt::format("libddp snapshot: none of the saves that are there can be loaded:{}", reasons));
+}
+
+void Snapshot::wait(std::chrono::milliseconds timeout) {
+  const std::lock_guard lock(mutex_);
+  check_process();
+  if (!memory_) return;
+  ranks_.together("store its save", [&] { memory_->wait(Deadline::after(timeout)); });
+}
+
+void Snapshot::close() {
+  const std::lock_guard lock(mutex_);
+  check_process();
+  if (!memory_) return;
+  memory_->finish();
+  memory_.reset();
+}
+
+std::string Snapshot::status() {
+  const std::lock_guard lock(mutex_);
+  check_process();
+  return memory_ ? memory_->status() : "null";
+}
+
+}  // namespace libddp

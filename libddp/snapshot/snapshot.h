@@ -1,0 +1,150 @@
+#pragma once
+
+// Snapshots of a training: in memory that outlives the processes (keeper/keeper.h) and, behind the
+// training, in a folder; loaded from the newest place that is whole, by any number of ranks.
+//
+// A save copies into the older of two slots, with checksums, and is done when all ranks are: at
+// every moment one save is whole on all of them, wherever a process dies. Loading checks each byte
+// on its way; where one is damaged the next older save is taken: the other slot, then the folder.
+// Thread rule: save, load, versions, read, wait and close are collectives of the group, in the
+// order of its other ones; any thread, one at a time. Errors: where one rank fails, all do, and the
+// save before it stays. ArgumentError for what a caller has to change, SnapshotError for what is
+// damaged or cannot be stored, StateError without memory or keeper, and what the group throws.
+//
+//   auto snapshot = libddp::Snapshot::create(group, {.folder = "out/run"});
+//   std::string values;
+//   int64_t step = snapshot->load(tensors, &values).value_or(0);   // fills the tensors in place
+//   for (; step < 1000; ++step) {
+//     train();
+//     snapshot->save(step + 1, tensors, R"({"lr": 0.1})",
+//                    step % 100 == 0 ? libddp::Storage::Folder : libddp::Storage::Memory);
+//   }
+//   snapshot->close();
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "libddp/base/process.h"
+#include "libddp/group/process_group.h"
+#include "libddp/snapshot/job_ranks.h"
+#include "libddp/snapshot/rank_memory.h"
+#include "libddp/snapshot/saved_version.h"
+#include "libddp/snapshot/snapshot_tensor.h"
+
+namespace libddp {
+
+enum class Storage { Memory, Folder };
+
+struct SnapshotOptions {
+  /// All ranks see it, and it is the job's alone; empty: memory only.
+  std::string folder = {};
+  /// Snapshots that stay in it.
+  int keep = 2;
+  /// Which job this is, so that its next start finds its memory: letters, digits, '-' and '_', at
+  /// most 40. Empty: the folder says it; without one the launcher (TORCHELASTIC_RUN_ID,
+  /// SLURM_JOB_ID), else the process that started this one.
+  std::string run = {};
+  /// So long the memory stays when nobody of the job is there.
+  std::chrono::milliseconds linger{60'000};
+  /// Threads that copy in each rank; 0: the cores of this process, shared out over the host's
+  /// ranks.
+  int num_threads = 0;
+};
+
+class Snapshot {
+ public:
+  using Options = SnapshotOptions;
+
+  /// What a save was.
+  struct Report {
+    std::int64_t step = 0;
+    /// Bytes of this rank.
+    std::uint64_t bytes = 0;
+    /// How long the training stood still for it.
+    std::chrono::nanoseconds stall{};
+    /// It goes into the folder.
+    bool is_stored = false;
+  };
+
+  /// `group` null: alone. A collective.
+  static std::shared_ptr<Snapshot> create(Group group, Options options = {});
+  ~Snapshot();
+
+  /// `values`: JSON of this rank, of at most 64 MiB and 32 levels. `step` is the same on all ranks.
+  /// With Storage::Folder it is stored behind the training; where the disk is slower than the
+  /// saves, a newer one takes its place.
+  Report save(std::int64_t step, const std::vector<SnapshotTensor>& tensors,
+              std::string_view values = "null", Storage storage = Storage::Memory);
+  /// The step of the newest save that is whole; nothing where there is none. Throws SnapshotError
+  /// if there are some and all are damaged; it says what is wrong with each.
+  std::optional<std::int64_t> load(const std::vector<SnapshotTensor>& tensors,
+                                   std::string* values = nullptr);
+
+  // The same in steps, for tensors whose shapes the values tell.
+  /// The newest first; at one step memory goes before the folder.
+  std::vector<std::shared_ptr<SavedVersion>> versions();
+  /// Throws SnapshotError on all ranks if it is damaged on one: the next one may do.
+  void open(SavedVersion& version);
+  /// Fills the tensors, and goes on from there: the next save is newer than every one that is
+  /// known.
+  void read(const SavedVersion& version, const std::vector<SnapshotTensor>& tensors);
+
+  /// Until the newest save for the folder is in it. Throws TimeoutError after `timeout`.
+  void wait(std::chrono::milliseconds timeout = std::chrono::minutes(30));
+  /// The job has reached its end: nothing is kept in memory; what is being stored is stored.
+  void close();
+
+  const Options& options() const { return options_; }
+  const JobRanks& ranks() const { return ranks_; }
+  /// Of the keeper, as JSON: docs/snapshots.md. No collective. "null" where there is none yet.
+  std::string status();
+
+ private:
+  Snapshot(JobRanks ranks, Options options);
+
+  /// Where a save goes, the same on all ranks.
+  struct SavePlace {
+    int slot = 0;
+    /// One that is to be stored and has not been yet lies there.
+    bool replaces_storing = false;
+  };
+  using Numbers = std::vector<std::vector<std::int64_t>>;
+  using Versions = std::vector<std::shared_ptr<SavedVersion>>;
+
+  void check_process() const;
+  /// Meets the keeper, and learns what there is. False where there is nothing yet and `may_create`
+  /// is not given.
+  bool join(bool may_create);
+  std::string find_run(bool may_create) const;
+  void learn_of(const std::vector<std::string>& told);
+  int num_threads() const;
+  KeeperStorage storage() const;
+  SavePlace agree_on_place(const std::string& what, std::int64_t step, const OwnPieces& own,
+                           std::size_t values_bytes);
+  void check_same_step(const Numbers& offers);
+  void make_memory(const std::string& what, const OwnPieces& own, std::size_t values_bytes,
+                   const Numbers& offers);
+  Versions find_versions();
+  Versions versions_in_memory();
+  Versions versions_in_folder();
+  void go_on_from(const SavedVersion& version);
+
+  const JobRanks ranks_;
+  const Options options_;
+  /// Of this start, in names of files.
+  std::string start_;
+  std::optional<RankMemory> memory_;
+  /// The newest that any rank knows of.
+  std::uint64_t sequence_ = 0;
+  std::uint64_t generation_ = 0;
+  const ProcessStamp made_;
+  std::mutex mutex_;
+};
+
+}  // namespace libddp
