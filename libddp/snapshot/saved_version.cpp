@@ -66,10 +66,11 @@ class Destinations {
 }  // namespace
 
 SavedVersion SavedVersion::in_memory(const SavedStep& saved, int world_size,
-                                     std::vector<Place> places) {
+                                     std::uint64_t generation, std::vector<Place> places) {
   SavedVersion version;
   version.saved_ = saved;
   version.world_size_ = world_size;
+  version.generation_ = generation;
   version.places_ = std::move(places);
   return version;
 }

@@ -25,11 +25,13 @@ class SavedVersion {
     int slot = 0;
   };
   /// What this host has of it.
-  static SavedVersion in_memory(const SavedStep& saved, int world_size, std::vector<Place> places);
+  static SavedVersion in_memory(const SavedStep& saved, int world_size, std::uint64_t generation,
+                                std::vector<Place> places);
   static SavedVersion on_storage(SnapshotFolder folder, SnapshotFolder::Entry entry);
 
   const SavedStep& saved() const { return saved_; }
   bool is_in_memory() const { return !entry_; }
+  bool is_open() const { return is_open_; }
   /// Of the ranks that saved it; known when it is open.
   int world_size() const { return world_size_; }
   std::string name() const;
@@ -46,12 +48,17 @@ class SavedVersion {
   /// ArgumentError where the save has other keys, shapes or dtypes, before anything is changed.
   void read(const std::vector<SnapshotTensor>& tensors, int num_threads) const;
   const std::vector<Place>& places() const { return places_; }
+  /// Of the memories; 0 on storage.
+  std::uint64_t generation() const { return generation_; }
+  /// Before open(): more of it is on this host now.
+  void set_places(std::vector<Place> places) { places_ = std::move(places); }
 
  private:
   void add_source(std::shared_ptr<const ChunkSource> source);
 
   SavedStep saved_;
   int world_size_ = 0;
+  std::uint64_t generation_ = 0;
   std::vector<Place> places_;
   std::shared_ptr<SnapshotFolder> folder_;
   std::shared_ptr<SnapshotFolder::Entry> entry_;
