@@ -9,7 +9,8 @@ A thin layer over torch.distributed.run with two flags and four defaults of its 
 - One node and no rendezvous named: a free port is taken, so that jobs on one machine cannot meet.
 - The launchers' rendezvous runs nothing that a stranger wrote; on one host it listens at 127.0.0.1
   only (_rendezvous.py).
-- A failed run ends with one screen: the rank that failed first, and why (_failure_report.py).
+- A failed run ends with one screen: the rank that failed first, and why (_failure_report.py), and
+  with that worker's exit code, or 128 + its signal.
 - OMP_NUM_THREADS unset: the cores are shared out among the workers (torchrun: 1 each).
 """
 
@@ -114,8 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: the command line without the program; None = this process's.
 
-    A signal that ends the job (Ctrl-C, SIGTERM) reaches the workers first; the exit status is then
-    128 + its number, as a shell has it.
+    The exit status is that of the worker that failed first: its exit code, or 128 + its signal. A
+    signal that ends the job (Ctrl-C, SIGTERM) reaches the workers first, and is 128 + its number.
     """
     args = parse(sys.argv[1:] if arguments is None else arguments)
     require_script(args)
@@ -126,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     quieten_torchrun()
     workers = torchrun.determine_local_world_size(args.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
-    os.environ[_worker.LAUNCHER] = str(os.getpid())
+    tie_workers()
     try:
         with _worker_ends.watched() as ended:
             torchrun.run(args)
@@ -135,10 +136,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"libddp run: ended by {name}; the workers are stopped", file=sys.stderr)
         sys.exit(128 + end.sigval)
     except ChildFailedError as failed:
-        first = _failure_report.report(ended.failures(failed.failures))
+        first, status = _failure_report.report(ended.failures(failed.failures))
         if first.path and "TORCHELASTIC_ERROR_FILE" in os.environ:  # a launcher above this one
-            get_error_handler().dump_error_file(first.path, 1)
-        sys.exit(1)
+            get_error_handler().dump_error_file(first.path, status)
+        sys.exit(status)
 
 
 if __name__ == "__main__":
