@@ -1,8 +1,9 @@
 """In a process that `libddp run` started: what it dies of is left for the launcher's last screen.
 
-`watch` is called as torch or libddp is imported, so that an exception before init_process_group is
-known too. Ranks that a worker starts by multiprocessing write a file of their own beside its file;
-the launcher puts them together (_worker_ends.py).
+It also ends with its launcher (_lifeline.py). `watch` is called as torch or libddp is imported, so
+that an exception before init_process_group is known too. Ranks that a worker starts by
+multiprocessing write a file of their own beside its file; the launcher puts them together
+(_worker_ends.py).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import atexit
 import os
 import sys
 
-#: Process id of the `libddp run` whose workers inherit it.
-LAUNCHER = "LIBDDP_LAUNCHER_PID"
+from libddp._lifeline import tie
+
 _FILE = "TORCHELASTIC_ERROR_FILE"
 _RANK = "RANK"
 
@@ -24,7 +25,7 @@ def watch() -> None:
 
     A helper may fail and be forgiven, so its end says nothing about the rank.
     """
-    if os.environ.get(LAUNCHER) != str(os.getppid()):
+    if not tie():
         return
     previous, pid = sys.excepthook, os.getpid()
 

@@ -31,7 +31,7 @@ from torch.distributed.elastic.multiprocessing.errors import (
     record,
 )
 
-from libddp import _failure_report, _rendezvous, _run_key, _worker, _worker_ends
+from libddp import _failure_report, _lifeline, _rendezvous, _run_key, _worker_ends
 from libddp._autoload import DROP_IN
 
 _RENDEZVOUS_FLAGS = ("rdzv_endpoint", "rdzv_id", "rdzv_backend", "master_addr", "master_port")
@@ -106,6 +106,14 @@ def quieten_torchrun() -> None:
     if "LOGLEVEL" not in os.environ and "TORCH_LOGS" not in os.environ:
         name = "torch.distributed.elastic.multiprocessing.api"
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def tie_workers() -> None:
+    """They know whose they are, and end with this process."""
+    from libddp._torch_patches import workers_descriptors
+
+    os.environ[_lifeline.LAUNCHER] = str(os.getpid())
+    workers_descriptors.put(_lifeline.hold())
 
 
 @record

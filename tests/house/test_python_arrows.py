@@ -28,7 +28,7 @@ ROOMS = {
         },
         set(),
     ),
-    "worker": ({"_worker", "_last_words"}, {"leaves"}),
+    "worker": ({"_worker", "_last_words", "_lifeline"}, {"leaves"}),
     "group": ({"distributed"}, {"worker", "leaves"}),
     "activation": ({"utils", "distributed.algorithms"}, {"leaves"}),
     "ddp": ({"nn"}, {"group", "leaves"}),
