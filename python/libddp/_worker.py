@@ -12,6 +12,7 @@ import atexit
 import os
 import sys
 
+from libddp import _steps
 from libddp._lifeline import tie
 
 _FILE = "TORCHELASTIC_ERROR_FILE"
@@ -27,6 +28,7 @@ def watch() -> None:
     """
     if not tie():
         return
+    _steps.open_page(os.environ.get(_FILE))
     previous, pid = sys.excepthook, os.getpid()
 
     def record_and_report(kind, value, trace):
@@ -44,6 +46,11 @@ def watch() -> None:
 
     sys.excepthook = record_and_report
     atexit.register(record_behind_a_hook)
+
+
+def note_step(step: int) -> None:
+    """This rank has stored this step: a start that fails after it again has made progress."""
+    _steps.note(step)
 
 
 def record(error: BaseException) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,8 +35,29 @@ class Workers:
 
     #: By local rank.
     error_files: dict[int, str] = field(default_factory=dict)
+    #: By local rank.
+    ranks: dict[int, int] = field(default_factory=dict)
+    #: When they were, by the monotonic clock.
+    started: float = 0.0
+    #: torch's failures by local rank.
+    told: dict = field(default_factory=dict)
     #: Process ids of those that the launcher ended, because of another.
     stopped: set[int] = field(default_factory=set)
+
+    def begin(self, error_files: dict[int, str], ranks: dict[int, int]) -> None:
+        """A new start."""
+        self.error_files, self.ranks = error_files, ranks
+        self.started = time.monotonic()
+        self.told = {}
+        self.stopped.clear()
+
+    def tell(self, failures: dict) -> None:
+        """What torch's launcher found, by local rank."""
+        self.told = failures
+
+    def failed(self) -> dict:
+        """torch's failures of the last start by rank; none while it runs, or ran well."""
+        return {self.ranks[local]: failure for local, failure in self.told.items()}
 
     def failures(self, failures: dict) -> dict:
         """torch's failures by rank: without the stopped ones, and each with its error file."""
@@ -54,10 +76,10 @@ def watched() -> Iterator[Workers]:
     workers = Workers()
     reify, close = DefaultLogsSpecs.reify, SubprocessHandler.close
 
-    def reify_and_note(self, *args, **kwargs):
-        destinations = reify(self, *args, **kwargs)
-        workers.error_files = dict(destinations.error_files)
-        workers.stopped.clear()
+    def reify_and_note(self, envs, *args, **kwargs):
+        destinations = reify(self, envs, *args, **kwargs)
+        ranks = {local: int(env.get("RANK", local)) for local, env in envs.items()}
+        workers.begin(dict(destinations.error_files), ranks)
         return destinations
 
     def close_and_note(self, *args, **kwargs):

@@ -16,6 +16,8 @@ A thin layer over torch.distributed.run with two flags and four defaults of its 
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import logging
 import os
 import shutil
@@ -30,11 +32,22 @@ from torch.distributed.elastic.multiprocessing.errors import (
     get_error_handler,
     record,
 )
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from libddp import _failure_report, _lifeline, _rendezvous, _run_key, _worker_ends
+from libddp import (
+    _attempts,
+    _failure_report,
+    _lifeline,
+    _rendezvous,
+    _run_key,
+    _worker_ends,
+)
 from libddp._autoload import DROP_IN
 
 _RENDEZVOUS_FLAGS = ("rdzv_endpoint", "rdzv_id", "rdzv_backend", "master_addr", "master_port")
+
+#: From SIGTERM to SIGKILL; torchrun: 30.
+SHUTDOWN_SECONDS = 10
 
 
 def parse(arguments: Sequence[str]):
@@ -55,10 +68,27 @@ def parse(arguments: Sequence[str]):
         help="A secret of 32 bytes or more, the same on all hosts, mode 0600: only who has it can "
         "join the run. One host needs none.",
     )
+    parser.add_argument(
+        "--retry-same-error",
+        "--retry_same_error",
+        action="store_true",
+        help="Start the workers again (--max-restarts) also where they failed twice with the same "
+        "error at the same place.",
+    )
+    with contextlib.suppress(argparse.ArgumentError):  # torch 2.15 has it
+        parser.add_argument(
+            "--shutdown-timeout",
+            "--shutdown_timeout",
+            type=int,
+            help="Seconds from SIGTERM to SIGKILL for workers that are stopped.",
+        )
     args = parser.parse_args(arguments)
     named = any(getattr(args, flag) != parser.get_default(flag) for flag in _RENDEZVOUS_FLAGS)
     if args.nnodes in ("1", "1:1") and not named:
         args.standalone = True
+    if args.shutdown_timeout is None:
+        given = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+        args.shutdown_timeout = int(given) if given else SHUTDOWN_SECONDS
     return args
 
 
@@ -116,6 +146,17 @@ def tie_workers() -> None:
     workers_descriptors.put(_lifeline.hold())
 
 
+def watch_attempts(args, workers) -> _attempts.Attempts:
+    """Makes torch's agent stop workers in time, and give up what would only fail again."""
+    from libddp._torch_patches import agent_hooks
+
+    attempts = _attempts.Attempts(workers, args.max_restarts, args.retry_same_error)
+    agent_hooks.stop_within(args.shutdown_timeout)
+    agent_hooks.tell_failures(workers.tell)
+    agent_hooks.around_rendezvous(attempts.begin)
+    return attempts
+
+
 @record
 def main(arguments: Sequence[str] | None = None) -> None:
     """Starts the workers and waits for them; the exit status says how they ended.
@@ -138,13 +179,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tie_workers()
     try:
         with _worker_ends.watched() as ended:
+            attempts = watch_attempts(args, ended)
             torchrun.run(args)
     except SignalException as end:
         name = signal.Signals(end.sigval).name
         print(f"libddp run: ended by {name}; the workers are stopped", file=sys.stderr)
         sys.exit(128 + end.sigval)
+    except RendezvousClosedError:
+        print("libddp run: the launcher of another host has ended the run", file=sys.stderr)
+        sys.exit(_failure_report.report(ended.failures(ended.failed()))[1] if ended.told else 1)
     except ChildFailedError as failed:
-        first, status = _failure_report.report(ended.failures(failed.failures))
+        first, status = _failure_report.report(ended.failures(failed.failures), attempts.note)
         if first.path and "TORCHELASTIC_ERROR_FILE" in os.environ:  # a launcher above this one
             get_error_handler().dump_error_file(first.path, status)
         sys.exit(status)

@@ -28,7 +28,7 @@ ROOMS = {
         },
         set(),
     ),
-    "worker": ({"_worker", "_last_words", "_lifeline"}, {"leaves"}),
+    "worker": ({"_worker", "_last_words", "_lifeline", "_steps"}, {"leaves"}),
     "group": ({"distributed"}, {"worker", "leaves"}),
     "activation": ({"utils", "distributed.algorithms"}, {"leaves"}),
     "ddp": ({"nn"}, {"group", "leaves"}),
@@ -70,7 +70,14 @@ ROOMS = {
         {"fsdp", "patches", "registry", "activation", "ddp", "group", "leaves"},
     ),
     "launcher": (
-        {"run", "_rendezvous", "_run_key", "_failure_report", "_worker_ends"},
+        {
+            "run",
+            "_attempts",
+            "_failure_report",
+            "_rendezvous",
+            "_run_key",
+            "_worker_ends",
+        },
         {"drop_in", "worker", "leaves"},
     ),
     "commands": (

@@ -204,6 +204,20 @@ PATCHES = (
         BY_LAUNCHER,
     ),
     Patch(
+        ("torch.distributed.elastic.multiprocessing.api.PContext",),
+        ("close", "wait"),
+        "stops workers within --shutdown-timeout; tells how they ended",
+        "torch waits 30 s whatever its flag says, and its agent has no hooks",
+        BY_LAUNCHER,
+    ),
+    Patch(
+        ("torch.distributed.elastic.rendezvous.registry",),
+        ("get_rendezvous_handler",),
+        "a handler that asks before each start of workers",
+        "its agent has no hooks, and would repeat an error as often as --max-restarts says",
+        BY_LAUNCHER,
+    ),
+    Patch(
         ("torch._dynamo.trace_rules",),
         ("SKIP_DIRS",),
         "has the folders of libddp's wrappers too",
