@@ -23,7 +23,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -38,6 +38,7 @@ from libddp import (
     _attempts,
     _failure_report,
     _lifeline,
+    _preload,
     _rendezvous,
     _run_key,
     _worker_ends,
@@ -74,6 +75,19 @@ def parse(arguments: Sequence[str]):
         action="store_true",
         help="Start the workers again (--max-restarts) also where they failed twice with the same "
         "error at the same place.",
+    )
+    parser.add_argument(
+        "--preload",
+        action="store_true",
+        help="Fork the workers from a process that has imported torch and libddp: a restart takes "
+        "tenths of a second less import.",
+    )
+    parser.add_argument(
+        "--preload-modules",
+        "--preload_modules",
+        metavar="NAMES",
+        default=_preload.MODULES,
+        help=f"What --preload imports, with commas between (default: {_preload.MODULES}).",
     )
     with contextlib.suppress(argparse.ArgumentError):  # torch 2.15 has it
         parser.add_argument(
@@ -146,6 +160,22 @@ def tie_workers() -> None:
     workers_descriptors.put(_lifeline.hold())
 
 
+@contextlib.contextmanager
+def forking(args) -> Iterator[None]:
+    """With --preload, the process that forks the workers."""
+    from libddp._torch_patches import workers_descriptors
+
+    if not args.preload:
+        yield
+        return
+    server = _preload.ForkServer(args.preload_modules.split(","))
+    try:
+        workers_descriptors.start_with(server.start)
+        yield
+    finally:
+        server.end()
+
+
 def watch_attempts(args, workers) -> _attempts.Attempts:
     """Makes torch's agent stop workers in time, and give up what would only fail again."""
     from libddp._torch_patches import agent_hooks
@@ -171,6 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     require_script(args)
     if args.drop_in:
         wish_drop_in(args)
+    if args.preload:
+        _preload.check(args)
     _run_key.hand_out(args)
     _rendezvous.prepare(args)
     quieten_torchrun()
@@ -178,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
     tie_workers()
     try:
-        with _worker_ends.watched() as ended:
+        with _worker_ends.watched() as ended, forking(args):
             attempts = watch_attempts(args, ended)
             torchrun.run(args)
     except SignalException as end:

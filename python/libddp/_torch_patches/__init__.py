@@ -199,7 +199,7 @@ PATCHES = (
     Patch(
         ("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",),
         ("Popen",),
-        "hands on the descriptors of the run's key and of the launcher's pipe to workers",
+        "hands on the descriptors of the run's key and of the launcher's pipe; --preload: forks",
         "torch's launcher has no argument for descriptors",
         BY_LAUNCHER,
     ),

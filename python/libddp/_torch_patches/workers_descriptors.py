@@ -1,9 +1,10 @@
-"""Lets the workers of torch's launcher inherit a descriptor.
+"""Lets the workers of torch's launcher inherit descriptors, or start in another way.
 
 Replaces `Popen` in the module of torch.distributed.elastic that starts workers: the launcher has no
 argument for descriptors, a key in the environment or in a file could be read by others, and only
-a pipe tells a worker that its launcher died. `libddp run` asks for it, in its own process, which
-starts workers and does nothing else; it stays for good.
+a pipe tells a worker that its launcher died. With --preload the workers are forked instead
+(_preload.py), and everything else of the launcher stays. `libddp run` asks for it, in its own
+process, which starts workers and does nothing else; it stays for good.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ def put(descriptor: int) -> None:
 
     _descriptors.append(descriptor)
     start = functools.partial(subprocess.Popen, pass_fds=tuple(_descriptors))
+    LAUNCHER.put(subprocess_handler, "Popen", start)
+
+
+def start_with(start) -> None:
+    """The workers are started by a function with Popen's arguments, which hands them on."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
     LAUNCHER.put(subprocess_handler, "Popen", start)
 
 

@@ -88,8 +88,9 @@ def kill_launcher(folder, text: str, names: list[str], flags=()) -> float:
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_workers_and_their_daemonic_children_end_with_the_launcher(tmp_path):
-    seconds = kill_launcher(tmp_path, WORKER, ["rank0", "rank1", "child0", "child1"])
+@pytest.mark.parametrize("flags", [[], ["--preload"]], ids=["started", "forked"])
+def test_workers_and_their_daemonic_children_end_with_the_launcher(tmp_path, flags):
+    seconds = kill_launcher(tmp_path, WORKER, ["rank0", "rank1", "child0", "child1"], flags)
     print(f"all ended {seconds * 1e3:.0f} ms after the launcher")
 
 
@@ -119,7 +120,7 @@ open(os.path.join(sys.argv[1], "helper"), "w").write(str(helper.pid))
 """
 
 
-@pytest.mark.parametrize("flags", [[]])
+@pytest.mark.parametrize("flags", [[], ["--preload"]], ids=["started", "forked"])
 def test_a_helper_that_a_worker_leaves_behind_lives_on(tmp_path, flags):
     script = tmp_path / "train.py"
     script.write_text(HELPER)
