@@ -60,13 +60,19 @@ class Attempts:
 
     def __init__(self, workers: _worker_ends.Workers, max_restarts: int, retry_same_error: bool):
         self._workers = workers
-        self._max_restarts = max_restarts
+        self.max_restarts = max_restarts
         self._retry_same_error = retry_same_error
         self._last: Attempt | None = None
         #: So many failed, and workers were started again.
         self.restarts = 0
         #: For the last screen.
         self.note = ""
+
+    @property
+    def last_failure(self) -> LastWords | None:
+        """Why the workers were started again."""
+        last = self._last
+        return last.first if last else None
 
     def begin(self, meet):
         """Before the hosts meet for a start of workers; `meet` is what torch's agent called.
@@ -89,6 +95,6 @@ class Attempts:
         at = "" if first.step is None else f" at step {first.step}"
         self.note = (
             f"the same error twice{at}, so it would come again: not started again in spite of "
-            f"--max-restarts={self._max_restarts} (Hint: --retry-same-error)"
+            f"--max-restarts={self.max_restarts} (Hint: --retry-same-error)"
         )
         raise ChildFailedError("libddp run", failures)

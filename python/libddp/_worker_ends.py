@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -39,6 +39,8 @@ class Workers:
     ranks: dict[int, int] = field(default_factory=dict)
     #: When they were, by the monotonic clock.
     started: float = 0.0
+    #: By local rank.
+    pids: dict[int, int] = field(default_factory=dict)
     #: torch's failures by local rank.
     told: dict = field(default_factory=dict)
     #: Process ids of those that the launcher ended, because of another.
@@ -48,12 +50,27 @@ class Workers:
         """A new start."""
         self.error_files, self.ranks = error_files, ranks
         self.started = time.monotonic()
-        self.told = {}
+        self.told, self.pids = {}, {}
         self.stopped.clear()
 
-    def tell(self, failures: dict) -> None:
+    def tell(self, pids: dict[int, int], failures: dict) -> None:
         """What torch's launcher found, by local rank."""
-        self.told = failures
+        self.pids = pids
+        if failures:
+            self.told = failures
+
+    def running(self, step_in: Callable[[str], int | None]) -> list[tuple[int, int, int | None]]:
+        """Rank, process id and step of each worker; for any thread.
+
+        Args:
+            step_in: finds the step beside a worker's error file.
+        """
+        pids, ranks, files = self.pids, self.ranks, self.error_files
+        return sorted(
+            (ranks[local], pid, step_in(os.path.dirname(files.get(local, ""))))
+            for local, pid in pids.items()
+            if local in ranks
+        )
 
     def failed(self) -> dict:
         """torch's failures of the last start by rank; none while it runs, or ran well."""

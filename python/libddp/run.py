@@ -16,7 +16,6 @@ A thin layer over torch.distributed.run with two flags and four defaults of its 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
@@ -37,72 +36,29 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from libddp import (
     _attempts,
     _failure_report,
+    _launcher_flags,
     _lifeline,
     _preload,
     _rendezvous,
     _run_key,
+    _status,
     _worker_ends,
 )
 from libddp._autoload import DROP_IN
 
 _RENDEZVOUS_FLAGS = ("rdzv_endpoint", "rdzv_id", "rdzv_backend", "master_addr", "master_port")
 
-#: From SIGTERM to SIGKILL; torchrun: 30.
-SHUTDOWN_SECONDS = 10
-
 
 def parse(arguments: Sequence[str]):
     """torchrun's namespace for a command line, with libddp's defaults filled in."""
     parser = torchrun.get_args_parser()
     parser.prog = "libddp run"
-    parser.add_argument(
-        "--drop-in",
-        "--drop_in",
-        action="store_true",
-        help="Put libddp in the place of torch's process group and DistributedDataParallel, for "
-        "scripts that name only torch.",
-    )
-    parser.add_argument(
-        "--run-key-file",
-        "--run_key_file",
-        metavar="FILE",
-        help="A secret of 32 bytes or more, the same on all hosts, mode 0600: only who has it can "
-        "join the run. One host needs none.",
-    )
-    parser.add_argument(
-        "--retry-same-error",
-        "--retry_same_error",
-        action="store_true",
-        help="Start the workers again (--max-restarts) also where they failed twice with the same "
-        "error at the same place.",
-    )
-    parser.add_argument(
-        "--preload",
-        action="store_true",
-        help="Fork the workers from a process that has imported torch and libddp: a restart takes "
-        "tenths of a second less import.",
-    )
-    parser.add_argument(
-        "--preload-modules",
-        "--preload_modules",
-        metavar="NAMES",
-        default=_preload.MODULES,
-        help=f"What --preload imports, with commas between (default: {_preload.MODULES}).",
-    )
-    with contextlib.suppress(argparse.ArgumentError):  # torch 2.15 has it
-        parser.add_argument(
-            "--shutdown-timeout",
-            "--shutdown_timeout",
-            type=int,
-            help="Seconds from SIGTERM to SIGKILL for workers that are stopped.",
-        )
+    _launcher_flags.add(parser)
     args = parser.parse_args(arguments)
     named = any(getattr(args, flag) != parser.get_default(flag) for flag in _RENDEZVOUS_FLAGS)
     if args.nnodes in ("1", "1:1") and not named:
         args.standalone = True
-    if args.shutdown_timeout is None:
-        given = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
-        args.shutdown_timeout = int(given) if given else SHUTDOWN_SECONDS
+    _launcher_flags.complete(args)
     return args
 
 
@@ -182,7 +138,7 @@ def watch_attempts(args, workers) -> _attempts.Attempts:
 
     attempts = _attempts.Attempts(workers, args.max_restarts, args.retry_same_error)
     agent_hooks.stop_within(args.shutdown_timeout)
-    agent_hooks.tell_failures(workers.tell)
+    agent_hooks.tell_ends(workers.tell)
     agent_hooks.around_rendezvous(attempts.begin)
     return attempts
 
@@ -209,22 +165,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     workers = torchrun.determine_local_world_size(args.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
     tie_workers()
+    with _worker_ends.watched() as workers, forking(args):
+        attempts = watch_attempts(args, workers)
+        with _status.Status(workers, attempts, args.status_json, shows_status(args)) as status:
+            supervise(args, workers, attempts, status)
+
+
+def shows_status(args) -> bool:
+    """Whether a line on the terminal is asked for, or disturbs nobody."""
+    return args.status or (sys.stderr.isatty() and args.redirects == "3" and args.tee == "0")
+
+
+def supervise(args, workers, attempts, status) -> None:
+    """torch's agent, and what is said of how it ended."""
     try:
-        with _worker_ends.watched() as ended, forking(args):
-            attempts = watch_attempts(args, ended)
-            torchrun.run(args)
+        torchrun.run(args)
     except SignalException as end:
         name = signal.Signals(end.sigval).name
         print(f"libddp run: ended by {name}; the workers are stopped", file=sys.stderr)
         sys.exit(128 + end.sigval)
     except RendezvousClosedError:
         print("libddp run: the launcher of another host has ended the run", file=sys.stderr)
-        sys.exit(_failure_report.report(ended.failures(ended.failed()))[1] if ended.told else 1)
+        if not workers.told:
+            sys.exit(1)
+        first, code = _failure_report.report(workers.failures(workers.failed()))
+        status.failed(first)
+        sys.exit(code)
     except ChildFailedError as failed:
-        first, status = _failure_report.report(ended.failures(failed.failures), attempts.note)
+        first, code = _failure_report.report(workers.failures(failed.failures), attempts.note)
+        status.failed(first)
         if first.path and "TORCHELASTIC_ERROR_FILE" in os.environ:  # a launcher above this one
-            get_error_handler().dump_error_file(first.path, status)
-        sys.exit(status)
+            get_error_handler().dump_error_file(first.path, code)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -27,16 +27,20 @@ def stop_within(seconds: float) -> None:
     LAUNCHER.put(PContext, "close", close_in_time)
 
 
-def tell_failures(function: Callable[[dict], None]) -> None:
-    """Calls `function` with torch's ProcessFailure by local rank when workers have failed."""
+def tell_ends(function: Callable[[dict, dict], None]) -> None:
+    """Calls `function` each time the agent looks after its workers.
+
+    Args:
+        function: gets process ids, and torch's ProcessFailure of those that have failed, both by
+            local rank.
+    """
     from torch.distributed.elastic.multiprocessing.api import PContext
 
     wait = PContext.wait
 
     def wait_and_tell(self, *args, **kwargs):
         result = wait(self, *args, **kwargs)
-        if result is not None and result.is_failed():
-            function(dict(result.failures))
+        function(self.pids(), {} if result is None else dict(result.failures))
         return result
 
     LAUNCHER.put(PContext, "wait", wait_and_tell)
