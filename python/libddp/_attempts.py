@@ -6,7 +6,7 @@ line, of an exception that a rank raised itself, and no progress in between: the
 ranks note steps (libddp.Snapshot does), else a start that lasted no longer than the one before.
 
     attempts = Attempts(workers, max_restarts=3, retry_same_error=False)
-    agent_hooks.around_rendezvous(attempts.begin)
+    attempts.check()        # before each start
 
 A worker that a signal ended has said nothing, so it is started again.
 """
@@ -74,19 +74,18 @@ class Attempts:
         last = self._last
         return last.first if last else None
 
-    def begin(self, meet):
-        """Before the hosts meet for a start of workers; `meet` is what torch's agent called.
+    def check(self) -> None:
+        """Before the hosts meet for a start of workers.
 
         Raises:
             ChildFailedError: the workers have failed as they did before.
         """
         failures = self._workers.failed()
         if failures:
-            self._check(failures)
+            self._refuse_same(failures)
             self.restarts += 1
-        return meet()
 
-    def _check(self, failures: dict) -> None:
+    def _refuse_same(self, failures: dict) -> None:
         first = _failure_report.ends_of(self._workers.failures(failures))[0]
         attempt = Attempt(first, time.monotonic() - self._workers.started)
         last, self._last = self._last, attempt

@@ -11,7 +11,7 @@ import argparse
 import contextlib
 import os
 
-from libddp import _preload
+from libddp import _dlrover_flags, _preload
 
 #: From SIGTERM to SIGKILL; torchrun: 30.
 SHUTDOWN_SECONDS = 10
@@ -72,9 +72,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="A line of the same on stderr each second; without the flag on a terminal, if "
         "--redirects=3 keeps the workers' output from it.",
     )
+    _dlrover_flags.add(parser)
 
 
 def complete(args: argparse.Namespace) -> None:
+    """
+    Raises:
+        ArgumentError: flags that do not go together.
+    """
+    _dlrover_flags.complete(args)
     if args.shutdown_timeout is None:
         given = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
         args.shutdown_timeout = int(given) if given else SHUTDOWN_SECONDS

@@ -43,6 +43,8 @@ class Workers:
     pids: dict[int, int] = field(default_factory=dict)
     #: torch's failures by local rank.
     told: dict = field(default_factory=dict)
+    #: All hosts' number of this start, for TORCHELASTIC_RESTART_COUNT; None: torch's own.
+    number: int | None = None
     #: Process ids of those that the launcher ended, because of another.
     stopped: set[int] = field(default_factory=set)
 
@@ -94,6 +96,8 @@ def watched() -> Iterator[Workers]:
     reify, close = DefaultLogsSpecs.reify, SubprocessHandler.close
 
     def reify_and_note(self, envs, *args, **kwargs):
+        for env in envs.values() if workers.number is not None else ():
+            env["TORCHELASTIC_RESTART_COUNT"] = str(workers.number)
         destinations = reify(self, envs, *args, **kwargs)
         ranks = {local: int(env.get("RANK", local)) for local, env in envs.items()}
         workers.begin(dict(destinations.error_files), ranks)

@@ -2,16 +2,13 @@
 
     libddp run --nproc-per-node=2 train.py --its=arguments
 
-A thin layer over torch.distributed.run with two flags and four defaults of its own:
+A thin layer over torch.distributed.run; docs/launcher.md says what it adds. Here:
 - --drop-in: the workers run on libddp although their script names only torch (docs/drop_in.md).
-- --run-key-file: the secret of a run on several hosts (docs/security.md); a run on one host gets a
-  random one.
 - One node and no rendezvous named: a free port is taken, so that jobs on one machine cannot meet.
-- The launchers' rendezvous runs nothing that a stranger wrote; on one host it listens at 127.0.0.1
-  only (_rendezvous.py).
-- A failed run ends with one screen: the rank that failed first, and why (_failure_report.py), and
-  with that worker's exit code, or 128 + its signal.
 - OMP_NUM_THREADS unset: the cores are shared out among the workers (torchrun: 1 each).
+- The exit status: that of the worker which failed first, or 128 + its signal.
+Elsewhere: keys (_run_key), who meets whom (_rendezvous, _hosts), what is started again (_attempts)
+and how (_preload), the last screen (_failure_report), how the job stands (_status).
 """
 
 from __future__ import annotations
@@ -36,6 +33,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from libddp import (
     _attempts,
     _failure_report,
+    _hosts,
     _launcher_flags,
     _lifeline,
     _preload,
@@ -139,7 +137,15 @@ def watch_attempts(args, workers) -> _attempts.Attempts:
     attempts = _attempts.Attempts(workers, args.max_restarts, args.retry_same_error)
     agent_hooks.stop_within(args.shutdown_timeout)
     agent_hooks.tell_ends(workers.tell)
-    agent_hooks.around_rendezvous(attempts.begin)
+    hosts = _hosts.Hosts(args.node_unit, args.network_check, args.exclude_straggler)
+
+    def meet(handler, next_rendezvous):
+        attempts.check()
+        info = hosts.meet(handler, next_rendezvous)
+        workers.number = _rendezvous.meeting()
+        return info
+
+    agent_hooks.around_rendezvous(meet)
     return attempts
 
 
@@ -184,6 +190,11 @@ def supervise(args, workers, attempts, status) -> None:
         name = signal.Signals(end.sigval).name
         print(f"libddp run: ended by {name}; the workers are stopped", file=sys.stderr)
         sys.exit(128 + end.sigval)
+    except _hosts.SpareEnded:
+        print("libddp run: the run has ended; this host was a spare", file=sys.stderr)
+    except _hosts.StragglerError:
+        print("libddp run: this host leaves the run (--exclude-straggler)", file=sys.stderr)
+        sys.exit(1)
     except RendezvousClosedError:
         print("libddp run: the launcher of another host has ended the run", file=sys.stderr)
         if not workers.told:

@@ -73,8 +73,11 @@ ROOMS = {
         {
             "run",
             "_attempts",
+            "_dlrover_flags",
             "_failure_report",
+            "_hosts",
             "_launcher_flags",
+            "_network_check",
             "_preload",
             "_rendezvous",
             "_run_key",

@@ -46,8 +46,11 @@ def tell_ends(function: Callable[[dict, dict], None]) -> None:
     LAUNCHER.put(PContext, "wait", wait_and_tell)
 
 
-def around_rendezvous(function: Callable[[Callable], object]) -> None:
-    """Calls `function` with the agent's own `next_rendezvous`, for what it returns or raises."""
+def around_rendezvous(function: Callable[[object, Callable], object]) -> None:
+    """Calls `function` with the agent's handler and its own `next_rendezvous`.
+
+    What it returns or raises is the agent's answer.
+    """
     from torch.distributed.elastic.rendezvous import registry
 
     make = registry.get_rendezvous_handler
@@ -55,7 +58,7 @@ def around_rendezvous(function: Callable[[Callable], object]) -> None:
     def make_and_watch(*args, **kwargs):
         handler = make(*args, **kwargs)
         meet = handler.next_rendezvous
-        handler.next_rendezvous = lambda: function(meet)
+        handler.next_rendezvous = lambda: function(handler, meet)
         return handler
 
     LAUNCHER.put(registry, "get_rendezvous_handler", make_and_watch)
