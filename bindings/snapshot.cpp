@@ -58,8 +58,7 @@ std::tuple<std::int64_t, std::uint64_t, double, bool> save(Snapshot& snapshot, s
   return {report.step, report.bytes, Seconds(report.stall).count(), report.is_stored};
 }
 
-void read(Snapshot& snapshot, const SavedVersion& version,
-          const std::vector<PythonTensor>& tensors) {
+void read(Snapshot& snapshot, SavedVersion& version, const std::vector<PythonTensor>& tensors) {
   const std::vector<SnapshotTensor> wanted = tensors_of(tensors);
   const py::gil_scoped_release release;
   snapshot.read(version, wanted);

@@ -25,6 +25,7 @@
 #include "libddp/snapshot/rank_memory.h"
 #include "libddp/snapshot/run_name.h"
 #include "libddp/snapshot/saved_version.h"
+#include "libddp/snapshot/version_reader.h"
 
 namespace libddp {
 namespace {
@@ -383,15 +384,30 @@ Snapshot::Versions Snapshot::versions_in_folder() {
 void Snapshot::open(SavedVersion& version) {
   const std::lock_guard lock(mutex_);
   check_process();
-  if (version.is_in_memory() && !version.is_open()) bring_to_hosts(version);
-  ranks_->together(fmt::format("open {}", version.name()), [&] { version.open(ranks_->rank()); });
+  if (version.is_in_memory() && !version.is_open()) bring_to_hosts(version, false);
+  open_everywhere(version, fmt::format("open {}", version.name()));
 }
 
-void Snapshot::bring_to_hosts(SavedVersion& version) {
+void Snapshot::open_everywhere(SavedVersion& version, const std::string& what) {
+  std::string own;
+  ranks_->together(what, [&] {
+    version.open(ranks_->rank());
+    if (ranks_->local_rank() == 0) own = version.piece_text();
+  });
+  if (!version.is_in_memory() || ranks_->hosts().num_hosts() == 1) return;
+  const std::vector<std::string> told = ranks_->gather(own);
+  ranks_->together(what, [&] {
+    for (const std::string& text : told) {
+      if (!text.empty()) version.add_pieces(text);
+    }
+  });
+}
+
+bool Snapshot::bring_to_hosts(SavedVersion& version, bool all_ranks) {
   const auto holders = holders_.find({version.saved().sequence, version.generation()});
-  if (addresses_.empty() || holders == holders_.end()) return;
+  if (addresses_.empty() || holders == holders_.end()) return false;
   const HostLayout& hosts = ranks_->hosts();
-  const bool is_alike = version.world_size() == ranks_->size();
+  const bool is_alike = !all_ranks && version.world_size() == ranks_->size();
   std::vector<int> all(static_cast<std::size_t>(version.world_size()));
   std::iota(all.begin(), all.end(), 0);
   // Rank -> host that has it; on all ranks the same, so that they agree without asking.
@@ -405,7 +421,7 @@ void Snapshot::bring_to_hosts(SavedVersion& version) {
     }
   }
   if (std::all_of(missing.begin(), missing.end(), [](const auto& one) { return one.empty(); })) {
-    return;
+    return false;
   }
   const auto& own = missing[static_cast<std::size_t>(hosts.host(ranks_->rank()))];
   ranks_->together(fmt::format("fetch {} from other hosts", version.name()), [&] {
@@ -419,6 +435,7 @@ void Snapshot::bring_to_hosts(SavedVersion& version) {
   ranks_->together("look into its memory", [&] {
     version.set_places(places_of(version.saved(), version.generation(), memory_->fetch()));
   });
+  return true;
 }
 
 void Snapshot::meet_hosts() {
@@ -459,11 +476,24 @@ void Snapshot::replicate(const SavedStep& saved) {
   }
 }
 
-void Snapshot::read(const SavedVersion& version, const std::vector<SnapshotTensor>& tensors) {
+void Snapshot::read(SavedVersion& version, const std::vector<SnapshotTensor>& tensors) {
   const std::lock_guard lock(mutex_);
   check_process();
-  ranks_->together(fmt::format("load {}", version.name()),
-                   [&] { version.read(tensors, num_threads()); });
+  const std::string what = fmt::format("load {}", version.name());
+  std::optional<VersionReader> reader;
+  const auto prepare = [&] {
+    open_everywhere(version, what);
+    ranks_->together(what, [&] { reader.emplace(version, tensors); });
+  };
+  prepare();
+  // What the ranks of a host had in common may be on several hosts now.
+  const auto lacking = ranks_->gather_numbers({!reader->missing().empty()});
+  const bool is_lacking =
+      std::any_of(lacking.begin(), lacking.end(), [](const auto& each) { return each[0] != 0; });
+  if (is_lacking && version.is_in_memory() && bring_to_hosts(version, true)) {
+    prepare();
+  }
+  ranks_->together(what, [&] { reader->run(num_threads()); });
   go_on_from(version);
 }
 

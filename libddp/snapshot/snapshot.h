@@ -103,7 +103,7 @@ class Snapshot {
   void open(SavedVersion& version);
   /// Fills the tensors, and goes on from there: the next save is newer than every one that is
   /// known.
-  void read(const SavedVersion& version, const std::vector<SnapshotTensor>& tensors);
+  void read(SavedVersion& version, const std::vector<SnapshotTensor>& tensors);
 
   /// Until the newest save for the folder is in it. Throws TimeoutError after `timeout`.
   void wait(std::chrono::milliseconds timeout = std::chrono::minutes(30));
@@ -142,12 +142,15 @@ class Snapshot {
   Versions find_versions();
   Versions versions_in_memory();
   Versions versions_in_folder();
+  /// On this rank; and, of a save in memories, with the keys that are on other hosts only.
+  void open_everywhere(SavedVersion& version, const std::string& what);
   void go_on_from(const SavedVersion& version);
   /// Lets the keepers of all hosts find each other, where there is a run key.
   void meet_hosts();
   void replicate(const SavedStep& saved);
-  /// Fetches what this host lacks of a save from the hosts that have it.
-  void bring_to_hosts(SavedVersion& version);
+  /// Fetches the memories of ranks that are on a host now, or of all ranks, from the hosts that
+  /// have them. False where nothing was to be fetched, or cannot be.
+  bool bring_to_hosts(SavedVersion& version, bool all_ranks);
 
   const std::unique_ptr<const JobRanks> ranks_;
   const Options options_;
