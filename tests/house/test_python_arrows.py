@@ -55,7 +55,7 @@ ROOMS = {
         {"snapshot", "state", "wrap", "patches", "group", "leaves"},
     ),
     "snapshots": ({"snapshot"}, {"snapshot", "state", "wrap", "group", "leaves"}),
-    "faces": ({"snapshot.dcp"}, {"snapshots", "leaves"}),
+    "faces": ({"flash_checkpoint", "snapshot.dcp"}, {"snapshots", "leaves"}),
     "optim": ({"optim"}, {"patches", "registry", "ddp", "group", "leaves"}),
     "plan": ({"plan"}, {"activation", "leaves"}),
     "drop_in": (

@@ -161,6 +161,8 @@ class Snapshot:
         self,
         model: torch.nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        *,
+        step: int | None = None,
         **stateful: Stateful,
     ) -> Any:
         """Loads the newest save that is whole into what is given.
@@ -168,6 +170,7 @@ class Snapshot:
         Args:
             model: with the parameters of the one that was saved, wrapped like it or otherwise.
             optimizer: of its parameters; one that has made no step yet will do.
+            step: of the save. None: any.
             stateful: those that were saved, by the same names.
 
         Returns:
@@ -182,6 +185,8 @@ class Snapshot:
         self._check_open()
         reasons = []
         for version in self._core.versions():
+            if step not in (None, version.step):
+                continue
             try:
                 return self._load_version(version, model, optimizer, stateful)
             except SnapshotError as error:

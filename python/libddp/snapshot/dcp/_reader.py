@@ -154,7 +154,7 @@ class SlotReader(StorageReader):
 
     def _fresh(self, key: str) -> Piece:
         dtype, shape = _stored(self._version.tensors, key)
-        return Piece.whole(key, torch.empty(shape, dtype=dtype), StoredBy.EACH_RANK)
+        return Piece.whole(key, torch.empty(shape, dtype=dtype, device="cpu"), StoredBy.EACH_RANK)
 
     def _together(self, function: Callable[[], Any]) -> Any:
         return self._snapshot._together(f"load {self._version.name}", function)
@@ -178,7 +178,7 @@ class _Read:
         self._rows = None
         into = self._target
         if not (is_rows and into.is_contiguous() and into.dtype == dtype):
-            self._rows = into = torch.empty([*lengths[:1], *shape[1:]], dtype=dtype)
+            self._rows = into = torch.empty([*lengths[:1], *shape[1:]], dtype=dtype, device="cpu")
         self.piece = Piece(key, into, torch.Size(shape), begin, end, StoredBy.EACH_RANK)
 
     def finish(self, planner: LoadPlanner) -> None:
