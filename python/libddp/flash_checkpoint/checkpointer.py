@@ -12,21 +12,18 @@ loaded, too, so that a run goes on that was begun with DLRover.
 
 from __future__ import annotations
 
-import json
 import os
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from libddp.errors import ArgumentError
+from libddp.snapshot._labels import read_label, write_label, write_text
 from libddp.snapshot._snapshot import Snapshot
 
 TRACKER = "dlrover_latest.txt"
 #: DLRover keeps all of them where no deletion strategy is given.
 _ALL = 2**31 - 1
-_MAX_LABEL_BYTES = 4096
 
 
 class StorageType(Enum):
@@ -45,13 +42,10 @@ class Checkpointer:
         deletion_strategy: Any = None,
         replica_count: int = 0,
     ) -> None:
-        if replica_count:
-            raise ArgumentError(
-                f"libddp flash_checkpoint: replica_count={replica_count}: copies on other hosts "
-                "are not made. Hint: 0, and StorageType.DISK for what has to survive a host."
-            )
         self.checkpoint_dir = os.fspath(checkpoint_dir)
-        self._snapshot = Snapshot(checkpoint_dir, keep=_num_kept(deletion_strategy), random=False)
+        options = {"replicas": replica_count} if replica_count else {}
+        keep = _num_kept(deletion_strategy)
+        self._snapshot = Snapshot(checkpoint_dir, keep=keep, random=False, **options)
         #: Steps that are on their way into the folder, with their labels.
         self._storing: int | None = None
 
@@ -116,53 +110,7 @@ class Checkpointer:
 
     def _track(self, step: int) -> None:
         if self._rank() == 0:
-            _write(Path(self.checkpoint_dir, TRACKER), str(step))
-
-
-def write_label(path: str | os.PathLike, step: int) -> None:
-    """Puts a label in the place of a checkpoint."""
-    path = Path(path)
-    if path.is_dir():
-        path /= "snapshot.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, json.dumps({"libddp-snapshot": step}))
-
-
-def read_label(path: str | os.PathLike) -> int | None:
-    """The step that a label names; None for another file.
-
-    Raises:
-        ArgumentError: there is nothing at the path.
-    """
-    path = Path(path)
-    if path.is_dir():
-        path /= "snapshot.json"
-        if not path.exists():
-            return None
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_LABEL_BYTES)
-    except FileNotFoundError:
-        raise ArgumentError(
-            f"libddp flash_checkpoint: there is no checkpoint at {path}. Hint: '' loads the newest."
-        ) from None
-    try:
-        found = json.loads(text)
-    except (UnicodeDecodeError, ValueError):
-        return None
-    step = found.get("libddp-snapshot") if isinstance(found, dict) else None
-    return step if type(step) is int else None
-
-
-def read_file(path: str | os.PathLike) -> dict[str, Any]:
-    """What torch.save wrote: tensors and plain values, no code."""
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _write(path: Path, text: str) -> None:
-    whole = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    whole.write_text(text)
-    whole.replace(path)
+            write_text(Path(self.checkpoint_dir, TRACKER), str(step))
 
 
 def _num_kept(strategy: Any) -> int:

@@ -7,13 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from libddp.errors import ArgumentError
-from libddp.flash_checkpoint.checkpointer import (
-    TRACKER,
-    Checkpointer,
-    StorageType,
-    read_file,
-    read_label,
-)
+from libddp.flash_checkpoint.checkpointer import TRACKER, Checkpointer, StorageType
+from libddp.snapshot._labels import read_file, read_label
 
 
 class DdpCheckpointer(Checkpointer):
@@ -26,7 +21,7 @@ class DdpCheckpointer(Checkpointer):
         comm_backend: taken and not needed: the default group's is used.
         deletion_strategy: DLRover's KeepLatestStepStrategy, or how many stay. None: all.
         save_timeout: taken and not needed: ranks save together, or none does.
-        replica_count: 0.
+        replica_count: 0, or 1: each save goes to the next host, too.
 
     Note:
         All ranks call each of these, as with DLRover. The state has numbers, texts, lists, dicts

@@ -27,6 +27,8 @@ from libddp.snapshot._values import Encoder, decode
 
 _C = load()
 _log = logging.getLogger("libddp.snapshot")
+#: As a process_group: this process alone, whatever groups there are.
+ALONE: Any = object()
 #: Of the values of a rank.
 _FORMAT = 1
 #: Keys of tensors that are no model's: each rank's own, and those that ranks have in common.
@@ -349,6 +351,8 @@ atexit.register(_close_at_exit)
 
 
 def _group_of(process_group):
+    if process_group is ALONE:
+        return None
     if process_group is None and not (dist.is_available() and dist.is_initialized()):
         return None
     return find(process_group) or from_c10d(process_group)
