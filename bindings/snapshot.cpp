@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "libddp/snapshot/saved_version.h"
 
 namespace py = pybind11;
 

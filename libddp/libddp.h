@@ -19,3 +19,4 @@
 #include "libddp/group/process_group.h"
 #include "libddp/optim/adamw.h"
 #include "libddp/rendezvous/rendezvous.h"
+#include "libddp/snapshot/snapshot.h"

@@ -34,6 +34,8 @@ from prepare import prepare
 from report import Report
 from sample import write_sample
 
+import libddp
+
 # These describe the network itself: a checkpoint can be resumed only with the same values.
 MODEL_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "bias")
 
@@ -55,6 +57,7 @@ class TrainSettings(CommonSettings):
     eval_interval: int = key(100, "iterations between evaluations, on rank 0")
     eval_iters: int = key(20, "batches per evaluation and split")
     checkpoint_seconds: float = key(60.0, "at most this much training is lost by a crash")
+    snapshot_every: int = key(0, "iterations between snapshots in memory, for restarts; 0: none")
     tensorboard: bool = key(False, "also write TensorBoard scalars to OUT_DIR/tensorboard")
     plot: bool = key(False, "draw OUT_DIR/loss.png at the end")
     sample_tokens: int = key(500, "characters written to OUT_DIR/sample.txt at the end; 0: none")
@@ -83,6 +86,7 @@ def check(settings: TrainSettings) -> TrainSettings:
     config.one_of(settings, "dtype", ("auto", "float32", "bfloat16", "float16"))
     config.check_common(settings)
     config.at_least(settings, "sample_tokens", 0)
+    config.at_least(settings, "snapshot_every", 0)
     config.need(settings, "plot", "matplotlib", "examples")
     config.need(settings, "tensorboard", "tensorboard", "examples")
     return settings
@@ -155,6 +159,7 @@ class Trainer:
         self.restore()
         self.net = torch.compile(self.core) if settings.compile else self.core
         self.model = self.net  # that, or what wraps it
+        self.snapshot: libddp.Snapshot | None = None
 
     def restore(self) -> None:
         """Take up the checkpoint, as init_from says. Raises: UserError."""
@@ -205,6 +210,31 @@ class Trainer:
             "model_config": asdict(self.core.config),
             "chars": self.corpus.chars,
         }
+
+    def resume(self) -> None:
+        """Go on from memory that a start before this one has left, if it is newer than the
+        checkpoint. Behind wrap(): each rank takes what it owns."""
+        if not self.settings.snapshot_every:
+            return
+        self.snapshot = libddp.Snapshot(Path(self.settings.out_dir) / "snapshots")
+        newest = self.snapshot.latest_step()
+        if self.settings.init_from == "scratch" or newest is None or newest <= self.iteration:
+            return
+        extra = self.snapshot.load(self.model, self.optimizer, scaler=self.scaler)
+        if extra["chars"] != self.corpus.chars:
+            raise UserError(
+                f"the snapshots in {self.settings.out_dir} are of a text with other characters; "
+                "use --init_from=scratch or another --out_dir"
+            )
+        self.iteration, self.best_val_loss = newest, extra["best_val_loss"]
+
+    def take_snapshot(self) -> None:
+        """Every SNAPSHOT_EVERY iterations, on all ranks: as fast as memory is copied."""
+        if self.snapshot and self.iteration % self.settings.snapshot_every == 0:
+            extra = {"best_val_loss": self.best_val_loss, "chars": self.corpus.chars}
+            self.snapshot.save(
+                self.iteration, self.model, self.optimizer, extra=extra, scaler=self.scaler
+            )
 
     def save(self) -> None:
         """Write the checkpoint. Raises: UserError (the disk is full, ...)."""
@@ -321,6 +351,7 @@ def train(trainer: Trainer, last: int, stop: StopSignal, report: Report) -> None
             return
         loss = trainer.step(rate)
         report.stepped(iteration, rate, loss)
+        trainer.take_snapshot()
     trainer.save()
 
 
@@ -342,6 +373,7 @@ def run(settings: TrainSettings, shard: bool) -> int:
         agree_on_start(trainer)
         if ranks.distributed:
             trainer.wrap()
+        trainer.resume()
         last = last_iteration(trainer)
         with Report(trainer, last) as report:
             try:
@@ -353,6 +385,8 @@ def run(settings: TrainSettings, shard: bool) -> int:
                 # The weights are those of the last whole iteration.
                 stop.alone = True
                 trainer.save()
+        if trainer.snapshot:
+            trainer.snapshot.close()  # the checkpoint is newer
         if ranks.distributed and not stop.alone:
             dist.destroy_process_group()
     stopped = trainer.iteration < last

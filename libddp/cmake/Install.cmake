@@ -19,6 +19,7 @@ set(public_headers
     base/group_failure.h
     base/group_identity.h
     base/op_description.h
+    base/process.h
     base/reduce_op.h
     ddp/bucket_plan.h
     ddp/distributed_data_parallel.h
@@ -55,6 +56,8 @@ set(public_headers
     module/named_tensor.h
     optim/adamw.h
     rendezvous/rendezvous.h
+    snapshot/snapshot.h
+    snapshot/snapshot_tensor.h
 )
 foreach(header IN LISTS public_headers)
     get_filename_component(room "${header}" DIRECTORY)

@@ -13,6 +13,7 @@
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
 #include "libddp/base/printable.h"
+#include "libddp/keeper/keeper_key.h"
 #include "libddp/slots/json_text.h"
 
 namespace libddp {
@@ -24,8 +25,6 @@ using Call = KeeperRequest::Call;
 /// The longest sleep: deadlines need no more.
 constexpr std::chrono::milliseconds kBeat{200};
 constexpr std::chrono::milliseconds kReplyPatience{1'000};
-/// So many are remembered: more than memories have slots for.
-constexpr std::size_t kCompleteSaves = 8;
 
 /// Another living process is the worker of that rank.
 class RankTaken : public SnapshotError {
@@ -48,21 +47,37 @@ json to_json(const SavedStep& saved) {
   return {{"step", saved.step}, {"sequence", saved.sequence}};
 }
 
-json slots_of(const SlotMemory& memory) {
+json to_json(const HostMemories::Memory& memory, bool is_replica) {
   json slots = json::array();
   for (int i = 0; i < SlotMemory::kSlots; ++i) {
-    const auto saved = memory.slot(i).whole();
+    const bool is_held = memory->slot(i).is_held();
+    const auto saved = is_replica ? saved_in_replica(memory, i) : memory->slot(i).whole();
     json slot = saved ? to_json(*saved) : json::object();
-    slot["is_held"] = memory.slot(i).is_held();
+    slot["is_held"] = is_held;
     slots.push_back(std::move(slot));
   }
-  return slots;
+  return {{"rank", memory->identity().rank},
+          {"world_size", memory->identity().world_size},
+          {"generation", memory->identity().generation},
+          {"bytes", memory->layout().data_bytes()},
+          {"slots", std::move(slots)}};
 }
 
 }  // namespace
 
 Keeper::Keeper(Options options)
-    : options_(std::move(options)), acceptor_(UnixListener::open_as(keeper_name(options_.run))) {}
+    : options_(std::move(options)),
+      acceptor_(UnixListener::open_as(keeper_name(options_.run, options_.host))),
+      replication_(
+          {.run = options_.run,
+           .bytes_per_second = options_.bytes_per_second,
+           .patience = options_.patience,
+           .memory_limit = options_.memory_limit},
+          memories_.replicas(), [this](const ReplicaPlace& place) { return memories_.lend(place); },
+          [this](KeptReplicas::Replica replica, const ReplicaPuller::Job& job) {
+            arrived(std::move(replica), job);
+          },
+          [this] { changed_.set(); }) {}
 
 void Keeper::run() {
   log(LogLevel::Info, "keeper_started", {{"run", options_.run}});
@@ -73,12 +88,12 @@ void Keeper::run() {
 }
 
 void Keeper::serve() {
-  std::vector<pollfd> entries{{stop_.fd(), POLLIN, 0}, {stored_.fd(), POLLIN, 0}};
+  std::vector<pollfd> entries{{stop_.fd(), POLLIN, 0}, {changed_.fd(), POLLIN, 0}};
   if (agent_) entries.push_back({agent_.get(), POLLIN, 0});
   for (const Client& client : clients_) entries.push_back({client.socket.get(), POLLIN, 0});
   acceptor_.add_polls(entries);
   ::poll(entries.data(), entries.size(), static_cast<int>(kBeat.count()));
-  stored_.clear();
+  changed_.clear();
   if (agent_ && is_dead(agent_.get())) agent_died();
   admit();
   for (Client& client : clients_) {
@@ -142,11 +157,12 @@ void Keeper::hear(Client& client) {
     while (is_frame_complete(client.socket.get(), kKeeperLimits)) {
       Frame frame =
           receive_frame(client.socket.get(), kKeeperLimits, Deadline::after(kReplyPatience));
-      std::vector<int> returned;
+      // Held until they are sent.
+      std::vector<HostMemories::Memory> returned;
       KeeperReply reply;
       try {
         const KeeperRequest request = KeeperRequest::decode(frame.bytes);
-        if (request.call == Call::Wait) {
+        if (request.call == Call::Wait || request.call == Call::WaitPull) {
           client.waiting = request;
           return;
         }
@@ -154,7 +170,9 @@ void Keeper::hear(Client& client) {
       } catch (const Error& error) {
         reply.error = error.what();
       }
-      send_frame(client.socket.get(), reply.encode(), returned, Deadline::after(kReplyPatience));
+      std::vector<int> descriptors;
+      for (const auto& memory : returned) descriptors.push_back(memory->fd());
+      send_frame(client.socket.get(), reply.encode(), descriptors, Deadline::after(kReplyPatience));
     }
   } catch (const Error&) {
     client.socket.reset();  // it is gone, or no client of ours
@@ -162,25 +180,17 @@ void Keeper::hear(Client& client) {
 }
 
 KeeperReply Keeper::answer(Client& client, const KeeperRequest& request,
-                           std::vector<UniqueFd>& passed, std::vector<int>& returned) {
+                           std::vector<UniqueFd>& passed,
+                           std::vector<HostMemories::Memory>& returned) {
   KeeperReply reply;
   switch (request.call) {
-    case Call::Put: {
-      if (passed.size() != 1) throw SnapshotError("Put needs one memory");
-      SlotMemory memory = SlotMemory::open(std::move(passed[0]));
-      if (memory.identity().run != options_.run) throw SnapshotError("a memory of another run");
-      if (!memories_.find(memory.identity().rank, memory.identity().generation)) {
-        // Of a keeper that died.
-        for (int i = 0; i < SlotMemory::kSlots; ++i) memory.slot(i).forget_readers();
-      }
-      memories_.put(std::move(memory));
-      if (request.storage) storage_ = request.storage;
-      has_finished_ = false;
+    case Call::Put:
+      put(request, passed);
       break;
-    }
     case Call::Get:
       memories_.forget_old();
-      for (const auto& memory : memories_.all()) returned.push_back(memory->fd());
+      returned = memories_.own();
+      for (auto& memory : memories_.replicas().all()) returned.push_back(std::move(memory));
       break;
     case Call::Store:
       store(request);
@@ -194,13 +204,55 @@ KeeperReply Keeper::answer(Client& client, const KeeperRequest& request,
       memories_.forget_rank(request.rank);
       break;
     case Call::Complete:
-      note_complete(request.sequence);
+      memories_.note_complete(request.sequence);
+      break;
+    case Call::Listen:
+      if (passed.size() != 1) throw SnapshotError("Listen needs one key");
+      reply.address = replication_.listen(request.address, take_keeper_key(passed[0]));
+      break;
+    case Call::Pull:
+      pull(request);
       break;
     case Call::Hello:
     case Call::Wait:
+    case Call::WaitPull:
       throw SnapshotError("a call out of place");
   }
   return reply;
+}
+
+void Keeper::put(const KeeperRequest& request, std::vector<UniqueFd>& passed) {
+  if (passed.size() != 1) throw SnapshotError("Put needs one memory");
+  SlotMemory memory = SlotMemory::open(std::move(passed[0]));
+  if (memory.identity().run != options_.run) throw SnapshotError("a memory of another run");
+  if (!memories_.is_known(memory)) {
+    // Of a keeper that died.
+    for (int i = 0; i < SlotMemory::kSlots; ++i) memory.slot(i).forget_readers();
+  }
+  memories_.put(std::move(memory));
+  if (request.storage) storage_ = request.storage;
+  has_finished_ = false;
+}
+
+void Keeper::pull(const KeeperRequest& request) {
+  using Whose = HostMemories::Whose;
+  const ReplicaPuller::Job job{.from = parse_endpoint(request.address),
+                               .rank = request.rank,
+                               .generation = request.generation,
+                               .sequence = request.sequence,
+                               .is_replica = request.is_replica};
+  if (job.rank < 0) throw SnapshotError("Pull needs a rank");
+  const Whose whose = memories_.where(job.rank, job.generation, job.sequence);
+  if (whose == Whose::Replica && !job.is_replica) memories_.adopt(job.rank, job.generation);
+  if (whose == Whose::Nobody) replication_.pull(job);
+}
+
+void Keeper::arrived(KeptReplicas::Replica replica, const ReplicaPuller::Job& job) {
+  if (job.is_replica) {
+    memories_.put_replica(std::move(replica));
+  } else {
+    memories_.put(std::move(*replica.memory));
+  }
 }
 
 void Keeper::store(const KeeperRequest& request) {
@@ -222,22 +274,33 @@ void Keeper::store(const KeeperRequest& request) {
 void Keeper::answer_waiting() {
   for (Client& client : clients_) {
     if (!client.waiting) continue;
-    const Persister::State state = persister_.state(client.waiting->rank);
-    const bool is_stored = state.stored && state.stored->sequence >= client.waiting->sequence;
-    if (!is_stored && state.num_waiting > 0) continue;
-    KeeperReply reply;
-    if (!is_stored) {
-      reply.error =
-          state.error.empty() ? "libddp snapshot: nothing was to be stored." : state.error;
-    }
+    const auto reply = answer_to_wait(*client.waiting);
+    if (!reply) continue;
     client.waiting.reset();
     try {
-      send_frame(client.socket.get(), reply.encode(), {}, Deadline::after(kReplyPatience));
+      send_frame(client.socket.get(), reply->encode(), {}, Deadline::after(kReplyPatience));
     } catch (const Error&) {
       client.socket.reset();
     }
   }
   clients_.remove_if([](const Client& client) { return !client.socket; });
+}
+
+std::optional<KeeperReply> Keeper::answer_to_wait(const KeeperRequest& request) const {
+  KeeperReply reply;
+  if (request.call == Call::WaitPull) {
+    const ReplicaPuller::State state = replication_.state(request.rank);
+    // After the state: what has come since then counts, too.
+    if (memories_.has_since(request.rank, request.sequence)) return reply;
+    if (state.num_waiting > 0) return std::nullopt;
+    reply.error = state.error.empty() ? "libddp snapshot: nothing was to be pulled." : state.error;
+    return reply;
+  }
+  const Persister::State state = persister_.state(request.rank);
+  if (state.stored && state.stored->sequence >= request.sequence) return reply;
+  if (state.num_waiting > 0) return std::nullopt;
+  reply.error = state.error.empty() ? "libddp snapshot: nothing was to be stored." : state.error;
+  return reply;
 }
 
 void Keeper::watch_agent(std::int64_t pid) {
@@ -275,21 +338,13 @@ void Keeper::end_workers() {
 }
 
 void Keeper::store_newest() {
-  const auto common = memories_.newest_common(complete_);
+  const auto common = memories_.newest_common();
   if (!storage_ || !common) return;
   for (const auto& [memory, slot] : common->slots) {
     const auto stored = persister_.state(memory->identity().rank).stored;
     if (stored && stored->sequence >= common->saved.sequence) continue;
     persister_.add({.memory = memory, .slot = slot, .saved = common->saved, .storage = *storage_});
   }
-}
-
-void Keeper::note_complete(std::uint64_t sequence) {
-  // A job that has gone back to an older save counts from there again; its ranks are never more
-  // than one save apart.
-  complete_.erase(complete_.upper_bound(sequence + 1), complete_.end());
-  complete_.insert(sequence);
-  while (complete_.size() > kCompleteSaves) complete_.erase(complete_.begin());
 }
 
 bool Keeper::is_over() {
@@ -310,17 +365,21 @@ bool Keeper::is_over() {
 
 std::string Keeper::status() const {
   json ranks = json::array();
-  for (const auto& memory : memories_.all()) {
-    const SlotIdentity& identity = memory->identity();
-    const Persister::State state = persister_.state(identity.rank);
-    ranks.push_back({{"rank", identity.rank},
-                     {"world_size", identity.world_size},
-                     {"generation", identity.generation},
-                     {"bytes", memory->layout().data_bytes()},
-                     {"slots", slots_of(*memory)},
-                     {"stored", state.stored ? to_json(*state.stored) : json()},
-                     {"num_waiting", state.num_waiting},
-                     {"error", state.error}});
+  for (const auto& memory : memories_.own()) {
+    const Persister::State state = persister_.state(memory->identity().rank);
+    json rank = to_json(memory, false);
+    rank["stored"] = state.stored ? to_json(*state.stored) : json();
+    rank["num_waiting"] = state.num_waiting;
+    rank["error"] = state.error;
+    ranks.push_back(std::move(rank));
+  }
+  json replicas = json::array();
+  for (const auto& memory : memories_.replicas().all()) {
+    const ReplicaPuller::State state = replication_.state(memory->identity().rank);
+    json replica = to_json(memory, true);
+    replica["num_waiting"] = state.num_waiting;
+    replica["error"] = state.error;
+    replicas.push_back(std::move(replica));
   }
   json workers = json::array();
   for (const Client& client : clients_) {
@@ -330,8 +389,10 @@ std::string Keeper::status() const {
                   {"pid", ::getpid()},
                   {"agent", agent_pid_},
                   {"workers", std::move(workers)},
-                  {"complete", complete_},
-                  {"ranks", std::move(ranks)}});
+                  {"complete", memories_.complete()},
+                  {"address", replication_.address()},
+                  {"ranks", std::move(ranks)},
+                  {"replicas", std::move(replicas)}});
 }
 
 }  // namespace libddp

@@ -24,10 +24,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <list>
-#include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -35,9 +34,10 @@
 #include "libddp/base/event_fd.h"
 #include "libddp/base/unique_fd.h"
 #include "libddp/bootstrap/unix_acceptor.h"
+#include "libddp/keeper/host_memories.h"
 #include "libddp/keeper/keeper_message.h"
-#include "libddp/keeper/kept_memories.h"
 #include "libddp/keeper/persister.h"
+#include "libddp/keeper/replication.h"
 
 namespace libddp {
 
@@ -50,6 +50,14 @@ class Keeper {
     std::chrono::milliseconds linger{60'000};
     /// What workers have to end by themselves when their agent has died, before they are killed.
     std::chrono::milliseconds grace{1'000};
+    /// Which of the hosts that share this machine: keeper_name().
+    std::string host = {};
+    /// For other hosts' keepers, to all of them together; 0 = no limit.
+    std::uint64_t bytes_per_second = 0;
+    /// So long nothing may move on a connection to another keeper.
+    std::chrono::milliseconds patience{10'000};
+    /// What replicas may take.
+    std::function<MemoryLimit()> memory_limit = libddp::memory_limit;
   };
 
   /// Listens. Throws NetworkError if the job has a keeper on this host already.
@@ -66,7 +74,7 @@ class Keeper {
     pid_t pid = 0;
     bool is_worker = false;
     int rank = -1;
-    /// Waits for the slots of a rank: Wait.
+    /// Waits for the saves of a rank: Wait, WaitPull.
     std::optional<KeeperRequest> waiting;
   };
 
@@ -75,26 +83,28 @@ class Keeper {
   void hear(Client& client);
   void take_in(Client& client, const KeeperRequest& hello);
   KeeperReply answer(Client& client, const KeeperRequest& request, std::vector<UniqueFd>& passed,
-                     std::vector<int>& returned);
+                     std::vector<HostMemories::Memory>& returned);
+  std::optional<KeeperReply> answer_to_wait(const KeeperRequest& request) const;
+  void put(const KeeperRequest& request, std::vector<UniqueFd>& passed);
+  void pull(const KeeperRequest& request);
+  void arrived(KeptReplicas::Replica replica, const ReplicaPuller::Job& job);
   void answer_waiting();
   void watch_agent(std::int64_t pid);
   void agent_died();
   void end_workers();
   void store(const KeeperRequest& request);
   void store_newest();
-  void note_complete(std::uint64_t sequence);
   bool is_over();
   std::string status() const;
 
   const Options options_;
   EventFd stop_ = EventFd::create();
-  EventFd stored_ = EventFd::create();
+  /// A save has been stored, or has come.
+  EventFd changed_ = EventFd::create();
   UnixAcceptor acceptor_;
-  KeptMemories memories_;
+  HostMemories memories_;
   std::list<Client> clients_;
   std::optional<KeeperStorage> storage_;
-  /// Saves that are whole on all ranks of the job; of two slots a rank the last few matter.
-  std::set<std::uint64_t> complete_;
   UniqueFd agent_;
   pid_t agent_pid_ = 0;
   bool has_finished_ = false;
@@ -102,8 +112,9 @@ class Keeper {
   bool has_served_ = false;
   /// Since when nobody is there.
   std::optional<Deadline> lingering_;
-  /// Last: its thread calls back.
-  Persister persister_{[this] { stored_.set(); }};
+  /// Last: their threads call back.
+  Persister persister_{[this] { changed_.set(); }};
+  Replication replication_;
 };
 
 }  // namespace libddp

@@ -8,6 +8,7 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/keeper/keeper_key.h"
 #include "libddp/slots/json_text.h"
 #include "libddp/transport/unix_socket.h"
 
@@ -24,23 +25,25 @@ Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
 }  // namespace
 
 KeeperClient::KeeperClient(const std::string& run, const Role& role, Deadline deadline)
-    : rank_(role.rank) {
+    : run_(run), rank_(role.rank) {
   KeeperRequest hello{.call = Call::Hello};
   hello.run = run;
   hello.is_worker = role.is_worker;
   hello.agent = role.agent;
   hello.rank = role.rank;
+  const std::string name = keeper_name(run, role.host);
   std::string refusal;
   // The process that had the rank before may be about to end.
-  while (!greet(hello, deadline, refusal)) {
+  while (!greet(name, hello, deadline, refusal)) {
     check_interrupt();
     ::poll(nullptr, 0, static_cast<int>(kPauseBeforeRetry.count()));
   }
 }
 
-bool KeeperClient::greet(const KeeperRequest& hello, Deadline deadline, std::string& refusal) {
+bool KeeperClient::greet(const std::string& name, const KeeperRequest& hello, Deadline deadline,
+                         std::string& refusal) {
   try {
-    socket_ = connect_unix(keeper_name(hello.run), deadline);
+    socket_ = connect_unix(name, deadline);
     // The name is anybody's to take: a stranger's keeper gets nothing.
     if (peer_credentials(socket_.get()).uid != ::geteuid()) {
       throw NetworkError("the keeper's name is taken by another user");
@@ -111,6 +114,31 @@ void KeeperClient::complete(std::uint64_t sequence) {
   KeeperRequest request{.call = Call::Complete};
   request.sequence = sequence;
   exchange(request, {}, soon());
+}
+
+std::string KeeperClient::listen(const std::string& where, const RunKey& key) {
+  KeeperRequest request{.call = Call::Listen};
+  request.address = where;
+  const UniqueFd passed = pass_keeper_key(key, run_);
+  return KeeperReply::decode(exchange(request, {passed.get()}, soon()).bytes).address;
+}
+
+void KeeperClient::pull(const std::string& address, int rank, std::uint64_t generation,
+                        std::uint64_t sequence, bool is_replica) {
+  KeeperRequest request{.call = Call::Pull};
+  request.address = address;
+  request.rank = rank;
+  request.generation = generation;
+  request.sequence = sequence;
+  request.is_replica = is_replica;
+  exchange(request, {}, soon());
+}
+
+void KeeperClient::wait_pull(int rank, std::uint64_t sequence, Deadline deadline) {
+  KeeperRequest request{.call = Call::WaitPull};
+  request.rank = rank;
+  request.sequence = sequence;
+  exchange(request, {}, deadline);
 }
 
 Frame KeeperClient::exchange(const KeeperRequest& request, const std::vector<int>& descriptors,

@@ -17,6 +17,7 @@
 
 #include "libddp/base/deadline.h"
 #include "libddp/base/unique_fd.h"
+#include "libddp/bootstrap/run_key.h"
 #include "libddp/keeper/keeper_message.h"
 #include "libddp/slots/slot_memory.h"
 #include "libddp/transport/unix_socket.h"
@@ -32,6 +33,8 @@ class KeeperClient {
     pid_t agent = 0;
     /// Of the job, as which it has what the keeper holds for itself; -1: none (a command line).
     int rank = -1;
+    /// Which of the hosts that share this machine: keeper_name().
+    std::string host = {};
   };
 
   /// Throws NetworkError if no keeper of the run is there, and SnapshotError, at the deadline, if
@@ -39,6 +42,7 @@ class KeeperClient {
   KeeperClient(const std::string& run, const Role& role, Deadline deadline);
 
   void put(const SlotMemory& memory, const std::optional<KeeperStorage>& storage);
+  /// Also the replicas: memories of ranks that are not on this host.
   std::vector<UniqueFd> get();
   /// REQUIRES a slot that is whole. It is held while it is read; a writer that overwrites it before
   /// stores the newer save instead.
@@ -58,12 +62,25 @@ class KeeperClient {
   /// The save is whole on all ranks of the job.
   void complete(std::uint64_t sequence);
 
+  /// Lets keepers of other hosts that have this key pull saves from here; returns where they find
+  /// it: "10.0.0.1:4711". `where`: an address or interface of this host, empty: the one on its
+  /// default route.
+  std::string listen(const std::string& where, const RunKey& key);
+  /// Begins to fetch a save of a rank from the keeper that listens at `address`. REQUIRES listen().
+  void pull(const std::string& address, int rank, std::uint64_t generation, std::uint64_t sequence,
+            bool is_replica = true);
+  /// Until that save, or a newer one, of the rank is here. Throws SnapshotError if it cannot be
+  /// had.
+  void wait_pull(int rank, std::uint64_t sequence, Deadline deadline);
+
  private:
   /// Whether the keeper has taken this process in; false: not yet, for the reason in `refusal`.
-  bool greet(const KeeperRequest& hello, Deadline deadline, std::string& refusal);
+  bool greet(const std::string& name, const KeeperRequest& hello, Deadline deadline,
+             std::string& refusal);
   Frame exchange(const KeeperRequest& request, const std::vector<int>& descriptors,
                  Deadline deadline);
 
+  std::string run_;
   UniqueFd socket_;
   int rank_ = -1;
 };

@@ -6,7 +6,9 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "libddp/base/env.h"
 #include "libddp/base/error.h"
+#include "libddp/kernels/crc32c.h"
 #include "libddp/slots/json_text.h"
 
 namespace libddp {
@@ -15,7 +17,8 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMessageVersion = 1;
-constexpr std::array kCalls{"hello", "put", "get", "store", "wait", "status", "finish", "complete"};
+constexpr std::array kCalls{"hello",  "put",      "get",    "store", "wait",     "status",
+                            "finish", "complete", "listen", "pull",  "wait_pull"};
 
 /// The value of a key if it is there; of another type it is an error.
 template <typename T>
@@ -70,7 +73,9 @@ std::string KeeperRequest::encode() const {
                 {"rank", rank},
                 {"generation", generation},
                 {"slot", slot},
-                {"sequence", sequence}};
+                {"sequence", sequence},
+                {"address", address},
+                {"is_replica", is_replica}};
   if (storage) {
     document["storage"] = {{"folder", storage->folder},
                            {"start", storage->start},
@@ -102,6 +107,8 @@ KeeperRequest KeeperRequest::decode(std::string_view text) {
   read(document, "generation", request.generation);
   read(document, "slot", request.slot);
   read(document, "sequence", request.sequence);
+  read(document, "address", request.address);
+  read(document, "is_replica", request.is_replica);
   if (const auto storage = document.find("storage"); storage != document.end()) {
     request.storage = storage_of(*storage);
   }
@@ -112,6 +119,7 @@ std::string KeeperReply::encode() const {
   return to_text({{"version", kMessageVersion},
                   {"error", error},
                   {"is_busy", is_busy},
+                  {"address", address},
                   {"status", parse_json(status)}});
 }
 
@@ -120,6 +128,7 @@ KeeperReply KeeperReply::decode(std::string_view text) {
   KeeperReply reply;
   read(document, "error", reply.error);
   read(document, "is_busy", reply.is_busy);
+  read(document, "address", reply.address);
   if (const auto found = document.find("status"); found != document.end()) {
     reply.status = to_text(*found);
   }
@@ -130,8 +139,11 @@ void KeeperReply::check() const {
   if (!error.empty()) throw SnapshotError(error);
 }
 
-std::string keeper_name(const std::string& run) {
-  return fmt::format("libddp-keeper-{}-{}", ::geteuid(), run);
+std::string keeper_name(const std::string& run, const std::string& host) {
+  const std::string given = host.empty() ? env_text("LIBDDP_HOST_ID").value_or("") : host;
+  const std::string name = fmt::format("libddp-keeper-{}-{}", ::geteuid(), run);
+  if (given.empty()) return name;
+  return fmt::format("{}-{:08x}", name, crc32c(given.data(), given.size()));
 }
 
 }  // namespace libddp

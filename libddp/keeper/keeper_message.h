@@ -38,7 +38,7 @@ struct KeeperRequest {
     Hello,
     /// One descriptor: a SlotMemory of `run`. `storage`: where the job stores, if it does.
     Put,
-    /// The memories of all ranks of this host.
+    /// The memories of all ranks of this host, then the replicas of those of other hosts.
     Get,
     /// Stores a slot of `rank`.
     Store,
@@ -49,6 +49,15 @@ struct KeeperRequest {
     Finish,
     /// The save `sequence` is whole on all ranks of the job, on all hosts.
     Complete,
+    /// One descriptor: a key (keeper_key.h). From now on other hosts' keepers with this key may
+    /// pull
+    /// saves; `address`: see Replication::listen. Answers with the address and port.
+    Listen,
+    /// Begins to fetch the save `sequence` of `rank`, layout `generation`, from the keeper at
+    /// `address`; `is_replica`: as a copy, else as a memory of this host's own.
+    Pull,
+    /// Answered when a save of `rank` from `sequence` on is here, or could not be pulled.
+    WaitPull,
   };
 
   Call call = Call::Status;
@@ -60,6 +69,8 @@ struct KeeperRequest {
   std::uint64_t generation = 0;
   int slot = 0;
   std::uint64_t sequence = 0;
+  std::string address = {};
+  bool is_replica = true;
   std::optional<KeeperStorage> storage = {};
 
   std::string encode() const;
@@ -72,6 +83,8 @@ struct KeeperReply {
   std::string error;
   /// Not done yet: what is in the way may be over in a moment.
   bool is_busy = false;
+  /// Of Listen.
+  std::string address = {};
   /// Of Status: JSON.
   std::string status = "null";
 
@@ -81,7 +94,8 @@ struct KeeperReply {
   void check() const;
 };
 
-/// The keeper of a job listens under this name of the abstract namespace.
-std::string keeper_name(const std::string& run);
+/// The keeper of a job listens under this name of the abstract namespace. `host`: which of the
+/// hosts that share this machine; empty: what LIBDDP_HOST_ID says, if it says something.
+std::string keeper_name(const std::string& run, const std::string& host = "");
 
 }  // namespace libddp

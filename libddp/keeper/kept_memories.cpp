@@ -1,9 +1,16 @@
 #include "libddp/keeper/kept_memories.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
 namespace libddp {
+namespace {
+
+/// So many are remembered: more than memories have slots for.
+constexpr std::size_t kCompleteSaves = 8;
+
+}  // namespace
 
 void KeptMemories::put(SlotMemory memory) {
   auto& by_rank = generations_[memory.identity().generation];
@@ -12,19 +19,34 @@ void KeptMemories::put(SlotMemory memory) {
   forget_old();
 }
 
+void KeptMemories::note_complete(std::uint64_t sequence) {
+  // A job that has gone back to an older save counts from there again; its ranks are never more
+  // than one save apart.
+  complete_.erase(complete_.upper_bound(sequence + 1), complete_.end());
+  complete_.insert(sequence);
+  while (complete_.size() > kCompleteSaves) complete_.erase(complete_.begin());
+}
+
 void KeptMemories::forget_old() {
   auto newest_whole = generations_.end();
+  auto newest_complete = generations_.end();
   for (auto each = generations_.begin(); each != generations_.end(); ++each) {
-    if (!common_of(each->second).empty()) newest_whole = each;
+    const auto common = common_of(each->second);
+    if (!common.empty()) newest_whole = each;
+    const bool is_complete = std::any_of(common.begin(), common.end(), [&](const auto& entry) {
+      return complete_.count(entry.first) > 0;
+    });
+    if (is_complete) newest_complete = each;
   }
-  if (newest_whole != generations_.end()) {
-    generations_.erase(generations_.begin(), newest_whole);
-    newest_whole = generations_.begin();
+  // One that this host has whole and others may not replaces none that all of them have.
+  const auto kept = newest_complete == generations_.end() ? newest_whole : newest_complete;
+  for (auto each = generations_.begin(); each != generations_.end();) {
+    const bool is_older = kept != generations_.end() && each->first < kept->first;
+    // Begun and never finished, by starts that died: only the newest of them may still be.
+    const bool is_left =
+        each != kept && each != newest_whole && std::next(each) != generations_.end();
+    each = is_older || is_left ? generations_.erase(each) : std::next(each);
   }
-  // Begun and never finished: only the newest of them may still be.
-  const auto first =
-      newest_whole == generations_.end() ? generations_.begin() : std::next(newest_whole);
-  if (first != generations_.end()) generations_.erase(first, std::prev(generations_.end()));
 }
 
 void KeptMemories::forget_rank(int rank) {
@@ -49,18 +71,17 @@ std::vector<KeptMemories::Memory> KeptMemories::all() const {
   return found;
 }
 
-std::optional<KeptMemories::Common> KeptMemories::newest_common(
-    const std::set<std::uint64_t>& preferred) const {
+std::optional<KeptMemories::Common> KeptMemories::newest_common() const {
   std::optional<Common> newest;
-  bool is_preferred = false;
+  bool is_complete = false;
   for (const auto& [generation, by_rank] : generations_) {
     for (auto& [sequence, common] : common_of(by_rank)) {
-      const bool is_one = preferred.count(sequence) > 0;
+      const bool is_one = complete_.count(sequence) > 0;
       const bool is_newer =
-          !newest || std::pair(is_preferred, newest->saved.sequence) < std::pair(is_one, sequence);
+          !newest || std::pair(is_complete, newest->saved.sequence) < std::pair(is_one, sequence);
       if (!is_newer) continue;
       newest = common;
-      is_preferred = is_one;
+      is_complete = is_one;
     }
   }
   return newest;

@@ -42,9 +42,14 @@ class KeptMemories {
     SavedStep saved;
     std::vector<std::pair<Memory, int>> slots;
   };
-  /// The newest save that all of them have whole; nothing if there is none. One of `preferred`
-  /// (sequences) comes before newer ones that are not.
-  std::optional<Common> newest_common(const std::set<std::uint64_t>& preferred = {}) const;
+  /// The newest save that all of them have whole, one that is complete before those that are not;
+  /// nothing if there is none.
+  std::optional<Common> newest_common() const;
+
+  /// The save is whole on all ranks of the job, on other hosts, too.
+  void note_complete(std::uint64_t sequence);
+  /// The last few such saves.
+  const std::set<std::uint64_t>& complete() const { return complete_; }
 
  private:
   using ByRank = std::map<int, Memory>;
@@ -52,6 +57,7 @@ class KeptMemories {
   static std::map<std::uint64_t, Common> common_of(const ByRank& memories);
 
   std::map<std::uint64_t, ByRank> generations_;
+  std::set<std::uint64_t> complete_;
 };
 
 }  // namespace libddp

@@ -19,7 +19,10 @@
 #include "libddp/base/random.h"
 #include "libddp/slots/json_text.h"
 #include "libddp/slots/memory_limit.h"
+#include "libddp/snapshot/job_ranks.h"
+#include "libddp/snapshot/rank_memory.h"
 #include "libddp/snapshot/run_name.h"
+#include "libddp/snapshot/saved_version.h"
 
 namespace libddp {
 namespace {
@@ -94,8 +97,8 @@ int cores_of_process() {
 }  // namespace
 
 std::shared_ptr<Snapshot> Snapshot::create(Group group, Options options) {
-  JobRanks ranks(std::move(group));
-  ranks.together("make a Snapshot", [&] { check_run_name(options.run); });
+  auto ranks = std::make_unique<const JobRanks>(std::move(group));
+  ranks->together("make a Snapshot", [&] { check_run_name(options.run); });
   if (options.keep < 1) {
     throw ArgumentError(
         fmt::format("libddp snapshot: keep={} would keep nothing. Hint: 1 or more.", options.keep));
@@ -103,7 +106,7 @@ std::shared_ptr<Snapshot> Snapshot::create(Group group, Options options) {
   return std::shared_ptr<Snapshot>(new Snapshot(std::move(ranks), std::move(options)));
 }
 
-Snapshot::Snapshot(JobRanks ranks, Options options)
+Snapshot::Snapshot(std::unique_ptr<const JobRanks> ranks, Options options)
     : ranks_(std::move(ranks)), options_(std::move(options)) {}
 
 Snapshot::~Snapshot() = default;
@@ -118,22 +121,23 @@ void Snapshot::check_process() const {
 bool Snapshot::join(bool may_create) {
   if (memory_) return true;
   std::string run;
-  ranks_.together("find its run", [&] {
-    if (ranks_.rank() == 0) run = find_run(may_create);
+  ranks_->together("find its run", [&] {
+    if (ranks_->rank() == 0) run = find_run(may_create);
   });
-  run = ranks_.from_first(run);
+  run = ranks_->from_first(run);
   if (run.empty()) return false;
-  start_ = ranks_.from_first(random_hex(4));
-  ranks_.together("meet its host's keeper", [&] {
+  start_ = ranks_->from_first(random_hex(4));
+  ranks_->together("meet its host's keeper", [&] {
     const SlotIdentity identity{
-        .run = run, .rank = ranks_.rank(), .world_size = ranks_.size(), .generation = 0};
+        .run = run, .rank = ranks_->rank(), .world_size = ranks_->size(), .generation = 0};
     std::optional<KeeperStorage> stored;
     if (!options_.folder.empty()) stored = storage();
-    memory_.emplace(KeeperStart{.run = run, .linger = options_.linger}, identity, stored);
+    memory_ = std::make_unique<RankMemory>(KeeperStart{.run = run, .linger = options_.linger},
+                                           identity, stored);
   });
   std::string own;
-  ranks_.together("look into its memory", [&] { own = tell(memory_->fetch()); });
-  learn_of(ranks_.gather(own));
+  ranks_->together("look into its memory", [&] { own = tell(memory_->fetch()); });
+  learn_of(ranks_->gather(own));
   memory_->forget_fetched();
   return true;
 }
@@ -150,24 +154,24 @@ void Snapshot::learn_of(const std::vector<std::string>& told) {
   }
   if (options_.folder.empty()) return;
   std::string newest;
-  ranks_.together("look into the folder", [&] {
-    if (ranks_.rank() != 0) return;
+  ranks_->together("look into the folder", [&] {
+    if (ranks_->rank() != 0) return;
     const auto entries = SnapshotFolder(options_.folder).list();
     newest = entries.empty() ? "0" : std::to_string(entries.front().saved.sequence);
   });
-  sequence_ = std::max<std::uint64_t>(sequence_, std::stoull(ranks_.from_first(newest)));
+  sequence_ = std::max<std::uint64_t>(sequence_, std::stoull(ranks_->from_first(newest)));
 }
 
 int Snapshot::num_threads() const {
   if (options_.num_threads > 0) return options_.num_threads;
-  return std::max(1, cores_of_process() / ranks_.local_size());
+  return std::max(1, cores_of_process() / ranks_->local_size());
 }
 
 KeeperStorage Snapshot::storage() const {
   return {.folder = absolute_folder(options_.folder),
           .start = start_,
           .keep = options_.keep,
-          .commits = ranks_.is_on_first_host()};
+          .commits = ranks_->is_on_first_host()};
 }
 
 Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTensor>& tensors,
@@ -177,13 +181,13 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
   const auto began = std::chrono::steady_clock::now();
   const std::string what = fmt::format("save step {}", step);
   std::optional<OwnPieces> own;
-  ranks_.together(what, [&] {
+  ranks_->together(what, [&] {
     if (storage == Storage::Folder && options_.folder.empty()) {
       throw ArgumentError(
           "libddp snapshot: it has no folder to store into. Hint: make the Snapshot with one.");
     }
     check_values(values);
-    own.emplace(tensors, ranks_);
+    own.emplace(tensors, *ranks_);
   });
   join(/*may_create=*/true);
   const SavePlace place = agree_on_place(what, step, *own, values.size());
@@ -193,10 +197,10 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
   // Also one that fails on some ranks has used it up: no two saves have the same.
   sequence_ = saved.sequence;
   const Reservation reservation(*memory_);
-  ranks_.together(what, [&] { memory_->fill(place.slot, saved, *own, values, num_threads()); });
+  ranks_->together(what, [&] { memory_->fill(place.slot, saved, *own, values, num_threads()); });
   memory_->commit(place.slot);
   reservation.end();
-  if (is_stored) ranks_.together(what, [&] { memory_->store(); });
+  if (is_stored) ranks_->together(what, [&] { memory_->store(); });
   return {.step = step,
           .bytes = memory_->data_bytes(),
           .stall = std::chrono::steady_clock::now() - began,
@@ -208,8 +212,8 @@ Snapshot::SavePlace Snapshot::agree_on_place(const std::string& what, std::int64
   const Deadline deadline = Deadline::after(kSlotPatience);
   while (true) {
     RankMemory::Offer offer;
-    ranks_.together(what, [&] { offer = memory_->offer(own, values_bytes); });
-    const auto offers = ranks_.gather_numbers(
+    ranks_->together(what, [&] { offer = memory_->offer(own, values_bytes); });
+    const auto offers = ranks_->gather_numbers(
         {step, offer.needs_memory, static_cast<std::int64_t>(offer.bytes_needed),
          offer.can_write[0], offer.can_write[1], offer.is_stored});
     check_same_step(offers);
@@ -234,7 +238,7 @@ Snapshot::SavePlace Snapshot::agree_on_place(const std::string& what, std::int64
       throw TimeoutError(fmt::format(
           "libddp snapshot: rank {} could not {}: both of its saves were being stored for {} s. "
           "Hint: look at the disk of {}.",
-          ranks_.rank(), what, kSlotPatience.count(), options_.folder));
+          ranks_->rank(), what, kSlotPatience.count(), options_.folder));
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -255,8 +259,8 @@ void Snapshot::make_memory(const std::string& what, const OwnPieces& own, std::s
                            const Numbers& offers) {
   ++generation_;
   // Both together: nobody takes what another one has been told is there.
-  ranks_.together(what, [&] {
-    const auto& here = ranks_.hosts().ranks_of(ranks_.hosts().host(ranks_.rank()));
+  ranks_->together(what, [&] {
+    const auto& here = ranks_->hosts().ranks_of(ranks_->hosts().host(ranks_->rank()));
     std::uint64_t needed = 0;
     for (const int rank : here) {
       needed += static_cast<std::uint64_t>(offers[static_cast<std::size_t>(rank)][2]);
@@ -269,7 +273,7 @@ void Snapshot::make_memory(const std::string& what, const OwnPieces& own, std::s
           here.size(), needed, limit.source, limit.available_bytes));
     }
   });
-  ranks_.together(what, [&] { memory_->make(own, values_bytes, generation_); });
+  ranks_->together(what, [&] { memory_->make(own, values_bytes, generation_); });
 }
 
 std::vector<std::shared_ptr<SavedVersion>> Snapshot::versions() {
@@ -291,11 +295,11 @@ Snapshot::Versions Snapshot::find_versions() {
 Snapshot::Versions Snapshot::versions_in_memory() {
   std::string own;
   std::vector<std::shared_ptr<SlotMemory>> memories;
-  ranks_.together("look into its memory", [&] {
+  ranks_->together("look into its memory", [&] {
     memories = memory_->fetch();
     own = tell(memories);
   });
-  const std::vector<std::string> told = ranks_.gather(own);
+  const std::vector<std::string> told = ranks_->gather(own);
   learn_of(told);
   // A save counts where the ranks of all hosts together have it.
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::pair<Told, std::set<int>>> saves;
@@ -329,13 +333,13 @@ Snapshot::Versions Snapshot::versions_in_folder() {
   if (options_.folder.empty()) return found;
   const SnapshotFolder folder(absolute_folder(options_.folder));
   std::string own;
-  ranks_.together("look into the folder", [&] {
-    if (ranks_.rank() != 0) return;
+  ranks_->together("look into the folder", [&] {
+    if (ranks_->rank() != 0) return;
     for (const SnapshotFolder::Entry& entry : folder.list()) {
       own += fmt::format("{} {} {}\n", entry.saved.step, entry.saved.sequence, entry.path);
     }
   });
-  std::istringstream lines(ranks_.from_first(own));
+  std::istringstream lines(ranks_->from_first(own));
   std::string line;
   while (std::getline(lines, line)) {
     std::istringstream words(line);
@@ -351,14 +355,14 @@ Snapshot::Versions Snapshot::versions_in_folder() {
 void Snapshot::open(SavedVersion& version) {
   const std::lock_guard lock(mutex_);
   check_process();
-  ranks_.together(fmt::format("open {}", version.name()), [&] { version.open(ranks_.rank()); });
+  ranks_->together(fmt::format("open {}", version.name()), [&] { version.open(ranks_->rank()); });
 }
 
 void Snapshot::read(const SavedVersion& version, const std::vector<SnapshotTensor>& tensors) {
   const std::lock_guard lock(mutex_);
   check_process();
-  ranks_.together(fmt::format("load {}", version.name()),
-                  [&] { version.read(tensors, num_threads()); });
+  ranks_->together(fmt::format("load {}", version.name()),
+                   [&] { version.read(tensors, num_threads()); });
   go_on_from(version);
 }
 
@@ -368,9 +372,9 @@ void Snapshot::go_on_from(const SavedVersion& version) {
   const SavedVersion::Place* own = nullptr;
   for (const SavedVersion::Place& place : version.places()) {
     const SlotIdentity& identity = place.memory->identity();
-    if (identity.rank == ranks_.rank() && identity.world_size == ranks_.size()) own = &place;
+    if (identity.rank == ranks_->rank() && identity.world_size == ranks_->size()) own = &place;
   }
-  const auto slots = ranks_.gather_numbers({own == nullptr ? -1 : own->slot});
+  const auto slots = ranks_->gather_numbers({own == nullptr ? -1 : own->slot});
   const bool is_alike = std::all_of(slots.begin(), slots.end(), [&](const auto& each) {
     return each[0] >= 0 && each[0] == slots[0][0];
   });
@@ -400,7 +404,7 @@ void Snapshot::wait(std::chrono::milliseconds timeout) {
   const std::lock_guard lock(mutex_);
   check_process();
   if (!memory_) return;
-  ranks_.together("store its save", [&] { memory_->wait(Deadline::after(timeout)); });
+  ranks_->together("store its save", [&] { memory_->wait(Deadline::after(timeout)); });
 }
 
 void Snapshot::close() {

@@ -32,12 +32,15 @@
 
 #include "libddp/base/process.h"
 #include "libddp/group/process_group.h"
-#include "libddp/snapshot/job_ranks.h"
-#include "libddp/snapshot/rank_memory.h"
-#include "libddp/snapshot/saved_version.h"
 #include "libddp/snapshot/snapshot_tensor.h"
 
 namespace libddp {
+
+class JobRanks;
+class OwnPieces;
+class RankMemory;
+class SavedVersion;
+struct KeeperStorage;
 
 enum class Storage { Memory, Folder };
 
@@ -101,12 +104,11 @@ class Snapshot {
   void close();
 
   const Options& options() const { return options_; }
-  const JobRanks& ranks() const { return ranks_; }
   /// Of the keeper, as JSON: docs/snapshots.md. No collective. "null" where there is none yet.
   std::string status();
 
  private:
-  Snapshot(JobRanks ranks, Options options);
+  Snapshot(std::unique_ptr<const JobRanks> ranks, Options options);
 
   /// Where a save goes, the same on all ranks.
   struct SavePlace {
@@ -135,11 +137,12 @@ class Snapshot {
   Versions versions_in_folder();
   void go_on_from(const SavedVersion& version);
 
-  const JobRanks ranks_;
+  const std::unique_ptr<const JobRanks> ranks_;
   const Options options_;
   /// Of this start, in names of files.
   std::string start_;
-  std::optional<RankMemory> memory_;
+  /// Null until it has met the keeper.
+  std::unique_ptr<RankMemory> memory_;
   /// The newest that any rank knows of.
   std::uint64_t sequence_ = 0;
   std::uint64_t generation_ = 0;

@@ -13,8 +13,6 @@
 #include <string_view>
 #include <vector>
 
-#include "libddp/slots/piece.h"
-
 namespace libddp {
 
 /// Who puts it into a snapshot.

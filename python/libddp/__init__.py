@@ -22,7 +22,7 @@ from libddp._autoload import drop_in_wanted
 from libddp._version import __version__
 
 if TYPE_CHECKING:
-    from libddp import distributed, errors, nn, optim, plan, snapshot, utils
+    from libddp import distributed, elastic, errors, nn, optim, plan, snapshot, utils
     from libddp._torch_patches.drop_in import install, uninstall
     from libddp.errors import (
         ArgumentError,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from libddp.snapshot import Snapshot
 
-_PACKAGES = ("distributed", "errors", "nn", "optim", "plan", "snapshot", "utils")
+_PACKAGES = ("distributed", "elastic", "errors", "nn", "optim", "plan", "snapshot", "utils")
 _DROP_IN = ("install", "uninstall")
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "TimeoutError",
     "__version__",
     "distributed",
+    "elastic",
     "errors",
     "install",
     "nn",

@@ -67,6 +67,7 @@ ROOMS = {
     ),
     "optim": ({"optim"}, {"patches", "registry", "ddp", "group", "leaves"}),
     "plan": ({"plan"}, {"activation", "leaves"}),
+    "elastic": ({"elastic"}, {"leaves"}),
     "drop_in": (
         {
             "_autoload",
@@ -86,7 +87,7 @@ ROOMS = {
     ),
     "commands": (
         {"__init__", "__main__", "_consolidate", "_overlap"},
-        {"launcher", "drop_in", "plan", "fsdp", "worker", "leaves"},
+        {"launcher", "drop_in", "plan", "snapshots", "fsdp", "worker", "leaves"},
     ),
 }
 

@@ -40,8 +40,8 @@ ROOMS = {
     "interop": {"host", "group", "rendezvous", "collectives", "kernels", "base"},
     "activation": {"autograd", "base"},
     "slots": {"memory", "kernels", "base"},
-    "keeper": {"slots", "bootstrap", "transport", "base"},
-    "snapshot": {"keeper", "slots", "group", "transport", "memory", "base"},
+    "keeper": {"slots", "bootstrap", "transport", "kernels", "base"},
+    "snapshot": {"keeper", "slots", "group", "bootstrap", "transport", "memory", "base"},
 }
 #: Rooms that know no torch.
 CORE = {

@@ -196,3 +196,21 @@ TEST_CASE("a job that goes back to an older save forgets what was complete", "[k
   client.complete(12);
   REQUIRE(has("12,13"));
 }
+
+TEST_CASE("an older layout stays until a save of the newer one is complete", "[keeper][rank]") {
+  KeeperThread keeper;
+  KeeperClient client = worker(keeper);
+  Rank older(keeper.run, 0, 2, 1);
+  older.save(1, 0);
+  client.put(older.memory, std::nullopt);
+  client.complete(1);
+  Rank newer(keeper.run, 0, 2, 2);
+  client.put(newer.memory, std::nullopt);
+  newer.save(2, 0);
+  // The other host's rank may not have it yet.
+  REQUIRE(client.get().size() == 2);
+  client.put(Rank(keeper.run, 0, 2, 3).memory, std::nullopt);
+  REQUIRE(client.get().size() == 3);
+  client.complete(2);
+  REQUIRE(client.get().size() == 2);
+}

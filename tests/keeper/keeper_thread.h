@@ -34,9 +34,10 @@ class KeeperThread {
  public:
   explicit KeeperThread(std::chrono::milliseconds linger = std::chrono::seconds(30),
                         std::string name = "test-" + random_hex(8))
-      : run(std::move(name)),
-        keeper_({.run = run, .linger = linger, .grace = std::chrono::milliseconds(300)}),
-        thread_([this] {
+      : KeeperThread(Keeper::Options{
+            .run = std::move(name), .linger = linger, .grace = std::chrono::milliseconds(300)}) {}
+  explicit KeeperThread(const Keeper::Options& options)
+      : run(options.run), host(options.host), keeper_(options), thread_([this] {
           keeper_.run();
           has_ended = true;
         }) {}
@@ -46,6 +47,7 @@ class KeeperThread {
   }
 
   const std::string run;
+  const std::string host;
   std::atomic<bool> has_ended{false};
 
  private:
@@ -55,8 +57,10 @@ class KeeperThread {
 
 /// A rank's tensors, and its memory.
 struct Rank {
-  Rank(const std::string& run, int rank, int world_size, std::uint64_t generation = 0)
-      : memory(SlotMemory::create(
+  Rank(const std::string& run, int rank, int world_size, std::uint64_t generation = 0,
+       std::size_t bytes = 5000)
+      : tensors({"w"}, bytes),
+        memory(SlotMemory::create(
             tensors.layout(),
             {.run = run, .rank = rank, .world_size = world_size, .generation = generation}, 64)) {}
 
@@ -65,7 +69,7 @@ struct Rank {
     tensors.store(memory, slot, {.step = static_cast<int>(10 * sequence), .sequence = sequence});
   }
 
-  StoredTensors tensors{{"w"}, 5000};
+  StoredTensors tensors;
   SlotMemory memory;
 };
 
@@ -84,7 +88,7 @@ pid_t forked(Work&& work) {
 }
 
 inline KeeperClient worker(const KeeperThread& keeper) {
-  return {keeper.run, {.is_worker = true}, soon()};
+  return {keeper.run, {.is_worker = true, .host = keeper.host}, soon()};
 }
 
 }  // namespace libddp::test

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "libddp/base/random.h"
+#include "libddp/snapshot/saved_version.h"
 #include "tests/snapshot/kept_job.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"

@@ -105,7 +105,9 @@ class ReplicatedState:
             return list(own.values())
         return [
             Piece.whole(
-                key, torch.empty(stored[key][1], dtype=stored[key][0]), StoredBy.HOST_TOGETHER
+                key,
+                torch.empty(stored[key][1], dtype=stored[key][0], device="cpu"),
+                StoredBy.HOST_TOGETHER,
             )
             for key in keys
         ]

@@ -201,6 +201,12 @@ class Snapshot:
             )
         return {}
 
+    def latest_step(self) -> int | None:
+        """The step of the newest save that can be loaded; None where there is none. A collective."""
+        self._check_open()
+        versions = self._core.versions()
+        return versions[0].step if versions else None
+
     def wait(self, timeout: float = 1800.0) -> None:
         """Until the newest save with `storage=True` is in the folder.
 
@@ -292,7 +298,9 @@ class Snapshot:
         keys = _tensor_keys(values)
         others = {
             key: Piece.whole(
-                key, torch.empty(stored[key][1], dtype=stored[key][0]), StoredBy.EACH_RANK
+                key,
+                torch.empty(stored[key][1], dtype=stored[key][0], device="cpu"),
+                StoredBy.EACH_RANK,
             )
             for key in keys
             if key in stored

@@ -80,6 +80,34 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, text_file, monkeypa
     assert len(texts[0]) == 21
 
 
+def test_a_run_that_crashed_goes_on_from_memory(tmp_path, text_file, monkeypatch, capsys):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    keys = ["--max_iters=20", "--dropout=0.1", "--checkpoint_seconds=1e9"]
+    assert run(whole, text_file, *keys) == 0
+    original = Trainer.step
+
+    def step(self, rate):
+        if self.iteration == 14:
+            raise RuntimeError("a crash")
+        return original(self, rate)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", step)
+        with pytest.raises(RuntimeError, match="a crash"):
+            run(parts, text_file, *keys, "--snapshot_every=3")
+    assert not (parts / "ckpt.pt").exists()
+    capsys.readouterr()
+    assert run(parts, text_file, *keys, "--snapshot_every=3") == 0
+    assert f"resuming {parts} at iteration 12, training to 20" in capsys.readouterr().out
+    assert lines(parts) == lines(whole)
+    one, other = (torch.load(out / "ckpt.pt") for out in (whole, parts))
+    for name in ("iter", "model", "optimizer", "best_val_loss"):
+        assert_same(one[name], other[name])
+    # A checkpoint that is newer goes before it.
+    assert run(parts, text_file, *keys, "--snapshot_every=3", "--extend=True") == 0
+    assert [r["iter"] for r in lines(parts)] == list(range(41))
+
+
 def test_a_complete_run_stays_or_is_extended(tmp_path, text_file, capsys):
     out = tmp_path / "out"
     assert run(out, text_file, "--max_iters=4") == 0
