@@ -1,15 +1,15 @@
 """What accelerate's register_for_checkpointing takes: a Snapshot's saves under save_state.
 
-    from libddp.snapshot.accelerate import SnapshotState
+from libddp.snapshot.accelerate import SnapshotState
 
-    state = SnapshotState(libddp.Snapshot("out/run"), model, optimizer)   # after prepare()
-    state.attach(accelerator)
-    for step in range(state.resume() + 1, 1001):      # of the newest save; 0 where there is none
-        train()
-        state.step = step
-        state.save()                                  # memory
-        if step % 100 == 0:
-            accelerator.save_state(f"out/{step}")     # stored; load_state loads it
+state = SnapshotState(libddp.Snapshot("out/run"), model, optimizer)   # after prepare()
+state.attach(accelerator)
+for step in range(state.resume() + 1, 1001):      # of the newest save; 0 where there is none
+    train()
+    state.step = step
+    state.save()                                  # memory
+    if step % 100 == 0:
+        accelerator.save_state(f"out/{step}")     # stored; load_state loads it
 """
 
 from __future__ import annotations
