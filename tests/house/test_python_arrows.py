@@ -55,6 +55,16 @@ ROOMS = {
         {"snapshot", "state", "wrap", "patches", "group", "leaves"},
     ),
     "snapshots": ({"snapshot"}, {"snapshot", "state", "wrap", "group", "leaves"}),
+    "faces": (
+        {
+            "flash_checkpoint",
+            "snapshot.accelerate",
+            "snapshot.dcp",
+            "snapshot.lightning",
+            "snapshot.transformers",
+        },
+        {"snapshots", "leaves"},
+    ),
     "optim": ({"optim"}, {"patches", "registry", "ddp", "group", "leaves"}),
     "plan": ({"plan"}, {"activation", "leaves"}),
     "elastic": ({"elastic"}, {"leaves"}),

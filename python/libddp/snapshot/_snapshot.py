@@ -27,6 +27,8 @@ from libddp.snapshot._values import Encoder, decode
 
 _C = load()
 _log = logging.getLogger("libddp.snapshot")
+#: As a process_group: this process alone, whatever groups there are.
+ALONE: Any = object()
 #: Of the values of a rank.
 _FORMAT = 1
 #: Keys of tensors that are no model's: each rank's own, and those that ranks have in common.
@@ -165,6 +167,8 @@ class Snapshot:
         self,
         model: torch.nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        *,
+        step: int | None = None,
         **stateful: Stateful,
     ) -> Any:
         """Loads the newest save that is whole into what is given.
@@ -172,6 +176,7 @@ class Snapshot:
         Args:
             model: with the parameters of the one that was saved, wrapped like it or otherwise.
             optimizer: of its parameters; one that has made no step yet will do.
+            step: of the save. None: any.
             stateful: those that were saved, by the same names.
 
         Returns:
@@ -186,6 +191,8 @@ class Snapshot:
         self._check_open()
         reasons = []
         for version in self._core.versions():
+            if step not in (None, version.step):
+                continue
             try:
                 return self._load_version(version, model, optimizer, stateful)
             except SnapshotError as error:
@@ -357,6 +364,8 @@ atexit.register(_close_at_exit)
 
 
 def _group_of(process_group):
+    if process_group is ALONE:
+        return None
     if process_group is None and not (dist.is_available() and dist.is_initialized()):
         return None
     return find(process_group) or from_c10d(process_group)
