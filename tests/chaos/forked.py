@@ -1,12 +1,12 @@
 """Processes that have torch and libddp imported already: a trial of a few tenths of a second.
 
     with Forks() as forks:
-        pid = forks.start("train:main", {"mode": "ddp"}, {"RANK": "0", "WORLD_SIZE": "1"}, "out.txt")
+        pid = forks.start("train:main", {"mode": "ddp"}, {"RANK": "0"}, "out.txt")
         assert forks.wait(pid, 20) == 0         # negative: the signal that it died of
         forks.others()                          # of what they have started and left behind
 
-The process that forks imports only. What it starts becomes a child of this process (a subreaper), and
-so does what those leave behind: nothing that a trial has started can hide.
+The process that forks imports only. What it starts becomes a child of this process (a subreaper),
+and so does what those leave behind: nothing that a trial has started can hide.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Job:
         self.killed_at = 0.0
         self.environment: dict[str, str] = {}
 
-    def begin(self, ranks: int, **config) -> None:
+    def begin(self, ranks: int, function: str = "train:main", **config) -> None:
         """Its ranks start."""
         self.start, self.ranks = self.start + 1, ranks
         settings = self.config | config | {"start": self.start}
@@ -65,7 +65,7 @@ class Job:
             settings["init"] = f"file://{self.base}/store-{self.start}"
         self.pids = [
             self.forks.start(
-                "train:main",
+                function,
                 settings,
                 {
                     "RANK": str(rank),

@@ -57,7 +57,7 @@ def row(name: str, quick: int = 1):
 
 
 class Arena:
-    """What trials share: the process that forks, and the losses of runs that nothing happened to."""
+    """What trials share: the process that forks, and the losses of runs without a fault."""
 
     def __init__(self) -> None:
         self.forks = Forks()

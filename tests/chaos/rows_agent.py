@@ -8,7 +8,6 @@ import time
 
 from forked import children_of
 from rows import Trial, pause, row
-from rows_keeper import kill_keeper
 
 _MODES = ("ddp", "fsdp")
 
@@ -86,15 +85,23 @@ def agent_dies(trial: Trial) -> float:
 
 @row("kill -9 of the agent and the keeper", quick=1)
 def agent_and_keeper_die(trial: Trial) -> float:
-    """No process and no memory is left; a new agent resumes the newest of the folder."""
+    """Both at once, and the keeper last, so that its successor never sees the agent alive. No
+    process and no memory is left; a new agent resumes the newest of the folder.
+    """
     job = trial.job(mode=_MODES[trial.number % 2], steps=60, pause=0.02, store_every=2, linger=1.0)
     wanted = trial.reference(job)
     agent = job.begin_agent(2)
     job.await_true(lambda: len(job.snapshots()) >= 2, "two are stored")
     pause(trial.random.uniform(0, 0.05))
     job.killed_at = time.monotonic()
+    (keeper,) = job.keepers()
+    if trial.number % 2 == 1:
+        # So that the agent is gone for good before the workers look for a new keeper.
+        os.kill(keeper, signal.SIGSTOP)
     os.kill(agent, signal.SIGKILL)
-    kill_keeper(job)
+    if trial.number % 2 == 1:
+        job.await_end()
+    os.kill(keeper, signal.SIGKILL)
     job.check_nothing_is_left()
     assert max(job.newest("step", rank) for rank in (0, 1)) < 60, job.story()
     stored = job.stored_steps()[-1]
@@ -143,7 +150,7 @@ def _launched(trial: Trial, module: str) -> float:
     return seconds
 
 
-@row("kill -9 of a worker, libddp run --max-restarts", quick=1)
+@row("kill -9 of a worker, libddp run --max-restarts", quick=0)
 def libddp_run(trial: Trial) -> float:
     """The program as a user starts it; nothing is imported before: as above."""
     return _launched(trial, "libddp.run")

@@ -20,7 +20,7 @@ def kill_keeper(job) -> int:
     return keeper
 
 
-@row("kill -9 of the keeper in training", quick=2)
+@row("kill -9 of the keeper in training", quick=1)
 def in_training(trial: Trial) -> float:
     """No worker ends; each rank logs it once; a new keeper has the memory: when all workers are
     killed later, they resume at their newest save. The time is that to the next whole save.
@@ -47,8 +47,8 @@ def in_training(trial: Trial) -> float:
 
 @row("kill -9 of the keeper while it stores", quick=1)
 def while_storing(trial: Trial) -> None:
-    """What has its name in the folder at that moment is whole, for a process that loads it; training
-    goes on, and its new keeper stores the newest.
+    """What has its name in the folder at that moment is whole, for a process that loads it;
+    training goes on, and its new keeper stores the newest.
     """
     mode = _MODES[trial.number % 2]
     job = trial.job(mode=mode, steps=24, pause=0.03, block_mib=16, store_every=4, wait_at_end=True)

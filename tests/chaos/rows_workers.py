@@ -30,11 +30,11 @@ def _killed(trial: Trial, mode: str, is_all: bool) -> float:
 def _register_kills(mode: str, is_all: bool) -> None:
     who = "all workers" if is_all else "one worker"
 
-    @row(f"kill -9 of {who}, {mode}", quick=2)
+    @row(f"kill -9 of {who}, {mode}", quick=int(is_all == (mode == "fsdp")))
     def killed(trial: Trial) -> float:
-        """At a random point of training with a save in each step. All ranks resume at one step, the
-        newest that all had saved; the losses of all steps, repeated ones too, are bitwise those of a
-        run without a fault; in the end nothing is left.
+        """At a random point of training with a save in each step. All ranks resume at one step,
+        the newest that all had saved; the losses of all steps, repeated ones too, are bitwise those
+        of a run without a fault; in the end nothing is left.
         """
         return _killed(trial, mode, is_all)
 
@@ -63,14 +63,14 @@ def _in_copy(trial: Trial, mode: str, is_all: bool, *, first: bool) -> float:
 def _register_copies(mode: str, is_all: bool) -> None:
     who = "all" if is_all else "one"
 
-    @row(f"death of {who} in each 1/64 of a copy, {mode}", quick=1)
+    @row(f"death of {who} in each 1/64 of a copy, {mode}", quick=int(is_all == (mode == "ddp")))
     def in_copy(trial: Trial) -> float:
         """A page of the source that cannot be read ends the process there (SIGSEGV). Every rank
         resumes at the step before, none at a mix; losses as above, each byte of the block too.
         """
         return _in_copy(trial, mode, is_all, first=False)
 
-    @row(f"death of {who} in a layout change, {mode}", quick=1)
+    @row(f"death of {who} in a layout change, {mode}", quick=int(not is_all))
     def in_layout_change(trial: Trial) -> float:
         """The same in the first save with optimizer state, which makes a new memory: every rank
         resumes at step 0, saved before it.
@@ -84,7 +84,7 @@ for _mode in _MODES:
         _register_copies(_mode, _is_all)
 
 
-@row("kill -9 of one worker within save()", quick=2)
+@row("kill -9 of one worker within save()", quick=1)
 def in_save(trial: Trial) -> float:
     """At a random moment of a save (agreeing, copying, state word, telling the keeper): the step
     of that save on all ranks, or the one before on all; losses as above.

@@ -3,8 +3,8 @@ depends on (dropout, AdamW, a schedule, the place in the data).
 
     python train.py '{"mode": "ddp", "folder": "out/run", "log": "out/log", "steps": 100}'
 
-It writes what it does to LOG/rank-R.txt, a line with one write each, behind the number of this start
-of the job and the time (monotonic): "resumed STEP SECONDS", "step STEP LOSS", "saving STEP",
+It writes what it does to LOG/rank-R.txt, a line with one write each, behind the number of this
+start of the job and the time (monotonic): "resumed STEP SECONDS", "step STEP LOSS", "saving STEP",
 "saved STEP STALL", "failed TEXT", "wrong TEXT", "ended". STEP counts finished steps.
 """
 
@@ -20,10 +20,10 @@ import time
 
 import torch
 import torch.distributed as dist
-
-import libddp
 from libddp.distributed.fsdp import FullyShardedDataParallel
 from libddp.nn.parallel import DistributedDataParallel
+
+import libddp
 
 DEFAULTS = {
     "mode": "ddp",  # or fsdp, plain
