@@ -26,14 +26,16 @@ std::uint64_t capacity_for(std::size_t values_bytes) {
 
 RankMemory::RankMemory(KeeperStart start, SlotIdentity identity,
                        std::optional<KeeperStorage> storage)
-    : start_(std::move(start)), identity_(std::move(identity)), storage_(std::move(storage)) {
+    : start_(std::move(start)),
+      identity_(std::move(identity)),
+      storage_(std::move(storage)),
+      agent_(launching_agent()) {
   connect();
 }
 
 void RankMemory::connect() {
   keeper_.emplace(connect_or_start(
-      start_, {.is_worker = true, .agent = launching_agent(), .rank = identity_.rank},
-      meeting_end()));
+      start_, {.is_worker = true, .agent = agent_, .rank = identity_.rank}, meeting_end()));
 }
 
 template <typename Call>

@@ -10,6 +10,8 @@
 //   memory.fill(slot, saved, pieces, values, num_threads);
 //   memory.commit(slot);
 
+#include <sys/types.h>
+
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -102,6 +104,8 @@ class RankMemory {
   const KeeperStart start_;
   const SlotIdentity identity_;
   const std::optional<KeeperStorage> storage_;
+  /// As it was at the start: whoever takes its children over is no agent.
+  const pid_t agent_;
   std::optional<KeeperClient> keeper_;
   std::vector<std::shared_ptr<SlotMemory>> fetched_;
   std::shared_ptr<SlotMemory> memory_;
