@@ -19,6 +19,7 @@ PYBIND11_MODULE(_C, module) {
 #endif
 #ifdef LIBDDP_WITH_SNAPSHOT
   libddp::bind_snapshot(module);
+  libddp::bind_snapshot_folder(module);
 #endif
 #ifdef LIBDDP_WITH_ACTIVATION
   libddp::bind_activation(module);

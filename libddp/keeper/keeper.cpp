@@ -43,6 +43,12 @@ bool is_dead(int pidfd) {
   return ::poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
 }
 
+/// Null where its writer has reserved it; else nobody writes it until this ends.
+std::shared_ptr<void> held(const HostMemories::Memory& memory, int slot) {
+  if (!memory->slot(slot).try_hold()) return nullptr;
+  return {&memory->slot(slot), [memory](void* held) { static_cast<Slot*>(held)->release(); }};
+}
+
 json to_json(const SavedStep& saved) {
   return {{"step", saved.step}, {"sequence", saved.sequence}};
 }
@@ -213,6 +219,9 @@ KeeperReply Keeper::answer(Client& client, const KeeperRequest& request,
     case Call::Pull:
       pull(request);
       break;
+    case Call::StoreNewest:
+      reply = store_newest_held();
+      break;
     case Call::Hello:
     case Call::Wait:
     case Call::WaitPull:
@@ -345,6 +354,45 @@ void Keeper::store_newest() {
     if (stored && stored->sequence >= common->saved.sequence) continue;
     persister_.add({.memory = memory, .slot = slot, .saved = common->saved, .storage = *storage_});
   }
+}
+
+/// For a job that goes on: all ranks store the same save, whatever is saved meanwhile.
+KeeperReply Keeper::store_newest_held() {
+  const std::string run = printable(options_.run);
+  if (!storage_) {
+    throw SnapshotError(fmt::format(
+        "libddp snapshot: run '{}' stores in no folder. Hint: make its Snapshot with one.", run));
+  }
+  const auto common = memories_.newest_common();
+  if (!common) {
+    throw SnapshotError(fmt::format(
+        "libddp snapshot: no save of run '{}' is whole on all of this host's ranks. Hint: wait for "
+        "the first one.",
+        run));
+  }
+  KeeperReply reply;
+  std::vector<Persister::Job> jobs;
+  json ranks = json::array();
+  for (const auto& [memory, slot] : common->slots) {
+    const int rank = memory->identity().rank;
+    ranks.push_back(rank);
+    const auto stored = persister_.state(rank).stored;
+    if (stored && stored->sequence >= common->saved.sequence) continue;
+    jobs.push_back({.memory = memory, .slot = slot, .saved = common->saved, .storage = *storage_});
+    jobs.back().hold = held(memory, slot);
+    if (!jobs.back().hold || memory->slot(slot).whole() != common->saved) {
+      reply.error = fmt::format("libddp snapshot: run '{}' is saving. Hint: ask again.", run);
+      reply.is_busy = true;
+      return reply;
+    }
+  }
+  for (Persister::Job& job : jobs) persister_.add(std::move(job));
+  json told = to_json(common->saved);
+  told["ranks"] = std::move(ranks);
+  told["world_size"] = common->slots.front().first->identity().world_size;
+  told["folder"] = storage_->folder;
+  reply.status = to_text(told);
+  return reply;
 }
 
 bool Keeper::is_over() {

@@ -94,6 +94,7 @@ class Keeper {
   void end_workers();
   void store(const KeeperRequest& request);
   void store_newest();
+  KeeperReply store_newest_held();
   bool is_over();
   std::string status() const;
 

@@ -141,6 +141,20 @@ void KeeperClient::wait_pull(int rank, std::uint64_t sequence, Deadline deadline
   exchange(request, {}, deadline);
 }
 
+std::string KeeperClient::store_newest(Deadline deadline) {
+  while (true) {
+    send_frame(socket_.get(), KeeperRequest{.call = Call::StoreNewest}.encode(), {}, soon());
+    const KeeperReply reply =
+        KeeperReply::decode(receive_frame(socket_.get(), kKeeperLimits, soon()).bytes);
+    if (!reply.is_busy || deadline.expired()) {
+      reply.check();
+      return reply.status;
+    }
+    check_interrupt();
+    ::poll(nullptr, 0, static_cast<int>(kPauseBeforeRetry.count()));
+  }
+}
+
 Frame KeeperClient::exchange(const KeeperRequest& request, const std::vector<int>& descriptors,
                              Deadline deadline) {
   send_frame(socket_.get(), request.encode(), descriptors, deadline);

@@ -57,6 +57,11 @@ class KeeperClient {
   std::string status();
   /// The rank has reached the end of the job: its memory is not kept.
   void finish();
+  /// Begins to store the newest save that all ranks of this host have whole; wait() for each of
+  /// them. Returns JSON: which save, of which ranks, where. Throws SnapshotError if there is none,
+  /// if its ranks are about to write it each time until the deadline, or if the job stores in no
+  /// folder.
+  std::string store_newest(Deadline deadline);
   /// It has closed the connection: it has ended.
   bool is_gone() const { return is_closed(socket_.get()); }
   /// The save is whole on all ranks of the job.

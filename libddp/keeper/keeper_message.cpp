@@ -17,8 +17,8 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMessageVersion = 1;
-constexpr std::array kCalls{"hello",  "put",      "get",    "store", "wait",     "status",
-                            "finish", "complete", "listen", "pull",  "wait_pull"};
+constexpr std::array kCalls{"hello",  "put",      "get",    "store", "wait",      "status",
+                            "finish", "complete", "listen", "pull",  "wait_pull", "store_newest"};
 
 /// The value of a key if it is there; of another type it is an error.
 template <typename T>

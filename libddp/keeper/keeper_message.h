@@ -58,6 +58,9 @@ struct KeeperRequest {
     Pull,
     /// Answered when a save of `rank` from `sequence` on is here, or could not be pulled.
     WaitPull,
+    /// Stores, for all ranks of the host, the newest save that they have whole, where the job
+    /// stores. `status` of the reply says which, of which ranks, and where.
+    StoreNewest,
   };
 
   Call call = Call::Status;
@@ -85,7 +88,7 @@ struct KeeperReply {
   bool is_busy = false;
   /// Of Listen.
   std::string address = {};
-  /// Of Status: JSON.
+  /// Of Status and StoreNewest: JSON.
   std::string status = "null";
 
   std::string encode() const;

@@ -17,6 +17,10 @@ namespace {
 /// Between two looks for the parts of other hosts.
 constexpr std::chrono::milliseconds kPause{50};
 
+bool contains(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
 }  // namespace
 
 Persister::Persister(std::function<void()> changed) : changed_(std::move(changed)) {
@@ -83,6 +87,10 @@ void Persister::run() {
 
 void Persister::store(const Job& job) {
   const int rank = job.memory->identity().rank;
+  if (is_known(job)) {
+    finish_superseded(rank);
+    return;
+  }
   Slot& slot = job.memory->slot(job.slot);
   const bool is_held = slot.try_hold();
   if (!is_held || slot.whole() != job.saved) {
@@ -107,11 +115,22 @@ void Persister::store(const Job& job) {
   }
 }
 
+bool Persister::is_known(const Job& job) const {
+  const int rank = job.memory->identity().rank;
+  const bool is_waiting = std::any_of(commits_.begin(), commits_.end(), [&](const Commit& commit) {
+    return commit.saved == job.saved && commit.storage.start == job.storage.start &&
+           contains(commit.ranks, rank);
+  });
+  return is_waiting || state(rank).stored == job.saved;
+}
+
 void Persister::await_commit(const Job& job, const std::string& error) {
   const int rank = job.memory->identity().rank;
   const auto is_same = [&](const Commit& commit) {
     return commit.saved == job.saved && commit.storage.start == job.storage.start;
   };
+  // Asked for once more: what was in the way may be gone.
+  if (is_same(failed_) && contains(failed_.ranks, rank)) failed_ = {};
   auto commit = std::find_if(commits_.begin(), commits_.end(), is_same);
   if (commit == commits_.end()) {
     commit = commits_.insert(commits_.end(), {.saved = job.saved,
@@ -128,7 +147,7 @@ void Persister::commit_what_is_there() {
   std::uint64_t newest = 0;
   for (Commit& commit : commits_) {
     if (!commit.error.empty()) {
-      failed_ = commit;
+      note_failure(commit);
       continue;
     }
     try {
@@ -141,7 +160,7 @@ void Persister::commit_what_is_there() {
       folder.keep_newest(commit.storage.keep, commit.storage.start);
     } catch (const std::exception& failure) {
       commit.error = failure.what();
-      failed_ = commit;
+      note_failure(commit);
     }
   }
   // What is older than one that is whole is not needed any more, whoever is still at it.
@@ -156,6 +175,15 @@ void Persister::commit_what_is_there() {
     }
     for (const int rank : commit.ranks) finish(rank, commit.saved, commit.error);
   }
+}
+
+void Persister::note_failure(const Commit& commit) {
+  std::vector<int> ranks = commit.ranks;
+  if (failed_.saved == commit.saved && failed_.storage.start == commit.storage.start) {
+    ranks.insert(ranks.end(), failed_.ranks.begin(), failed_.ranks.end());
+  }
+  failed_ = commit;
+  failed_.ranks = std::move(ranks);
 }
 
 void Persister::finish_superseded(int rank) {

@@ -37,6 +37,8 @@ class Persister {
     int slot = 0;
     SavedStep saved;
     KeeperStorage storage;
+    /// Keeps its writer away while the job waits; may be null.
+    std::shared_ptr<void> hold = nullptr;
   };
   /// Of a rank.
   struct State {
@@ -70,8 +72,11 @@ class Persister {
 
   void run();
   void store(const Job& job);
+  /// It is stored, or waits for the parts of other ranks.
+  bool is_known(const Job& job) const;
   void commit_what_is_there();
   void await_commit(const Job& job, const std::string& error);
+  void note_failure(const Commit& commit);
   void finish_superseded(int rank);
   void finish(int rank, const SavedStep& saved, const std::string& error);
 

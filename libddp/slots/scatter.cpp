@@ -96,4 +96,22 @@ void verify(const ChunkSource& source, int num_threads) {
                  [&](std::size_t i) { scattering.run(i); });
 }
 
+std::vector<Damage> find_damage(const ChunkSource& source, int num_threads) {
+  const std::uint64_t data_bytes = source.layout().data_bytes();
+  std::vector<char> is_damaged(num_chunks(data_bytes));
+  for_each_chunk(is_damaged.size(), num_threads, [&](std::size_t i) {
+    std::vector<std::byte> scratch;
+    const std::span<const std::byte> bytes = source.chunk(i, scratch);
+    is_damaged[i] = crc32c(bytes.data(), bytes.size()) != source.checksum(i);
+  });
+  std::vector<Damage> found;
+  for (std::size_t i = 0; i < is_damaged.size(); ++i) {
+    if (!is_damaged[i]) continue;
+    const std::uint64_t begin = i * kChunkBytes;
+    if (found.empty() || found.back().end != begin) found.push_back({.begin = begin, .end = begin});
+    found.back().end = begin + chunk_bytes(data_bytes, i);
+  }
+  return found;
+}
+
 }  // namespace libddp

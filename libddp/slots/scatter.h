@@ -32,4 +32,15 @@ void scatter(const ChunkSource& source, std::vector<Segment> segments, int num_t
 /// Only checks. Throws as scatter does.
 void verify(const ChunkSource& source, int num_threads = 1);
 
+/// Bytes of the data that are not what was stored, as far as checksums tell: whole chunks.
+struct Damage {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+
+  bool operator==(const Damage&) const = default;
+};
+
+/// All of it, by offset; neighbours are one. Throws SnapshotError for bytes that cannot be read.
+std::vector<Damage> find_damage(const ChunkSource& source, int num_threads = 1);
+
 }  // namespace libddp

@@ -51,6 +51,22 @@ std::optional<Name> parse_name(const std::string& text) {
   return Name{{.step = std::stoll(match[1]), .sequence = std::stoull(match[2])}, match[3]};
 }
 
+/// Ours in a folder, with their paths; by sequence, the newest first.
+std::vector<std::pair<Name, std::string>> names_in(const std::string& path) {
+  std::vector<std::pair<Name, std::string>> found;
+  std::error_code error;
+  fs::directory_iterator folder(path, error);
+  if (error == std::errc::no_such_file_or_directory) return found;
+  if (error) refuse_folder(path, error.message());
+  for (const fs::directory_entry& file : folder) {
+    if (auto name = parse_name(file.path().filename())) found.emplace_back(*name, file.path());
+  }
+  std::sort(found.begin(), found.end(), [](const auto& one, const auto& other) {
+    return one.first.saved.sequence > other.first.saved.sequence;
+  });
+  return found;
+}
+
 std::string text_of_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string text((std::istreambuf_iterator<char>(file)), {});
@@ -92,19 +108,20 @@ SnapshotFolder::SnapshotFolder(std::string path) : path_(std::move(path)) {}
 
 std::vector<SnapshotFolder::Entry> SnapshotFolder::list() const {
   std::vector<Entry> entries;
-  std::error_code error;
-  fs::directory_iterator folder(path_, error);
-  if (error == std::errc::no_such_file_or_directory) return entries;
-  if (error) refuse_folder(path_, error.message());
-  for (const fs::directory_entry& file : folder) {
-    const auto name = parse_name(file.path().filename());
-    if (!name || !name->start.empty()) continue;
-    entries.push_back({.saved = name->saved, .path = file.path()});
+  for (const auto& [name, path] : names_in(path_)) {
+    if (name.start.empty()) entries.push_back({.saved = name.saved, .path = path});
   }
-  std::sort(entries.begin(), entries.end(), [](const Entry& one, const Entry& other) {
-    return one.saved.sequence > other.saved.sequence;
-  });
   return entries;
+}
+
+std::vector<SnapshotFolder::Part> SnapshotFolder::unfinished() const {
+  std::vector<Part> parts;
+  for (const auto& [name, path] : names_in(path_)) {
+    if (!name.start.empty()) {
+      parts.push_back({.saved = name.saved, .start = name.start, .path = path});
+    }
+  }
+  return parts;
 }
 
 SnapshotIndex SnapshotFolder::read(const Entry& entry) const {

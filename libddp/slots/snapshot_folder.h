@@ -39,10 +39,19 @@ class SnapshotFolder {
     std::string path;
   };
 
+  /// One that is being written, or that a start of the job has left so when it died.
+  struct Part {
+    SavedStep saved;
+    std::string start;
+    std::string path;
+  };
+
   explicit SnapshotFolder(std::string path);
 
   /// By sequence, the newest first. A folder that is not there has none.
   std::vector<Entry> list() const;
+  /// What is no snapshot yet, or not any more; by sequence, the newest first.
+  std::vector<Part> unfinished() const;
   SnapshotIndex read(const Entry& entry) const;
   /// The bytes of one rank of it.
   FileSource open(const Entry& entry, const StoredRank& rank) const;

@@ -486,3 +486,66 @@ class Snapshot:
     def wait(self, timeout: float) -> None: ...
     def close(self) -> None: ...
     def status(self) -> str: ...
+
+class StoredRank:
+    """What a rank has stored, as an index says it."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def file(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def values(self) -> str:
+        """JSON."""
+
+class SnapshotIndex:
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def ranks(self) -> list[StoredRank]: ...
+
+class FileSource:
+    """A file of a snapshot; libddp/slots/stored_file.h."""
+
+    @property
+    def pieces(self) -> list[tuple[str, str, list[int], int, int]]:
+        """Key, dtype, shape of the whole tensor, range of elements; by their place in the file."""
+
+    @property
+    def data_bytes(self) -> int: ...
+    def damage(self, num_threads: int) -> list[tuple[int, int, str]]:
+        """Begin and end among the bytes of the data, and the tensors that lie there."""
+
+class SnapshotFolder:
+    """libddp/slots/snapshot_folder.h. Paths are os.fsencode's."""
+
+    def __init__(self, path: bytes) -> None: ...
+    def list(self) -> list[tuple[int, int, bytes]]:
+        """Step, sequence, path; the newest first."""
+
+    def unfinished(self) -> list[tuple[int, int, str, bytes]]:
+        """Step, sequence, start, path; the newest first."""
+
+    def read(self, step: int, sequence: int, path: bytes) -> SnapshotIndex: ...
+    def open(self, path: bytes, rank: StoredRank) -> FileSource: ...
+    def open_version(self, step: int, sequence: int, path: bytes) -> SavedVersion: ...
+
+def read_tensors(
+    version: SavedVersion, tensors: Sequence[tuple[str, Tensor]], num_threads: int
+) -> None:
+    """Fills whole tensors of an opened version; every byte is checked on its way."""
+
+class KeeperClient:
+    """A connection to the keeper of a run on this host, of no rank."""
+
+    def __init__(self, run: str, timeout: float) -> None: ...
+    def status(self) -> str: ...
+    def store_newest(self, timeout: float) -> str:
+        """JSON: step, sequence, ranks, world_size, folder."""
+
+    def wait(self, rank: int, sequence: int, timeout: float) -> None: ...
+
+def run_of_folder(folder: bytes) -> str: ...
+def check_run_name(run: str) -> None: ...

@@ -52,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         run(rest)
         return 0
+    if command == "snapshot":
+        from libddp._snapshot_command import main as snapshot
+
+        return snapshot(rest)
     if command in COMMANDS:
         return _run(command, parser_of(command).parse_args(rest))
     parser = top_parser()

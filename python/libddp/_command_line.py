@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
-#: By name; see PARSERS. `run` is torchrun's.
-COMMANDS = ("run", "overlap", "plan", "consolidate")
+#: By name; see PARSERS. `run` is torchrun's, `snapshot` has commands of its own.
+COMMANDS = ("run", "overlap", "plan", "consolidate", "snapshot")
 #: What the options of `plan` call torch's dtypes.
 DTYPES = ("float32", "fp32", "bfloat16", "bf16", "float16", "fp16")
 #: What Python, torch and libddp take in a rank that has trained something tiny, files aside.
@@ -23,6 +23,7 @@ _TOP = """fast distributed training on LibTorch
   libddp overlap ...      how much communication a trace of save_trace() hides
   libddp plan ...         memory of a training job, before it runs
   libddp consolidate ...  one safetensors file of a sharded checkpoint
+  libddp snapshot ...     list, show, verify, store and export snapshots
   libddp --version        what this installation is: for bug reports
   libddp --cmake-dir      prefix for CMAKE_PREFIX_PATH of C++ programs
 """
@@ -148,7 +149,7 @@ _PARSERS = {
 
 
 def parser_of(command: str) -> Parser:
-    """Of one of COMMANDS but `run`."""
+    """Of one of COMMANDS but `run` and `snapshot`."""
     return _PARSERS[command]()
 
 

@@ -99,8 +99,8 @@ ROOMS = {
         {"drop_in", "worker", "leaves"},
     ),
     "commands": (
-        {"__init__", "__main__", "_consolidate", "_overlap"},
-        {"launcher", "drop_in", "plan", "snapshots", "fsdp", "worker", "leaves"},
+        {"__init__", "__main__", "_consolidate", "_overlap", "_snapshot_command"},
+        {"launcher", "drop_in", "plan", "snapshots", "fsdp", "snapshot", "worker", "leaves"},
     ),
 }
 

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <list>
 #include <thread>
 #include <utility>
@@ -214,6 +215,73 @@ TEST_CASE("a keeper ends with its job, or when nobody comes back", "[keeper]") {
     REQUIRE(!keeper.has_ended);
   }
   wait_until([&] { return keeper.has_ended.load(); });
+}
+
+TEST_CASE("the newest save is stored when somebody asks", "[keeper]") {
+  KeeperThread keeper;
+  TemporaryFolder folder;
+  const KeeperStorage storage{.folder = folder.path() + "/f", .start = "a1", .commits = true};
+  KeeperClient client = worker(keeper);
+  KeeperClient asking(keeper.run, {}, soon());
+  const auto refusal = [&] {
+    return message_of<SnapshotError>([&] { asking.store_newest(soon()); });
+  };
+  REQUIRE(contains(refusal(), "stores in no folder"));
+  std::list<Rank> ranks;
+  for (int i = 0; i < 2; ++i) {
+    Rank& rank = ranks.emplace_back(keeper.run, i, 2);
+    client.put(rank.memory, storage);
+  }
+  REQUIRE(contains(refusal(), "is whole on all of this host's ranks"));
+  for (Rank& rank : ranks) rank.save(3, 0);
+  ranks.front().save(4, 1);
+  const auto list = [&] { return SnapshotFolder(storage.folder).list(); };
+
+  SECTION("what all ranks have, once") {
+    for (int i = 0; i < 3; ++i) {
+      const std::string told = asking.store_newest(soon());
+      REQUIRE(contains(told, R"("ranks":[0,1],"sequence":3,"step":30,"world_size":2)"));
+      REQUIRE(contains(told, storage.folder));
+      for (int rank = 0; rank < 2; ++rank) asking.wait(rank, 3, soon());
+      REQUIRE(list().size() == 1);
+      REQUIRE(list()[0].saved == SavedStep{30, 3});
+    }
+    for (Rank& rank : ranks) {
+      wait_until([&] { return !rank.memory.slot(0).is_held(); });
+    }
+  }
+  SECTION("asked for several times before it is stored") {
+    for (int i = 0; i < 3; ++i) asking.store_newest(soon());
+    for (int rank = 0; rank < 2; ++rank) asking.wait(rank, 3, soon());
+    wait_until([&] { return contains(asking.status(), R"("num_waiting":0)"); });
+    REQUIRE(!contains(asking.status(), "libddp snapshot"));
+    REQUIRE(list().size() == 1);
+  }
+  SECTION("not while a rank is about to write it") {
+    REQUIRE(ranks.back().memory.slot(0).try_reserve());
+    const auto soon_over = Deadline::after(std::chrono::milliseconds(50));
+    REQUIRE(contains(message_of<SnapshotError>([&] { asking.store_newest(soon_over); }),
+                     "is saving. Hint: ask again"));
+    REQUIRE(!ranks.front().memory.slot(0).is_held());
+    ranks.back().memory.slot(0).unreserve();
+    asking.store_newest(soon());
+    asking.wait(1, 3, soon());
+    REQUIRE(list().size() == 1);
+  }
+  SECTION("once more when it has failed") {
+    std::ofstream(storage.folder) << "in the way";
+    for (int i = 0; i < 2; ++i) {
+      asking.store_newest(soon());
+      for (int rank = 0; rank < 2; ++rank) {
+        REQUIRE(contains(message_of<SnapshotError>([&] { asking.wait(rank, 3, soon()); }),
+                         storage.folder));
+      }
+    }
+    REQUIRE(::unlink(storage.folder.c_str()) == 0);
+    asking.store_newest(soon());
+    for (int rank = 0; rank < 2; ++rank) asking.wait(rank, 3, soon());
+    REQUIRE(list().size() == 1);
+  }
 }
 
 TEST_CASE("strangers and nonsense", "[keeper]") {

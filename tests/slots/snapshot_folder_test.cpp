@@ -150,6 +150,23 @@ TEST_CASE("no bit of an index can change what it says", "[folder]") {
   REQUIRE(num_accepted == 0);
 }
 
+TEST_CASE("what is unfinished is listed apart", "[folder]") {
+  TemporaryFolder place;
+  Ranks ranks(place.path());
+  REQUIRE(SnapshotFolder(place.path() + "/none").unfinished().empty());
+  ranks.save(1, "a");
+  for (const char* name : {"step-300.3.4f2a.part", "step-200.2.old.part", "step-9.9.a-b.part"}) {
+    std::filesystem::create_directory(place.path() + "/" + name);
+  }
+  const auto parts = ranks.folder.unfinished();
+  REQUIRE(parts.size() == 2);
+  REQUIRE(parts[0].saved == Ranks::saved(3));
+  REQUIRE(parts[0].start == "4f2a");
+  REQUIRE(parts[0].path == place.path() + "/step-300.3.4f2a.part");
+  REQUIRE(parts[1].start == "old");
+  REQUIRE(ranks.whole() == Sequences{1});
+}
+
 TEST_CASE("a process may die at any system call of a save", "[folder][crash]") {
   TemporaryFolder place;
   Ranks ranks(place.path());

@@ -90,6 +90,27 @@ TEST_CASE("a file that is not the one that is known is refused", "[file]") {
   REQUIRE(contains(refused(path, known), std::to_string(known.bytes - 1) + " bytes, not"));
 }
 
+TEST_CASE("all damage of a file is found", "[file]") {
+  TemporaryFolder place;
+  const std::string path = place.path() + "/f";
+  const auto size = static_cast<std::size_t>(2 * kChunkBytes + 10);
+  StoredTensors tensors({"w", "m"}, size);
+  SlotMemory memory = tensors.memory();
+  tensors.store(memory, 0, {.step = 7, .sequence = 1});
+  const StoredFile stored = write_stored_file(path, SlotSource(memory, 0));
+  const auto found = [&] { return find_damage(FileSource(path, stored), 2); };
+  const std::uint64_t begin = stored.bytes - 2 * size;
+  REQUIRE(found().empty());
+  flip(path, begin);
+  flip(path, begin + 3 * kChunkBytes);
+  flip(path, stored.bytes - 1);
+  // Neighbours are one; the last chunk is short.
+  const std::vector<Damage> wanted{{0, kChunkBytes}, {3 * kChunkBytes, 2 * size}};
+  REQUIRE(found() == wanted);
+  flip(path, begin);
+  REQUIRE(found() == std::vector<Damage>{wanted[1]});
+}
+
 TEST_CASE("damaged memory is not stored", "[file]") {
   TemporaryFolder folder;
   Stored stored;

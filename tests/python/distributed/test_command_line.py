@@ -22,12 +22,20 @@ def without_torch(*arguments):
     )
 
 
-@pytest.mark.parametrize("command", [(), ("overlap",), ("plan",), ("consolidate",)])
+@pytest.mark.parametrize("command", [(), ("overlap",), ("plan",), ("consolidate",), ("snapshot",)])
 def test_help(command):
     found = without_torch(*command, "--help")
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith(" ".join(("usage: libddp", *command)))
     assert "Exit status" in found.stdout or not command
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify", "persist", "export"])
+def test_help_of_the_snapshot_commands(command):
+    found = without_torch("snapshot", command, "--help")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith(f"usage: libddp snapshot {command}")
+    assert "Exit status" in found.stdout
 
 
 def test_the_prefix_for_cmake():
@@ -46,6 +54,15 @@ def test_the_prefix_for_cmake():
         (("overlap",), "the following arguments are required: trace"),
         (("overlap", "a.json", "--passes", "0"), "'0' is no number of 1 or more"),
         (("consolidate", "folder"), "the following arguments are required: output"),
+        (("snapshot",), "the following arguments are required: ls|show|verify|persist|export"),
+        (("snapshot", "verfy", "f"), "there is no 'verfy'. Hint: did you mean verify?"),
+        (("snapshot", "ls"), "the following arguments are required: folder, or --run"),
+        (("snapshot", "ls", "f", "--jsn"), "there is no --jsn. Hint: did you mean --json?"),
+        (("snapshot", "show", "f", "--step", "-1"), "'-1' is no number of 0 or more"),
+        (("snapshot", "show", "f", "--step", "x"), "'x' is no number of 0 or more"),
+        (("snapshot", "verify", "f", "--all", "--step", "1"), "not allowed with argument"),
+        (("snapshot", "persist", "f", "--timeout", "nan"), "'nan' is no number of seconds"),
+        (("snapshot", "export", "f"), "the following arguments are required: output"),
         ((), "is required"),
     ],
 )
