@@ -36,11 +36,12 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Seconds(seconds));
 }
 
-std::shared_ptr<Snapshot> make_snapshot(Group group, std::string folder, int keep, std::string run,
-                                        double linger, int num_threads) {
+std::shared_ptr<Snapshot> make_snapshot(Group group, std::string folder, int keep, int replicas,
+                                        std::string run, double linger, int num_threads) {
   const py::gil_scoped_release release;
   return Snapshot::create(std::move(group), {.folder = std::move(folder),
                                              .keep = keep,
+                                             .replicas = replicas,
                                              .run = std::move(run),
                                              .linger = milliseconds(linger),
                                              .num_threads = num_threads});
@@ -57,8 +58,7 @@ std::tuple<std::int64_t, std::uint64_t, double, bool> save(Snapshot& snapshot, s
   return {report.step, report.bytes, Seconds(report.stall).count(), report.is_stored};
 }
 
-void read(Snapshot& snapshot, const SavedVersion& version,
-          const std::vector<PythonTensor>& tensors) {
+void read(Snapshot& snapshot, SavedVersion& version, const std::vector<PythonTensor>& tensors) {
   const std::vector<SnapshotTensor> wanted = tensors_of(tensors);
   const py::gil_scoped_release release;
   snapshot.read(version, wanted);
@@ -88,7 +88,8 @@ void bind_snapshot(py::module_& module) {
       .def_property_readonly("tensors", &pieces_of);
   py::class_<Snapshot, std::shared_ptr<Snapshot>>(module, "Snapshot")
       .def(py::init(&make_snapshot), py::kw_only(), py::arg("group"), py::arg("folder"),
-           py::arg("keep"), py::arg("run"), py::arg("linger"), py::arg("num_threads"))
+           py::arg("keep"), py::arg("replicas"), py::arg("run"), py::arg("linger"),
+           py::arg("num_threads"))
       .def("save", &save, py::arg("step"), py::arg("tensors"), py::arg("values"),
            py::arg("in_folder"))
       .def("versions", &Snapshot::versions, unlocked)

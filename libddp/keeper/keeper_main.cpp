@@ -67,6 +67,8 @@ int main(int count, char** arguments) {
   ::signal(SIGHUP, SIG_IGN);
   ::signal(SIGINT, SIG_IGN);
   ::signal(SIGPIPE, SIG_IGN);
+  // A limit of the size of files (ulimit -f, a quota) is an error of the file.
+  ::signal(SIGXFSZ, SIG_IGN);
   std::optional<libddp::Keeper> keeper;
   try {
     keeper.emplace(options);

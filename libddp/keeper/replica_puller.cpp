@@ -21,7 +21,7 @@ namespace {
 /// Ranks of one host, and more.
 constexpr std::size_t kMostJobs = 1024;
 /// A listener in a crowd may drop who is slow; then it is tried again after so long.
-constexpr std::chrono::milliseconds kRetryPause{50};
+constexpr std::chrono::milliseconds kHandshakePause{50};
 
 std::string told(const ReplicaPuller::Job& job, const std::string& reason) {
   return fmt::format("libddp snapshot: rank {} could not be pulled from {}: {}.", job.rank,
@@ -114,7 +114,7 @@ UniqueFd ReplicaPuller::connect(const TcpEndpoint& from) {
   while (!connector.advance(prover_)) {
     if (deadline.expired()) throw TimeoutError("it did not answer in time");
     if (connector.wants_to_connect()) connector.connect(deadline);
-    wait_unless_stopped(connector.socket(), POLLIN, stop_.fd(), kRetryPause);
+    wait_unless_stopped(connector.socket(), POLLIN, stop_.fd(), kHandshakePause);
   }
   return connector.take();
 }

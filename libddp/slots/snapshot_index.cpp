@@ -4,10 +4,12 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "libddp/base/build_info.h"
 #include "libddp/base/error.h"
 #include "libddp/base/printable.h"
+#include "libddp/kernels/crc32c.h"
 #include "libddp/slots/json_text.h"
 
 namespace libddp {
@@ -18,6 +20,7 @@ using nlohmann::json;
 constexpr const char* kFormat = "libddp-snapshot";
 /// 1 was that of Python's save_snapshot: an index without checksums.
 constexpr int kIndexVersion = 2;
+constexpr const char* kSum = "crc32c";
 
 template <typename T>
 T number(const json& object, const char* name) {
@@ -73,26 +76,48 @@ StoredRank rank_of(const json& object) {
   return rank;
 }
 
+/// Of an object's text, without the member that holds it: text has one form (to_text), so what a
+/// flipped bit makes of it has another one, or the same meaning.
+std::uint32_t sum_of(const json& object) {
+  const std::string text = to_text(object);
+  return crc32c(text.data(), text.size());
+}
+
+std::string sealed(json object) {
+  const std::uint32_t sum = sum_of(object);
+  object[kSum] = sum;
+  return to_text(object);
+}
+
+json unsealed(json object) {
+  const auto sum = number<std::uint32_t>(object, kSum);
+  object.erase(kSum);
+  if (sum != sum_of(object)) {
+    throw SnapshotError("its checksum is another one: it was damaged, or written by hand");
+  }
+  return object;
+}
+
 }  // namespace
 
-std::string StoredRank::encode() const { return to_text(to_json(*this)); }
+std::string StoredRank::encode() const { return sealed(to_json(*this)); }
 
-StoredRank StoredRank::decode(std::string_view text) { return rank_of(parse_json(text)); }
+StoredRank StoredRank::decode(std::string_view text) { return rank_of(unsealed(parse_json(text))); }
 
 std::string SnapshotIndex::encode() const {
   json all = json::array();
   for (const StoredRank& rank : ranks) all.push_back(to_json(rank));
-  return to_text({{"format", kFormat},
-                  {"version", kIndexVersion},
-                  {"libddp", version()},
-                  {"step", saved.step},
-                  {"sequence", saved.sequence},
-                  {"world_size", world_size},
-                  {"ranks", std::move(all)}});
+  return sealed({{"format", kFormat},
+                 {"version", kIndexVersion},
+                 {"libddp", version()},
+                 {"step", saved.step},
+                 {"sequence", saved.sequence},
+                 {"world_size", world_size},
+                 {"ranks", std::move(all)}});
 }
 
 SnapshotIndex SnapshotIndex::decode(std::string_view text) {
-  const json document = parse_json(text);
+  json document = parse_json(text);
   if (member(document, "format", json::value_t::string) != kFormat) {
     throw SnapshotError("it is no index of a snapshot");
   }
@@ -100,6 +125,7 @@ SnapshotIndex SnapshotIndex::decode(std::string_view text) {
     throw SnapshotError(
         fmt::format("it is of version {}, this is version {}", version, kIndexVersion));
   }
+  document = unsealed(std::move(document));
   SnapshotIndex index;
   index.saved = {.step = number<std::int64_t>(document, "step"),
                  .sequence = number<std::uint64_t>(document, "sequence")};

@@ -1,7 +1,8 @@
 #pragma once
 
 // What a snapshot on disk consists of, as index.json says it: files with their checksums, and the
-// values of each rank. Thread rule: value.
+// values of each rank. The text has a checksum of its own, as there is none beside it.
+// Thread rule: value.
 //
 //   const SnapshotIndex index = SnapshotIndex::decode(text);
 //   const FileSource file(folder + "/" + index.ranks[0].file, index.ranks[0].stored);

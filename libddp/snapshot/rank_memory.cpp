@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "libddp/base/env.h"
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
 
@@ -25,14 +26,16 @@ std::uint64_t capacity_for(std::size_t values_bytes) {
 
 RankMemory::RankMemory(KeeperStart start, SlotIdentity identity,
                        std::optional<KeeperStorage> storage)
-    : start_(std::move(start)), identity_(std::move(identity)), storage_(std::move(storage)) {
+    : start_(std::move(start)),
+      identity_(std::move(identity)),
+      storage_(std::move(storage)),
+      agent_(launching_agent()) {
   connect();
 }
 
 void RankMemory::connect() {
   keeper_.emplace(connect_or_start(
-      start_, {.is_worker = true, .agent = launching_agent(), .rank = identity_.rank},
-      meeting_end()));
+      start_, {.is_worker = true, .agent = agent_, .rank = identity_.rank}, meeting_end()));
 }
 
 template <typename Call>
@@ -47,6 +50,7 @@ auto RankMemory::with_keeper(Call&& call) {
   log(LogLevel::Warn, "keeper_lost", {{"run", start_.run}, {"rank", identity_.rank}});
   connect();
   if (memory_) keeper_->put(*memory_, storage_);
+  has_moved_ = key_ != nullptr;
   // What the one before was storing.
   if (storing_ && stored_slot_) keeper_->store(*memory_, *stored_slot_, *storage_);
   return call(*keeper_);
@@ -78,6 +82,7 @@ void RankMemory::adopt(const std::shared_ptr<SlotMemory>& memory, int slot) {
 RankMemory::Offer RankMemory::offer(const OwnPieces& own, std::size_t values_bytes) {
   if (keeper_->is_gone()) with_keeper([](KeeperClient&) {});
   Offer offer;
+  offer.has_moved = has_moved_;
   if (storing_) {
     const bool is_done = with_keeper(
         [&](KeeperClient& keeper) { return keeper.is_done(identity_.rank, *storing_); });
@@ -150,6 +155,25 @@ void RankMemory::store() {
   with_keeper([&](KeeperClient& keeper) { keeper.store(*memory_, slot, *storage_); });
   stored_slot_ = slot;
   storing_ = last_stored_ = memory_->slot(slot).whole()->sequence;
+}
+
+std::string RankMemory::listen(std::shared_ptr<const RunKey> key) {
+  key_ = std::move(key);
+  has_moved_ = false;
+  const std::string where = env_text("LIBDDP_SOCKET_IFNAME").value_or("");
+  return with_keeper([&](KeeperClient& keeper) { return keeper.listen(where, *key_); });
+}
+
+void RankMemory::pull(const std::string& address, int rank, const SavedStep& saved,
+                      std::uint64_t generation, bool is_replica) {
+  with_keeper([&](KeeperClient& keeper) {
+    // One that has taken another's place shows no key yet.
+    if (!has_moved_) keeper.pull(address, rank, generation, saved.sequence, is_replica);
+  });
+}
+
+void RankMemory::wait_pull(int rank, const SavedStep& saved, Deadline deadline) {
+  with_keeper([&](KeeperClient& keeper) { keeper.wait_pull(rank, saved.sequence, deadline); });
 }
 
 void RankMemory::wait(Deadline deadline) {

@@ -10,6 +10,8 @@
 //   memory.fill(slot, saved, pieces, values, num_threads);
 //   memory.commit(slot);
 
+#include <sys/types.h>
+
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -18,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "libddp/bootstrap/run_key.h"
 #include "libddp/keeper/keeper_client.h"
 #include "libddp/keeper/start_keeper.h"
 #include "libddp/memory/prefault.h"
@@ -40,6 +43,8 @@ class RankMemory {
     std::array<bool, kSlots> can_write{};
     /// Nothing of it is being stored.
     bool is_stored = true;
+    /// The keeper is another one, at another address, than when this was asked last.
+    bool has_moved = false;
   };
 
   /// Meets the keeper, or starts it. `identity.generation` means nothing yet.
@@ -74,6 +79,16 @@ class RankMemory {
   std::optional<int> stored_slot() const { return stored_slot_; }
   std::uint64_t data_bytes() const { return memory_ ? memory_->layout().data_bytes() : 0; }
 
+  /// From now on keepers of other hosts may fetch from this one; returns where. `key`: the run's.
+  std::string listen(std::shared_ptr<const RunKey> key);
+  /// The keeper begins to fetch a save of a rank from another host's keeper.
+  void pull(const std::string& address, int rank, const SavedStep& saved, std::uint64_t generation,
+            bool is_replica);
+  /// Until that is here. Throws SnapshotError if it cannot be had, TimeoutError.
+  void wait_pull(int rank, const SavedStep& saved, Deadline deadline);
+  /// Of the memory that is written.
+  std::uint64_t generation() const { return memory_->identity().generation; }
+
   /// Until the last store() is done. Throws SnapshotError if it failed, TimeoutError.
   void wait(Deadline deadline);
   void finish();
@@ -89,6 +104,8 @@ class RankMemory {
   const KeeperStart start_;
   const SlotIdentity identity_;
   const std::optional<KeeperStorage> storage_;
+  /// As it was at the start: whoever takes its children over is no agent.
+  const pid_t agent_;
   std::optional<KeeperClient> keeper_;
   std::vector<std::shared_ptr<SlotMemory>> fetched_;
   std::shared_ptr<SlotMemory> memory_;
@@ -101,6 +118,9 @@ class RankMemory {
   /// Of the last store(); nothing when it is known to be done.
   std::optional<std::uint64_t> storing_;
   std::uint64_t last_stored_ = 0;
+  /// Of listen(); null where nobody listens.
+  std::shared_ptr<const RunKey> key_;
+  bool has_moved_ = false;
 };
 
 }  // namespace libddp

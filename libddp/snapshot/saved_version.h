@@ -13,7 +13,6 @@
 
 #include "libddp/slots/slot_memory.h"
 #include "libddp/slots/snapshot_folder.h"
-#include "libddp/snapshot/snapshot_tensor.h"
 
 namespace libddp {
 
@@ -25,11 +24,13 @@ class SavedVersion {
     int slot = 0;
   };
   /// What this host has of it.
-  static SavedVersion in_memory(const SavedStep& saved, int world_size, std::vector<Place> places);
+  static SavedVersion in_memory(const SavedStep& saved, int world_size, std::uint64_t generation,
+                                std::vector<Place> places);
   static SavedVersion on_storage(SnapshotFolder folder, SnapshotFolder::Entry entry);
 
   const SavedStep& saved() const { return saved_; }
   bool is_in_memory() const { return !entry_; }
+  bool is_open() const { return is_open_; }
   /// Of the ranks that saved it; known when it is open.
   int world_size() const { return world_size_; }
   std::string name() const;
@@ -41,17 +42,26 @@ class SavedVersion {
   const std::string& values() const { return values_; }
   /// A piece of each key, of which shape and dtype hold for all of them.
   const std::map<std::string, Piece>& pieces() const { return pieces_; }
-  /// Fills the tensors, which may have other ranges than those that were saved. Throws
-  /// SnapshotError for bytes that are damaged or not here: the tensors are then filled in part;
-  /// ArgumentError where the save has other keys, shapes or dtypes, before anything is changed.
-  void read(const std::vector<SnapshotTensor>& tensors, int num_threads) const;
+  /// They as text, and what other hosts say of theirs: a host may have a part of a save.
+  std::string piece_text() const;
+  void add_pieces(const std::string& text);
+  /// What this host has of it, open.
+  const std::vector<std::shared_ptr<const ChunkSource>>& sources() const { return sources_; }
   const std::vector<Place>& places() const { return places_; }
+  /// Of the memories; 0 on storage.
+  std::uint64_t generation() const { return generation_; }
+  /// More of it is on this host now: it has to be opened again.
+  void set_places(std::vector<Place> places) {
+    places_ = std::move(places);
+    is_open_ = false;
+  }
 
  private:
   void add_source(std::shared_ptr<const ChunkSource> source);
 
   SavedStep saved_;
   int world_size_ = 0;
+  std::uint64_t generation_ = 0;
   std::vector<Place> places_;
   std::shared_ptr<SnapshotFolder> folder_;
   std::shared_ptr<SnapshotFolder::Entry> entry_;

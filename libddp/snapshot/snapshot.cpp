@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -17,12 +18,14 @@
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
 #include "libddp/base/random.h"
+#include "libddp/bootstrap/run_key.h"
 #include "libddp/slots/json_text.h"
 #include "libddp/slots/memory_limit.h"
 #include "libddp/snapshot/job_ranks.h"
 #include "libddp/snapshot/rank_memory.h"
 #include "libddp/snapshot/run_name.h"
 #include "libddp/snapshot/saved_version.h"
+#include "libddp/snapshot/version_reader.h"
 
 namespace libddp {
 namespace {
@@ -30,6 +33,7 @@ namespace {
 /// A slot that the slowest disk holds is waited for; a keeper that does not answer is not.
 constexpr std::chrono::seconds kSlotPatience{300};
 constexpr std::chrono::milliseconds kPause{5};
+constexpr std::chrono::minutes kPullPatience{30};
 
 /// A slot that is whole, in one rank's memory.
 struct Told {
@@ -38,7 +42,24 @@ struct Told {
   std::uint64_t generation = 0;
   int world_size = 0;
   int rank = 0;
+  /// On its host it is.
+  int teller = 0;
 };
+
+/// All slots of a save among memories.
+std::vector<SavedVersion::Place> places_of(
+    const SavedStep& saved, std::uint64_t generation,
+    const std::vector<std::shared_ptr<SlotMemory>>& memories) {
+  std::vector<SavedVersion::Place> places;
+  for (const auto& memory : memories) {
+    for (int i = 0; i < SlotMemory::kSlots; ++i) {
+      const bool is_of_it =
+          memory->identity().generation == generation && memory->slot(i).whole() == saved;
+      if (is_of_it) places.push_back({memory, i});
+    }
+  }
+  return places;
+}
 
 std::string tell(const std::vector<std::shared_ptr<SlotMemory>>& memories) {
   std::string text;
@@ -54,11 +75,13 @@ std::string tell(const std::vector<std::shared_ptr<SlotMemory>>& memories) {
   return text;
 }
 
+/// What the ranks have told.
 std::vector<Told> heard(const std::vector<std::string>& texts) {
   std::vector<Told> all;
-  for (const std::string& text : texts) {
-    std::istringstream lines(text);
+  for (std::size_t teller = 0; teller < texts.size(); ++teller) {
+    std::istringstream lines(texts[teller]);
     Told told;
+    told.teller = static_cast<int>(teller);
     while (lines >> told.sequence >> told.step >> told.generation >> told.world_size >> told.rank) {
       all.push_back(told);
     }
@@ -70,11 +93,9 @@ std::vector<Told> heard(const std::vector<std::string>& texts) {
 class Reservation {
  public:
   explicit Reservation(RankMemory& memory) : memory_(memory) {}
-  ~Reservation() { end(); }
+  ~Reservation() { memory_.withdraw(); }
   Reservation(const Reservation&) = delete;
   Reservation& operator=(const Reservation&) = delete;
-
-  void end() const { memory_.withdraw(); }
 
  private:
   RankMemory& memory_;
@@ -102,6 +123,13 @@ std::shared_ptr<Snapshot> Snapshot::create(Group group, Options options) {
   if (options.keep < 1) {
     throw ArgumentError(
         fmt::format("libddp snapshot: keep={} would keep nothing. Hint: 1 or more.", options.keep));
+  }
+  if (options.replicas < 0 || options.replicas > 1) {
+    throw ArgumentError(
+        fmt::format("libddp snapshot: replicas={}, and each save has 0 or 1. Hint: the folder "
+                    "survives the loss "
+                    "of several hosts.",
+                    options.replicas));
   }
   return std::shared_ptr<Snapshot>(new Snapshot(std::move(ranks), std::move(options)));
 }
@@ -139,6 +167,7 @@ bool Snapshot::join(bool may_create) {
   ranks_->together("look into its memory", [&] { own = tell(memory_->fetch()); });
   learn_of(ranks_->gather(own));
   memory_->forget_fetched();
+  meet_hosts();
   return true;
 }
 
@@ -196,10 +225,13 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
   const bool is_stored = storage == Storage::Folder || place.replaces_storing;
   // Also one that fails on some ranks has used it up: no two saves have the same.
   sequence_ = saved.sequence;
-  const Reservation reservation(*memory_);
-  ranks_->together(what, [&] { memory_->fill(place.slot, saved, *own, values, num_threads()); });
+  ranks_->together(what, [&] {
+    // Ended before any rank knows that all have filled theirs: other hosts may read it then.
+    const Reservation reservation(*memory_);
+    memory_->fill(place.slot, saved, *own, values, num_threads());
+  });
   memory_->commit(place.slot);
-  reservation.end();
+  replicate(saved);
   if (is_stored) ranks_->together(what, [&] { memory_->store(); });
   return {.step = step,
           .bytes = memory_->data_bytes(),
@@ -215,12 +247,13 @@ Snapshot::SavePlace Snapshot::agree_on_place(const std::string& what, std::int64
     ranks_->together(what, [&] { offer = memory_->offer(own, values_bytes); });
     const auto offers = ranks_->gather_numbers(
         {step, offer.needs_memory, static_cast<std::int64_t>(offer.bytes_needed),
-         offer.can_write[0], offer.can_write[1], offer.is_stored});
+         offer.can_write[0], offer.can_write[1], offer.is_stored, offer.has_moved});
     check_same_step(offers);
     const auto any = [&](std::size_t number, std::int64_t value) {
       return std::any_of(offers.begin(), offers.end(),
                          [&](const auto& each) { return each[number] == value; });
     };
+    if (any(6, 1)) meet_hosts();
     if (any(1, 1)) {
       memory_->withdraw();
       make_memory(what, own, values_bytes, offers);
@@ -303,27 +336,23 @@ Snapshot::Versions Snapshot::versions_in_memory() {
   learn_of(told);
   // A save counts where the ranks of all hosts together have it.
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::pair<Told, std::set<int>>> saves;
+  holders_.clear();
   for (const Told& each : heard(told)) {
     if (each.sequence == 0) continue;
     auto& [first, members] = saves[{each.sequence, each.generation}];
     first = each;
     members.insert(each.rank);
+    auto& holders = holders_[{each.sequence, each.generation}];
+    holders.resize(static_cast<std::size_t>(ranks_->hosts().num_hosts()));
+    holders[static_cast<std::size_t>(ranks_->hosts().host(each.teller))].insert(each.rank);
   }
   Versions found;
   for (const auto& [key, save] : saves) {
     const auto& [first, members] = save;
     if (static_cast<int>(members.size()) != first.world_size) continue;
     const SavedStep saved{.step = first.step, .sequence = first.sequence};
-    std::vector<SavedVersion::Place> places;
-    for (const auto& memory : memories) {
-      for (int i = 0; i < SlotMemory::kSlots; ++i) {
-        const bool is_of_it =
-            memory->identity().generation == first.generation && memory->slot(i).whole() == saved;
-        if (is_of_it) places.push_back({memory, i});
-      }
-    }
-    found.push_back(std::make_shared<SavedVersion>(
-        SavedVersion::in_memory(saved, first.world_size, std::move(places))));
+    found.push_back(std::make_shared<SavedVersion>(SavedVersion::in_memory(
+        saved, first.world_size, first.generation, places_of(saved, first.generation, memories))));
   }
   return found;
 }
@@ -355,14 +384,116 @@ Snapshot::Versions Snapshot::versions_in_folder() {
 void Snapshot::open(SavedVersion& version) {
   const std::lock_guard lock(mutex_);
   check_process();
-  ranks_->together(fmt::format("open {}", version.name()), [&] { version.open(ranks_->rank()); });
+  if (version.is_in_memory() && !version.is_open()) bring_to_hosts(version, false);
+  open_everywhere(version, fmt::format("open {}", version.name()));
 }
 
-void Snapshot::read(const SavedVersion& version, const std::vector<SnapshotTensor>& tensors) {
+void Snapshot::open_everywhere(SavedVersion& version, const std::string& what) {
+  std::string own;
+  ranks_->together(what, [&] {
+    version.open(ranks_->rank());
+    if (ranks_->local_rank() == 0) own = version.piece_text();
+  });
+  if (!version.is_in_memory() || ranks_->hosts().num_hosts() == 1) return;
+  const std::vector<std::string> told = ranks_->gather(own);
+  ranks_->together(what, [&] {
+    for (const std::string& text : told) {
+      if (!text.empty()) version.add_pieces(text);
+    }
+  });
+}
+
+bool Snapshot::bring_to_hosts(SavedVersion& version, bool all_ranks) {
+  const auto holders = holders_.find({version.saved().sequence, version.generation()});
+  if (addresses_.empty() || holders == holders_.end()) return false;
+  const HostLayout& hosts = ranks_->hosts();
+  const bool is_alike = !all_ranks && version.world_size() == ranks_->size();
+  std::vector<int> all(static_cast<std::size_t>(version.world_size()));
+  std::iota(all.begin(), all.end(), 0);
+  // Rank -> host that has it; on all ranks the same, so that they agree without asking.
+  std::vector<std::map<int, std::size_t>> missing(static_cast<std::size_t>(hosts.num_hosts()));
+  for (std::size_t host = 0; host < missing.size(); ++host) {
+    for (const int rank : is_alike ? hosts.ranks_of(static_cast<int>(host)) : all) {
+      if (holders->second[host].contains(rank)) continue;
+      for (std::size_t other = 0; other < missing.size(); ++other) {
+        if (holders->second[other].contains(rank)) missing[host].emplace(rank, other);
+      }
+    }
+  }
+  if (std::all_of(missing.begin(), missing.end(), [](const auto& one) { return one.empty(); })) {
+    return false;
+  }
+  const auto& own = missing[static_cast<std::size_t>(hosts.host(ranks_->rank()))];
+  ranks_->together(fmt::format("fetch {} from other hosts", version.name()), [&] {
+    if (ranks_->local_rank() != 0) return;
+    for (const auto& [rank, host] : own) {
+      memory_->pull(addresses_[host], rank, version.saved(), version.generation(), !is_alike);
+    }
+    const Deadline deadline = Deadline::after(kPullPatience);
+    for (const auto& [rank, host] : own) memory_->wait_pull(rank, version.saved(), deadline);
+  });
+  ranks_->together("look into its memory", [&] {
+    version.set_places(places_of(version.saved(), version.generation(), memory_->fetch()));
+  });
+  return true;
+}
+
+void Snapshot::meet_hosts() {
+  addresses_.clear();
+  const auto key = given_run_key();
+  const int num_hosts = ranks_->hosts().num_hosts();
+  if (num_hosts == 1) {
+    if (options_.replicas > 0 && ranks_->rank() == 0) {
+      log(LogLevel::Warn, "snapshot_without_replicas", {{"reason", "all ranks are on one host"}});
+    }
+    return;
+  }
+  std::string address;
+  ranks_->together("meet the keepers of other hosts", [&] {
+    if (options_.replicas > 0 && !key) {
+      throw ArgumentError(
+          "libddp snapshot: replicas=1 sends saves to other hosts and needs a run key. Hint: start "
+          "the job with --run-key-file, or set LIBDDP_RUN_KEY_FILE (docs/security.md).");
+    }
+    if (key && ranks_->local_rank() == 0) address = memory_->listen(key);
+  });
+  const std::vector<std::string> all = ranks_->gather(address);
+  for (int host = 0; host < num_hosts; ++host) {
+    addresses_.push_back(all[static_cast<std::size_t>(ranks_->hosts().ranks_of(host).front())]);
+  }
+  const bool is_met = std::none_of(addresses_.begin(), addresses_.end(),
+                                   [](const std::string& one) { return one.empty(); });
+  if (!is_met) addresses_.clear();
+}
+
+void Snapshot::replicate(const SavedStep& saved) {
+  if (options_.replicas == 0 || addresses_.empty() || ranks_->local_rank() != 0) return;
+  const HostLayout& hosts = ranks_->hosts();
+  const int from = (hosts.host(ranks_->rank()) + hosts.num_hosts() - 1) % hosts.num_hosts();
+  for (const int rank : hosts.ranks_of(from)) {
+    memory_->pull(addresses_[static_cast<std::size_t>(from)], rank, saved, memory_->generation(),
+                  /*is_replica=*/true);
+  }
+}
+
+void Snapshot::read(SavedVersion& version, const std::vector<SnapshotTensor>& tensors) {
   const std::lock_guard lock(mutex_);
   check_process();
-  ranks_->together(fmt::format("load {}", version.name()),
-                   [&] { version.read(tensors, num_threads()); });
+  const std::string what = fmt::format("load {}", version.name());
+  std::optional<VersionReader> reader;
+  const auto prepare = [&] {
+    open_everywhere(version, what);
+    ranks_->together(what, [&] { reader.emplace(version, tensors); });
+  };
+  prepare();
+  // What the ranks of a host had in common may be on several hosts now.
+  const auto lacking = ranks_->gather_numbers({!reader->missing().empty()});
+  const bool is_lacking =
+      std::any_of(lacking.begin(), lacking.end(), [](const auto& each) { return each[0] != 0; });
+  if (is_lacking && version.is_in_memory() && bring_to_hosts(version, true)) {
+    prepare();
+  }
+  ranks_->together(what, [&] { reader->run(num_threads()); });
   go_on_from(version);
 }
 

@@ -23,11 +23,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "libddp/base/process.h"
@@ -41,6 +44,7 @@ class OwnPieces;
 class RankMemory;
 class SavedVersion;
 struct KeeperStorage;
+struct SavedStep;
 
 enum class Storage { Memory, Folder };
 
@@ -49,6 +53,9 @@ struct SnapshotOptions {
   std::string folder = {};
   /// Snapshots that stay in it.
   int keep = 2;
+  /// 1: the next host's keeper gets a copy of each save, behind the training, so that the loss of a
+  /// host loses no step. Needs a run key (docs/security.md) and several hosts.
+  int replicas = 0;
   /// Which job this is, so that its next start finds its memory: letters, digits, '-' and '_', at
   /// most 40. Empty: the folder says it; without one the launcher (TORCHELASTIC_RUN_ID,
   /// SLURM_JOB_ID), else the process that started this one.
@@ -96,7 +103,7 @@ class Snapshot {
   void open(SavedVersion& version);
   /// Fills the tensors, and goes on from there: the next save is newer than every one that is
   /// known.
-  void read(const SavedVersion& version, const std::vector<SnapshotTensor>& tensors);
+  void read(SavedVersion& version, const std::vector<SnapshotTensor>& tensors);
 
   /// Until the newest save for the folder is in it. Throws TimeoutError after `timeout`.
   void wait(std::chrono::milliseconds timeout = std::chrono::minutes(30));
@@ -135,7 +142,15 @@ class Snapshot {
   Versions find_versions();
   Versions versions_in_memory();
   Versions versions_in_folder();
+  /// On this rank; and, of a save in memories, with the keys that are on other hosts only.
+  void open_everywhere(SavedVersion& version, const std::string& what);
   void go_on_from(const SavedVersion& version);
+  /// Lets the keepers of all hosts find each other, where there is a run key.
+  void meet_hosts();
+  void replicate(const SavedStep& saved);
+  /// Fetches the memories of ranks that are on a host now, or of all ranks, from the hosts that
+  /// have them. False where nothing was to be fetched, or cannot be.
+  bool bring_to_hosts(SavedVersion& version, bool all_ranks);
 
   const std::unique_ptr<const JobRanks> ranks_;
   const Options options_;
@@ -146,6 +161,10 @@ class Snapshot {
   /// The newest that any rank knows of.
   std::uint64_t sequence_ = 0;
   std::uint64_t generation_ = 0;
+  /// Of the hosts' keepers; empty where they do not meet.
+  std::vector<std::string> addresses_;
+  /// Who has what: by sequence and generation, for each host the ranks whose memory it has.
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<std::set<int>>> holders_;
   const ProcessStamp made_;
   std::mutex mutex_;
 };

@@ -468,6 +468,7 @@ class Snapshot:
         group: ProcessGroup | None,
         folder: str,
         keep: int,
+        replicas: int,
         run: str,
         linger: float,
         num_threads: int,

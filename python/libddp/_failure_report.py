@@ -21,14 +21,15 @@ from libddp._last_words import MAX_TEXT, LastWords, read
 _MAX_PLACES = 4
 
 
-def report(failures) -> LastWords:
-    """Prints the screen on stderr and returns the rank that it names.
+def report(failures, note: str = "") -> tuple[LastWords, int]:
+    """Prints the screen on stderr; returns the rank that it names and the exit status it gives.
 
     Args:
         failures: torch's ProcessFailure by rank.
+        note: one more line.
     """
-    ends = sorted(_collect(failures), key=lambda end: (end.follows, end.when))
-    first, of_rank = ends[0], ""
+    ends = ends_of(failures)
+    first, of_rank, status = ends[0], "", exit_status(ends[0], failures)
     if first.is_nobodys:
         lines = _between(ends)
     elif len(ends) > 1 and len({(_without_rank(end.text), end.place) for end in ends}) == 1:
@@ -39,9 +40,30 @@ def report(failures) -> LastWords:
             lines.append(f"  then: {_named(ends[1:])}")
         code = failures[first.rank].exitcode if first.rank in failures else 1
         of_rank = f"of rank {first.rank}: {code}; "
-    lines += [f"  logs: {_logs(first, failures)}", f"  exit code {of_rank}of libddp run: 1"]
+    lines += [f"  {note}"] if note else []
+    lines += [f"  logs: {_logs(first, failures)}", f"  exit code {of_rank}of libddp run: {status}"]
     print("libddp run: failed;", "\n".join(lines), file=sys.stderr, flush=True)
-    return first
+    return first, status
+
+
+def ends_of(failures) -> list[LastWords]:
+    """How the ranks of this host ended, the one that started it first."""
+    return sorted(_collect(failures), key=lambda end: (end.follows, end.when))
+
+
+def exit_status(first: LastWords, failures) -> int:
+    """What a shell would show of that rank's worker: its exit code, or 128 + its signal.
+
+    A worker that was stopped while it told of its exception would have ended with 1.
+    """
+    failure = failures.get(first.rank)
+    if failure is None and first.path:  # a rank that a worker started
+        folder = os.path.dirname(first.path)
+        own = [f for f in failures.values() if os.path.dirname(f.error_file) == folder]
+        failure = own[0] if own else None
+    if failure is None:
+        return 1
+    return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
 
 
 def _between(ends: list[LastWords]) -> list[str]:

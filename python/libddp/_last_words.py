@@ -31,6 +31,8 @@ class LastWords:
     is_nobodys: bool = False
     #: The file that says so; None where the process left none.
     path: str | None = None
+    #: The last step that it noted.
+    step: int | None = None
 
 
 def record_error(error: BaseException, place: tuple[str, int] | None) -> None:
@@ -39,6 +41,7 @@ def record_error(error: BaseException, place: tuple[str, int] | None) -> None:
     Args:
         place: path and line in the program.
     """
+    from libddp import _steps
     from libddp.errors import PeerError
 
     path = os.environ.get(_FILE)
@@ -50,6 +53,7 @@ def record_error(error: BaseException, place: tuple[str, int] | None) -> None:
         "time": time.monotonic(),
         "follows": isinstance(error, PeerError),
         "is_nobodys": isinstance(error, PeerError) and error.peer_rank < 0,
+        "step": _steps.noted(),
     }
     text = "".join(traceback.format_exception_only(error)).strip()[:MAX_TEXT]
     stack = "".join(traceback.format_exception(error))
@@ -70,7 +74,14 @@ def read(path: str) -> LastWords | None:
         place = "{}:{}".format(*told["place"]) if told["place"] else ""
         text = message["message"]
         return LastWords(
-            told["rank"], text, place, told["time"], told["follows"], told["is_nobodys"], path
+            told["rank"],
+            text,
+            place,
+            told["time"],
+            told["follows"],
+            told["is_nobodys"],
+            path,
+            told["step"],
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

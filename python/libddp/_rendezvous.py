@@ -27,9 +27,13 @@ from base64 import b64decode, b64encode
 from datetime import timedelta
 
 from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as c10d
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
-from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from libddp._run_key import has_key
@@ -53,7 +57,13 @@ MAGIC = b"libddp-rendezvous-1"
 TAG_BYTES = 32
 NUMBER_BYTES = 8
 MAX_ENTRY_BYTES = 16 << 20
+#: Seconds between a launcher's signs of life, and how many may be missing.
+HEARTBEATS = {"keep_alive_interval": 1, "keep_alive_max_attempt": 4}
+#: How long launchers wait for more than the smallest number, once there was a first start.
+LAST_CALL = timedelta(seconds=1)
+_ROUND = "libddp/round"
 
+_meetings: list[int] = []
 _servers: list[TCPStore] = []
 
 
@@ -68,6 +78,7 @@ def prepare(args) -> None:
         args.rdzv_endpoint = f"{LOOPBACK}:0"
         args.rdzv_id = str(uuid.uuid4())
     if args.rdzv_backend == "c10d":
+        args.rdzv_conf = with_defaults(args.rdzv_conf)
         args.rdzv_endpoint, is_local = _endpoint(args, c10d.DEFAULT_PORT, is_one_host)
         if is_local and args.local_addr is None:
             args.local_addr = LOOPBACK  # MASTER_ADDR of the workers
@@ -77,6 +88,16 @@ def prepare(args) -> None:
     elif args.rdzv_backend == "static" and is_one_host:
         args.rdzv_endpoint = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
         args.rdzv_endpoint, _ = _endpoint(args, -1, is_one_host)
+
+
+def with_defaults(conf: str) -> str:
+    """--rdzv-conf with what makes the launchers notice a dead one while its ranks are missed.
+
+    Ranks are missed after 5 s; torch's 15 s would hold up every start until then.
+    """
+    given = {pair.partition("=")[0].strip() for pair in conf.split(",")}
+    missing = [f"{key}={value}" for key, value in HEARTBEATS.items() if key not in given]
+    return ",".join([conf] * bool(conf.strip()) + missing)
 
 
 def _endpoint(args, default_port: int, is_one_host: bool) -> tuple[str, bool]:
@@ -121,7 +142,61 @@ def loopback_server(port: int) -> TCPStore | None:
 def create_handler(params):
     """The creator that torch's registry calls."""
     _, store = c10d.create_backend(params)
-    return dynamic.create_handler(store, Backend(store, params.run_id, params.backend), params)
+    backend = Backend(store, params.run_id, params.backend)
+    handler = dynamic.create_handler(store, backend, params)
+    shorten_last_call(handler, backend)
+    agree(handler, backend)
+    return handler
+
+
+def agree(handler, backend: Backend) -> None:
+    """Every meeting has the store of its own first host, and one number.
+
+    torch's first host tells where its store is at its first meeting only: a host that joins later
+    waits for that in vain, and hosts that stay keep the store of the one that was first before. And
+    torch's workers find each other under their launcher's own count of restarts, which is 0 for a
+    host that has just come, and stays the same where hosts come and go.
+    """
+    meet = handler.next_rendezvous
+
+    def meet_and_agree() -> RendezvousInfo:
+        info = meet()
+        names = (RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY, _ROUND)
+        if info.rank == 0:
+            own = info.bootstrap_store_info
+            values = (own.master_addr, own.master_port, backend.round())
+            for name, value in zip(names, values, strict=True):
+                info.store.set(name, str(value))
+        address, port, number = (info.store.get(name).decode() for name in names)
+        _meetings.append(int(number))
+        agreed = RendezvousStoreInfo(master_addr=address, master_port=int(port))
+        return RendezvousInfo(info.store, info.rank, info.world_size, agreed)
+
+    handler.next_rendezvous = meet_and_agree
+
+
+def meeting() -> int | None:
+    """The number of the last meeting, from 0; None where another rendezvous is used."""
+    return _meetings[-1] if _meetings else None
+
+
+def shorten_last_call(handler, backend: Backend) -> None:
+    """torch waits 30 s for more hosts at every start, also where those of before are all there.
+
+    A host that comes later than that is in the next start, as any host that joins. Of torch's
+    settings only their class is changed, where it is the one that is known.
+    """
+    timeout = handler.settings.timeout
+    if type(timeout) is not dynamic.RendezvousTimeout:
+        return
+
+    class Timeout(dynamic.RendezvousTimeout):
+        @property
+        def last_call(self) -> timedelta:
+            usual = super().last_call
+            return min(usual, LAST_CALL) if backend.round() > 0 else usual
+
+    timeout.__class__ = Timeout
 
 
 def create_local_handler(params):
@@ -144,10 +219,14 @@ class _StateUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+def _read(bits: bytes):
+    return _StateUnpickler(io.BytesIO(bits)).load()
+
+
 def is_state(bits: bytes) -> bool:
     """Whether torch may unpickle this."""
     try:
-        state = _StateUnpickler(io.BytesIO(bits)).load()
+        state = _read(bits)
     except Exception:  # a stranger's bytes may raise anything
         return False
     fresh = dynamic._RendezvousState()
@@ -174,6 +253,10 @@ class Backend(c10d.C10dRendezvousBackend):
     def name(self) -> str:
         """The name that torch's registry knows."""
         return self._name
+
+    def round(self) -> int:
+        """How many meetings there have been, by the newest good entry."""
+        return _read(self._last[0]).round if self._last else 0
 
     def get_state(self):
         """See base class. A read of an entry that somebody deleted would wait for it."""

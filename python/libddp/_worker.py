@@ -1,8 +1,9 @@
 """In a process that `libddp run` started: what it dies of is left for the launcher's last screen.
 
-`watch` is called as torch or libddp is imported, so that an exception before init_process_group is
-known too. Ranks that a worker starts by multiprocessing write a file of their own beside its file;
-the launcher puts them together (_worker_ends.py).
+It also ends with its launcher (_lifeline.py). `watch` is called as torch or libddp is imported, so
+that an exception before init_process_group is known too. Ranks that a worker starts by
+multiprocessing write a file of their own beside its file; the launcher puts them together
+(_worker_ends.py).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import atexit
 import os
 import sys
 
-#: Process id of the `libddp run` whose workers inherit it.
-LAUNCHER = "LIBDDP_LAUNCHER_PID"
+from libddp import _steps
+from libddp._lifeline import tie
+
 _FILE = "TORCHELASTIC_ERROR_FILE"
 _RANK = "RANK"
 
@@ -24,8 +26,9 @@ def watch() -> None:
 
     A helper may fail and be forgiven, so its end says nothing about the rank.
     """
-    if os.environ.get(LAUNCHER) != str(os.getppid()):
+    if not tie():
         return
+    _steps.open_page(os.environ.get(_FILE))
     previous, pid = sys.excepthook, os.getpid()
 
     def record_and_report(kind, value, trace):
@@ -43,6 +46,11 @@ def watch() -> None:
 
     sys.excepthook = record_and_report
     atexit.register(record_behind_a_hook)
+
+
+def note_step(step: int) -> None:
+    """This rank has stored this step: a start that fails after it again has made progress."""
+    _steps.note(step)
 
 
 def record(error: BaseException) -> None:

@@ -12,7 +12,8 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -34,8 +35,48 @@ class Workers:
 
     #: By local rank.
     error_files: dict[int, str] = field(default_factory=dict)
+    #: By local rank.
+    ranks: dict[int, int] = field(default_factory=dict)
+    #: When they were, by the monotonic clock.
+    started: float = 0.0
+    #: By local rank.
+    pids: dict[int, int] = field(default_factory=dict)
+    #: torch's failures by local rank.
+    told: dict = field(default_factory=dict)
+    #: All hosts' number of this start, for TORCHELASTIC_RESTART_COUNT; None: torch's own.
+    number: int | None = None
     #: Process ids of those that the launcher ended, because of another.
     stopped: set[int] = field(default_factory=set)
+
+    def begin(self, error_files: dict[int, str], ranks: dict[int, int]) -> None:
+        """A new start."""
+        self.error_files, self.ranks = error_files, ranks
+        self.started = time.monotonic()
+        self.told, self.pids = {}, {}
+        self.stopped.clear()
+
+    def tell(self, pids: dict[int, int], failures: dict) -> None:
+        """What torch's launcher found, by local rank."""
+        self.pids = pids
+        if failures:
+            self.told = failures
+
+    def running(self, step_in: Callable[[str], int | None]) -> list[tuple[int, int, int | None]]:
+        """Rank, process id and step of each worker; for any thread.
+
+        Args:
+            step_in: finds the step beside a worker's error file.
+        """
+        pids, ranks, files = self.pids, self.ranks, self.error_files
+        return sorted(
+            (ranks[local], pid, step_in(os.path.dirname(files.get(local, ""))))
+            for local, pid in pids.items()
+            if local in ranks
+        )
+
+    def failed(self) -> dict:
+        """torch's failures of the last start by rank; none while it runs, or ran well."""
+        return {self.ranks[local]: failure for local, failure in self.told.items()}
 
     def failures(self, failures: dict) -> dict:
         """torch's failures by rank: without the stopped ones, and each with its error file."""
@@ -54,10 +95,12 @@ def watched() -> Iterator[Workers]:
     workers = Workers()
     reify, close = DefaultLogsSpecs.reify, SubprocessHandler.close
 
-    def reify_and_note(self, *args, **kwargs):
-        destinations = reify(self, *args, **kwargs)
-        workers.error_files = dict(destinations.error_files)
-        workers.stopped.clear()
+    def reify_and_note(self, envs, *args, **kwargs):
+        for env in envs.values() if workers.number is not None else ():
+            env["TORCHELASTIC_RESTART_COUNT"] = str(workers.number)
+        destinations = reify(self, envs, *args, **kwargs)
+        ranks = {local: int(env.get("RANK", local)) for local, env in envs.items()}
+        workers.begin(dict(destinations.error_files), ranks)
         return destinations
 
     def close_and_note(self, *args, **kwargs):

@@ -2,25 +2,24 @@
 
     libddp run --nproc-per-node=2 train.py --its=arguments
 
-A thin layer over torch.distributed.run with two flags and four defaults of its own:
+A thin layer over torch.distributed.run; docs/launcher.md says what it adds. Here:
 - --drop-in: the workers run on libddp although their script names only torch (docs/drop_in.md).
-- --run-key-file: the secret of a run on several hosts (docs/security.md); a run on one host gets a
-  random one.
 - One node and no rendezvous named: a free port is taken, so that jobs on one machine cannot meet.
-- The launchers' rendezvous runs nothing that a stranger wrote; on one host it listens at 127.0.0.1
-  only (_rendezvous.py).
-- A failed run ends with one screen: the rank that failed first, and why (_failure_report.py).
 - OMP_NUM_THREADS unset: the cores are shared out among the workers (torchrun: 1 each).
+- The exit status: that of the worker which failed first, or 128 + its signal.
+Elsewhere: keys (_run_key), who meets whom (_rendezvous, _hosts), what is started again (_attempts)
+and how (_preload), the last screen (_failure_report), how the job stands (_status).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -29,8 +28,20 @@ from torch.distributed.elastic.multiprocessing.errors import (
     get_error_handler,
     record,
 )
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from libddp import _failure_report, _rendezvous, _run_key, _worker, _worker_ends
+from libddp import (
+    _attempts,
+    _failure_report,
+    _hosts,
+    _launcher_flags,
+    _lifeline,
+    _preload,
+    _rendezvous,
+    _run_key,
+    _status,
+    _worker_ends,
+)
 from libddp._autoload import DROP_IN
 
 _RENDEZVOUS_FLAGS = ("rdzv_endpoint", "rdzv_id", "rdzv_backend", "master_addr", "master_port")
@@ -40,24 +51,12 @@ def parse(arguments: Sequence[str]):
     """torchrun's namespace for a command line, with libddp's defaults filled in."""
     parser = torchrun.get_args_parser()
     parser.prog = "libddp run"
-    parser.add_argument(
-        "--drop-in",
-        "--drop_in",
-        action="store_true",
-        help="Put libddp in the place of torch's process group and DistributedDataParallel, for "
-        "scripts that name only torch.",
-    )
-    parser.add_argument(
-        "--run-key-file",
-        "--run_key_file",
-        metavar="FILE",
-        help="A secret of 32 bytes or more, the same on all hosts, mode 0600: only who has it can "
-        "join the run. One host needs none.",
-    )
+    _launcher_flags.add(parser)
     args = parser.parse_args(arguments)
     named = any(getattr(args, flag) != parser.get_default(flag) for flag in _RENDEZVOUS_FLAGS)
     if args.nnodes in ("1", "1:1") and not named:
         args.standalone = True
+    _launcher_flags.complete(args)
     return args
 
 
@@ -107,6 +106,49 @@ def quieten_torchrun() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def tie_workers() -> None:
+    """They know whose they are, and end with this process."""
+    from libddp._torch_patches import workers_descriptors
+
+    os.environ[_lifeline.LAUNCHER] = str(os.getpid())
+    workers_descriptors.put(_lifeline.hold())
+
+
+@contextlib.contextmanager
+def forking(args) -> Iterator[None]:
+    """With --preload, the process that forks the workers."""
+    from libddp._torch_patches import workers_descriptors
+
+    if not args.preload:
+        yield
+        return
+    server = _preload.ForkServer(args.preload_modules.split(","))
+    try:
+        workers_descriptors.start_with(server.start)
+        yield
+    finally:
+        server.end()
+
+
+def watch_attempts(args, workers) -> _attempts.Attempts:
+    """Makes torch's agent stop workers in time, and give up what would only fail again."""
+    from libddp._torch_patches import agent_hooks
+
+    attempts = _attempts.Attempts(workers, args.max_restarts, args.retry_same_error)
+    agent_hooks.stop_within(args.shutdown_timeout)
+    agent_hooks.tell_ends(workers.tell)
+    hosts = _hosts.Hosts(args.node_unit, args.network_check, args.exclude_straggler)
+
+    def meet(handler, next_rendezvous):
+        attempts.check()
+        info = hosts.meet(handler, next_rendezvous)
+        workers.number = _rendezvous.meeting()
+        return info
+
+    agent_hooks.around_rendezvous(meet)
+    return attempts
+
+
 @record
 def main(arguments: Sequence[str] | None = None) -> None:
     """Starts the workers and waits for them; the exit status says how they ended.
@@ -114,31 +156,58 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: the command line without the program; None = this process's.
 
-    A signal that ends the job (Ctrl-C, SIGTERM) reaches the workers first; the exit status is then
-    128 + its number, as a shell has it.
+    The exit status is that of the worker that failed first: its exit code, or 128 + its signal. A
+    signal that ends the job (Ctrl-C, SIGTERM) reaches the workers first, and is 128 + its number.
     """
     args = parse(sys.argv[1:] if arguments is None else arguments)
     require_script(args)
     if args.drop_in:
         wish_drop_in(args)
+    if args.preload:
+        _preload.check(args)
     _run_key.hand_out(args)
     _rendezvous.prepare(args)
     quieten_torchrun()
     workers = torchrun.determine_local_world_size(args.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
-    os.environ[_worker.LAUNCHER] = str(os.getpid())
+    tie_workers()
+    with _worker_ends.watched() as workers, forking(args):
+        attempts = watch_attempts(args, workers)
+        with _status.Status(workers, attempts, args.status_json, shows_status(args)) as status:
+            supervise(args, workers, attempts, status)
+
+
+def shows_status(args) -> bool:
+    """Whether a line on the terminal is asked for, or disturbs nobody."""
+    return args.status or (sys.stderr.isatty() and args.redirects == "3" and args.tee == "0")
+
+
+def supervise(args, workers, attempts, status) -> None:
+    """torch's agent, and what is said of how it ended."""
     try:
-        with _worker_ends.watched() as ended:
-            torchrun.run(args)
+        torchrun.run(args)
     except SignalException as end:
         name = signal.Signals(end.sigval).name
         print(f"libddp run: ended by {name}; the workers are stopped", file=sys.stderr)
         sys.exit(128 + end.sigval)
-    except ChildFailedError as failed:
-        first = _failure_report.report(ended.failures(failed.failures))
-        if first.path and "TORCHELASTIC_ERROR_FILE" in os.environ:  # a launcher above this one
-            get_error_handler().dump_error_file(first.path, 1)
+    except _hosts.SpareEnded:
+        print("libddp run: the run has ended; this host was a spare", file=sys.stderr)
+    except _hosts.StragglerError:
+        print("libddp run: this host leaves the run (--exclude-straggler)", file=sys.stderr)
         sys.exit(1)
+    except RendezvousClosedError:
+        print("libddp run: the launcher of another host has ended the run", file=sys.stderr)
+        if not workers.told:
+            sys.exit(1)
+        first, code = _failure_report.report(workers.failures(workers.failed()))
+        status.failed(first)
+        sys.exit(code)
+    except ChildFailedError as failed:
+        first, code = _failure_report.report(workers.failures(failed.failures), attempts.note)
+        status.failed(first)
+        if first.path and "TORCHELASTIC_ERROR_FILE" in os.environ:  # a launcher above this one
+            get_error_handler().dump_error_file(first.path, code)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,29 @@ TEST_CASE("foreign names and damaged indexes", "[folder]") {
   REQUIRE(contains(message_of<SnapshotError>([&] { ranks.folder.read(entry); }), path));
 }
 
+TEST_CASE("no bit of an index can change what it says", "[folder]") {
+  const SnapshotIndex index{
+      .saved = {700, 12},
+      .ranks = {StoredRank{.rank = 0,
+                           .file = "rank-0-of-1.safetensors",
+                           .stored = {.bytes = 4096, .header_sum = 7, .chunk_sums = {1, 2}},
+                           .values = R"({"lr":0.1,"step":700})"}},
+      .world_size = 1};
+  const std::string text = index.encode();
+  REQUIRE(SnapshotIndex::decode(text).encode() == text);
+  long num_accepted = 0;
+  for (std::size_t bit = 0; bit < 8 * text.size(); ++bit) {
+    std::string damaged = text;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
+    try {
+      // The same meaning in other letters, as 1E5 for 1e5, is no damage.
+      num_accepted += SnapshotIndex::decode(damaged).encode() != text;
+    } catch (const SnapshotError&) {
+    }
+  }
+  REQUIRE(num_accepted == 0);
+}
+
 TEST_CASE("a process may die at any system call of a save", "[folder][crash]") {
   TemporaryFolder place;
   Ranks ranks(place.path());

@@ -199,8 +199,22 @@ PATCHES = (
     Patch(
         ("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",),
         ("Popen",),
-        "hands on the descriptor of the run's key to workers",
+        "hands on the descriptors of the run's key and of the launcher's pipe; --preload: forks",
         "torch's launcher has no argument for descriptors",
+        BY_LAUNCHER,
+    ),
+    Patch(
+        ("torch.distributed.elastic.multiprocessing.api.PContext",),
+        ("close", "wait"),
+        "stops workers within --shutdown-timeout; tells how they ended",
+        "torch waits 30 s whatever its flag says, and its agent has no hooks",
+        BY_LAUNCHER,
+    ),
+    Patch(
+        ("torch.distributed.elastic.rendezvous.registry",),
+        ("get_rendezvous_handler",),
+        "a handler that asks before each start of workers",
+        "its agent has no hooks, and would repeat an error as often as --max-restarts says",
         BY_LAUNCHER,
     ),
     Patch(

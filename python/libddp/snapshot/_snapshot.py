@@ -68,6 +68,8 @@ class Snapshot:
         folder: where snapshots are stored; one that all ranks see and that is this job's alone.
             None: memory only.
         keep: snapshots that stay in the folder.
+        replicas: 1 sends each save to the next host too, behind the training, so that a host that
+            is lost loses no step; several hosts with a run key (docs/security.md).
         run: which job this is, so that its next start finds its memory: at most 40 letters, digits,
             "-" and "_". None: the folder says it, else the launcher (TORCHELASTIC_RUN_ID,
             SLURM_JOB_ID), else the process that started this one.
@@ -93,6 +95,7 @@ class Snapshot:
         folder: str | os.PathLike | None = None,
         *,
         keep: int = 2,
+        replicas: int = 0,
         run: str | None = None,
         linger: float = 60.0,
         process_group: dist.ProcessGroup | None = None,
@@ -104,6 +107,7 @@ class Snapshot:
             group=self._group,
             folder=_local_folder(folder),
             keep=keep,
+            replicas=replicas,
             run=run or "",
             linger=linger,
             num_threads=0,
@@ -202,7 +206,7 @@ class Snapshot:
         return {}
 
     def latest_step(self) -> int | None:
-        """The step of the newest save that can be loaded; None where there is none. A collective."""
+        """The step of the newest save that is there, else None. A collective."""
         self._check_open()
         versions = self._core.versions()
         return versions[0].step if versions else None
@@ -277,6 +281,7 @@ class Snapshot:
         return pieces, values
 
     def _load_version(self, version, model, optimizer, stateful) -> Any:
+        _note_step(version.step)
         self._core.open(version)
         values = self._together(f"read the values of {version.name}", lambda: _values_of(version))
         stored = version.tensors

@@ -51,10 +51,10 @@ def test_the_rank_that_raised_is_named_with_its_line(tmp_path):
 
 def test_the_rank_that_was_killed_is_named(tmp_path):
     status, output = run(tmp_path, KILLED)
-    assert status == 1
+    assert status == 128 + 9
     end = last_words(output)
     assert "rank 1 was first: Signal 9 (SIGKILL)" in end
-    assert "exit code of rank 1: -9" in end
+    assert "exit code of rank 1: -9; of libddp run: 137" in end
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -170,7 +170,7 @@ sys.exit(3)
 
 def test_a_helper_that_fails_and_is_forgiven_is_not_named(tmp_path):
     status, output = run(tmp_path, FORGIVEN)
-    assert status == 1
+    assert status == 3
     assert "ValueError: no cache yet" in output
     end = last_words(output)
     assert "rank 1 was first: exit code 3" in end
@@ -252,8 +252,9 @@ def lost() -> PeerError:
     ],
 )
 def test_spawned_ranks_speak_for_their_worker(tmp_path, capsys, exitcode, records, rank, text):
-    first = workers_end(tmp_path, exitcode, records)
+    first, status = workers_end(tmp_path, exitcode, records)
     screen = capsys.readouterr().err
     assert first.rank == rank
     assert f"rank {rank} was first: {text}" in screen
+    assert status == (exitcode if exitcode > 0 else 128 - exitcode)
     assert len(screen.splitlines()) <= 6

@@ -1,0 +1,56 @@
+#include "libddp/snapshot/version_reader.h"
+
+#include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
+
+#include "libddp/base/error.h"
+#include "libddp/base/printable.h"
+#include "libddp/slots/scatter.h"
+
+namespace libddp {
+
+VersionReader::VersionReader(const SavedVersion& version,
+                             const std::vector<SnapshotTensor>& tensors)
+    : version_(version) {
+  for (const SnapshotTensor& each : tensors) {
+    if (!version.pieces().contains(each.key)) {
+      throw ArgumentError(fmt::format(
+          "libddp snapshot: {} has no '{}'. Hint: load into the model and optimizer that "
+          "were saved.",
+          version.name(), printable(each.key)));
+    }
+    add(each);
+  }
+  std::vector<const PieceLayout*> layouts;
+  for (const auto& source : version.sources()) layouts.push_back(&source->layout());
+  plan_ = plan_read(wanted_, layouts);
+}
+
+void VersionReader::add(const SnapshotTensor& each) {
+  each.check();
+  const at::Tensor tensor = each.tensor.detach();
+  const bool is_plain = tensor.is_cpu() && tensor.is_contiguous();
+  const at::Tensor host = is_plain ? tensor
+                                   : at::empty_like(tensor, tensor.options().device(at::kCPU),
+                                                    at::MemoryFormat::Contiguous);
+  if (!is_plain) copies_.emplace_back(tensor, host);
+  wanted_.push_back({.key = each.key,
+                     .dtype = std::string(stored_dtype(tensor.scalar_type())),
+                     .shape = each.shape,
+                     .begin = each.begin,
+                     .end = each.end,
+                     .to = static_cast<std::byte*>(host.mutable_data_ptr())});
+}
+
+void VersionReader::run(int num_threads) {
+  if (!missing().empty()) {
+    throw SnapshotError(
+        fmt::format("libddp snapshot: {} has {} not here.", version_.name(), missing()));
+  }
+  for (std::size_t i = 0; i < version_.sources().size(); ++i) {
+    scatter(*version_.sources()[i], plan_.segments[i], num_threads);
+  }
+  for (const auto& [tensor, host] : copies_) tensor.copy_(host);
+}
+
+}  // namespace libddp

@@ -1,0 +1,200 @@
+"""The parent of `libddp run --preload`: has imported torch and libddp, and forks the workers.
+
+    python -u -m libddp._fork_server SOCKET LAUNCHER torch,libddp.distributed
+
+Over the socket (a pair of the launcher's, _preload.py) come requests: the command line and the
+environment of a worker as a memory file, then descriptors for its output. Back go the process id,
+and later its wait status. A forked worker gets the environment, a session of its own and a fresh
+`__main__`, and leaves this module by its end, so that the interpreter ends it as it ends any other
+program: excepthook, atexit, exit codes.
+
+The server ends with the launcher, a worker with the server (_lifeline.py). Thread rule: one thread;
+a library that starts threads as it is imported must survive a fork, as torch does.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import importlib
+import importlib.util
+import io
+import json
+import os
+import select
+import socket
+import sys
+from types import ModuleType
+
+from libddp import _lifeline
+
+#: Bytes of a message; requests themselves are memory files.
+MAX_MESSAGE = 1 << 16
+
+
+def serve(channel: socket.socket) -> dict | None:
+    """Forks workers until the launcher is gone (None); in a worker, its request."""
+    workers: dict[int, int] = {}  # pidfd -> pid
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    while True:
+        for number, _ in poll.poll():
+            if number in workers:
+                poll.unregister(number)
+                os.close(number)
+                pid = workers.pop(number)
+                _send(channel, {"ended": pid, "status": os.waitpid(pid, 0)[1]})
+                continue
+            message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, 3)
+            if not message:
+                return None
+            pid, request = _fork(descriptors)
+            if request is not None:
+                channel.close()
+                for other in workers:
+                    os.close(other)
+                return request
+            pidfd = os.pidfd_open(pid)
+            workers[pidfd] = pid
+            poll.register(pidfd, select.POLLIN)
+            _send(channel, {"pid": pid})
+
+
+def _send(channel: socket.socket, message: dict) -> None:
+    channel.send(json.dumps(message).encode())
+
+
+def _fork(descriptors: list[int]) -> tuple[int, dict | None]:
+    """(pid, None) in the server, once the worker leads its session; (0, request) in the worker."""
+    server = os.getpid()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        _lifeline.end_with_parent(server)
+        os.close(reading)
+        os.close(writing)
+        with open(descriptors[0], encoding="utf-8") as file:
+            request = json.load(file)
+        for number, descriptor in zip(request["streams"], descriptors[1:], strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        return 0, request
+    os.close(writing)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.read(reading, 1)  # until it is closed
+    os.close(reading)
+    return pid, None
+
+
+def become(request: dict) -> None:
+    """In a worker: what a program of its own would have had from its start."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.environ[_lifeline.LAUNCHER] = str(os.getppid())
+    os.environ.pop(_lifeline.PIPE, None)
+    _seed()
+    from libddp._worker import watch
+
+    watch()
+
+
+def _seed() -> None:
+    """Fresh seeds, as after an import; all workers, and the next ones, would draw the same numbers.
+
+    Python's own generator sees to it itself.
+    """
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+
+
+def program(arguments: list[str]) -> tuple[ModuleType, object]:
+    """A fresh `__main__` and its code, for what follows `python -u`; sets sys.argv and sys.path."""
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    if arguments[0] == "-m":
+        name, sys.argv = arguments[1], arguments[1:]
+        spec = _spec_of(name)
+        main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
+        main.__file__ = sys.argv[0] = spec.origin
+        code = spec.loader.get_code(spec.name)
+    else:
+        sys.argv = arguments
+        main.__file__ = os.path.abspath(arguments[0])
+        main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
+        if not getattr(sys.flags, "safe_path", False):  # Python 3.11
+            sys.path[0] = os.path.dirname(os.path.realpath(arguments[0]))
+        with io.open_code(main.__file__) as file:
+            code = compile(file.read(), main.__file__, "exec", dont_inherit=True)
+    # This module's functions still run.
+    sys.modules["libddp._fork_server"] = sys.modules["__main__"]
+    sys.modules["__main__"] = main
+    return main, code
+
+
+def _spec_of(name: str):
+    """As `python -m` finds it."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        sys.exit(f"{sys.executable}: Error while finding module {name!r}: {error}")
+    if spec is None or spec.loader is None:
+        sys.exit(f"{sys.executable}: No module named {name}")
+    return spec
+
+
+def tell_error(error: BaseException) -> None:
+    """As the interpreter tells an exception that nobody caught, without the frames of this file."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    sys.excepthook(type(error), error, trace)
+
+
+def preload(names: list[str]) -> str:
+    """Imports them; "", or why workers cannot be forked now."""
+    for name in names:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # the workers' collector leaves these pages shared
+    return _cuda_in_use()
+
+
+def _cuda_in_use() -> str:
+    """Whether a child could not use CUDA any more, which only a child can tell."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ""
+    bad = getattr(torch.cuda, "_is_in_bad_fork", None)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(1 if bad is not None and bad() else 0)
+    if os.waitpid(pid, 0)[1] == 0 and not torch.cuda.is_initialized():
+        return ""
+    return (
+        "a module that is preloaded has initialised CUDA, which forked workers could not use. Hint:"
+        " leave it out of --preload-modules"
+    )
+
+
+if __name__ == "__main__":
+    _lifeline.end_with_parent(int(sys.argv[2]))
+    _channel = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(_channel.fileno(), False)
+    _send(_channel, {"refused": preload(sys.argv[3].split(","))})
+    _request = serve(_channel)
+    if _request is not None:
+        become(_request)
+        try:
+            _main, _code = program(_request["arguments"])
+            exec(_code, _main.__dict__)
+        except Exception as _error:
+            tell_error(_error)
+            sys.exit(1)

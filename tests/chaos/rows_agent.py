@@ -1,0 +1,162 @@
+"""The agent that has started the workers dies, or starts them anew."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from forked import children_of
+from rows import Trial, pause, row
+
+_MODES = ("ddp", "fsdp")
+
+
+def _workers(agent: int, ranks: int = 2) -> list[int]:
+    """By rank, whatever else the agent has started."""
+    found = {}
+    for pid in children_of(agent):
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = dict(v.split(b"=", 1) for v in file.read().split(b"\0") if b"=" in v)
+        if b"RANK" in variables:
+            found[int(variables[b"RANK"])] = pid
+    return [found[rank] for rank in range(ranks)]
+
+
+def _await_workers_gone(job) -> None:
+    """All but the keeper."""
+
+    def is_gone() -> bool:
+        return set(job.forks.others()) <= set(job.keepers())
+
+    job.await_true(is_gone, "the workers end", 10)
+
+
+def _check_stored(job) -> int:
+    """The newest that is whole on all ranks is in the folder."""
+    saved = max(job.newest("saved", rank, job.start) for rank in (0, 1))
+    begun = min(job.newest("saving", rank, job.start) for rank in (0, 1))
+    job.await_true(lambda: job.stored_steps()[-1:] >= [saved], f"{saved} is stored", 10)
+    stored = job.stored_steps()[-1]
+    assert saved <= stored <= max(saved, begun), f"{stored}\n{job.story()}"
+    return stored
+
+
+@row("kill -9 of a worker, torch's agent", quick=1)
+def agent_restarts(trial: Trial) -> float:
+    """torch's elastic agent starts all workers anew: from memory, as above."""
+    job = trial.job(mode=_MODES[trial.number % 2], steps=24)
+    wanted = trial.reference(job)
+    job.begin_agent(2)
+    job.await_step(trial.random.randrange(2, 10))
+    # Workers that an agent forks are all its children in the order of their ranks.
+    victim = sorted(children_of(job.pids[0]))[trial.random.randrange(2)]
+    job.killed_at = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    job.finish()
+    seconds = job.check_resumed(start=1)
+    job.check_losses(wanted)
+    return seconds
+
+
+@row("kill -9 of the agent", quick=1)
+def agent_dies(trial: Trial) -> float:
+    """Its workers end; the newest save is stored in the folder, though none was asked for; a new
+    agent with the same folder resumes from memory (the folder is emptied before).
+    """
+    job = trial.job(mode=_MODES[trial.number % 2], steps=40, pause=0.01)
+    wanted = trial.reference(job)
+    agent = job.begin_agent(2)
+    job.await_step(trial.random.randrange(3, 12), "saved")
+    pause(trial.random.uniform(0, 0.02))
+    job.killed_at = time.monotonic()
+    os.kill(agent, signal.SIGKILL)
+    _await_workers_gone(job)
+    stored = _check_stored(job)
+    for path in job.snapshots():
+        path.rename(job.base / path.name)
+    job.begin_agent(2)
+    job.finish()
+    seconds = job.check_resumed()
+    assert job.newest("resumed", 0, 1) == stored, job.story()
+    job.check_losses(wanted)
+    return seconds
+
+
+@row("kill -9 of the agent and the keeper", quick=1)
+def agent_and_keeper_die(trial: Trial) -> float:
+    """Both at once, and the keeper last, so that its successor never sees the agent alive. No
+    process and no memory is left; a new agent resumes the newest of the folder.
+    """
+    job = trial.job(mode=_MODES[trial.number % 2], steps=60, pause=0.02, store_every=2, linger=1.0)
+    wanted = trial.reference(job)
+    agent = job.begin_agent(2)
+    job.await_true(lambda: len(job.snapshots()) >= 2, "two are stored")
+    pause(trial.random.uniform(0, 0.05))
+    job.killed_at = time.monotonic()
+    (keeper,) = job.keepers()
+    if trial.number % 2 == 1:
+        # So that the agent is gone for good before the workers look for a new keeper.
+        os.kill(keeper, signal.SIGSTOP)
+    os.kill(agent, signal.SIGKILL)
+    if trial.number % 2 == 1:
+        job.await_end()
+    os.kill(keeper, signal.SIGKILL)
+    job.check_nothing_is_left()
+    assert max(job.newest("step", rank) for rank in (0, 1)) < 60, job.story()
+    stored = job.stored_steps()[-1]
+    job.begin_agent(2)
+    job.finish()
+    assert {job.newest("resumed", rank, 1) for rank in (0, 1)} == {stored}, job.story()
+    job.check_losses(wanted)
+    return job.steps("step", 0, 1)[0].time - job.killed_at
+
+
+@row("SIGTERM to the agent, data loaders alive", quick=1)
+def terminated(trial: Trial) -> None:
+    """The newest save is stored in the folder; worker, data loader, keeper: nothing is left."""
+    job = trial.job(
+        mode=_MODES[trial.number % 2], steps=400, pause=0.01, data_workers=2, linger=1.0
+    )
+    agent = job.begin_agent(2)
+    job.await_step(trial.random.randrange(3, 8), "saved")
+    os.kill(agent, signal.SIGTERM)
+    _check_stored_after_end(job)
+    job.check_nothing_is_left()
+
+
+def _check_stored_after_end(job) -> None:
+    job.await_end()
+    _await_workers_gone(job)
+    _check_stored(job)
+
+
+def _launched(trial: Trial, module: str) -> float:
+    job = trial.job(mode=_MODES[trial.number % 2], steps=40, pause=0.02)
+    wanted = trial.reference(job)
+    launcher = job.begin_program(module, ranks=2)
+    try:
+        job.await_step(trial.random.randrange(3, 12), "saved")
+        victim = _workers(launcher.pid)[trial.random.randrange(2)]
+        job.killed_at = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        assert launcher.wait(120) == 0, job.story()
+    finally:
+        launcher.kill()
+        launcher.wait()
+    job.check_nothing_is_left()
+    seconds = job.check_resumed(start=1)
+    job.check_losses(wanted)
+    return seconds
+
+
+@row("kill -9 of a worker, libddp run --max-restarts", quick=0)
+def libddp_run(trial: Trial) -> float:
+    """The program as a user starts it; nothing is imported before: as above."""
+    return _launched(trial, "libddp.run")
+
+
+@row("kill -9 of a worker, torchrun --max-restarts", quick=0)
+def torchrun(trial: Trial) -> float:
+    """The same under torchrun."""
+    return _launched(trial, "torch.distributed.run")

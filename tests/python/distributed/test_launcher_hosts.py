@@ -1,0 +1,156 @@
+"""What `libddp run` decides about hosts, without any: flags, pairs, slow hosts, rendezvous."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+from libddp.errors import ArgumentError
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
+
+from libddp import _hosts, _network_check, _rendezvous, run
+
+
+def facts(matmul=0.01, links=(100.0,)):
+    speeds = dict(enumerate(links))
+    return {"matmul_s": matmul, "all_reduce_s": 0.1, "links_mb_s": speeds, "host": "h"}
+
+
+@pytest.mark.parametrize(
+    ("everyone", "slow"),
+    [
+        ([facts(), facts(0.011), facts(0.019)], {}),
+        ([facts(), facts(), facts(0.05)], {2: "matmul 50.0 ms, median 10.0 ms"}),
+        ([facts(), facts(0.05)], {1: "matmul 50.0 ms, median 10.0 ms"}),
+        ([facts()], {}),
+        (
+            [facts(links=(90, 9)), facts(links=(90, 8)), facts(links=(9, 8))],
+            {2: "network 9 MB/s at best, median 90 MB/s"},
+        ),
+        (
+            [facts(), facts(), facts(0.05, (1,))],
+            {2: "matmul 50.0 ms, median 10.0 ms; network 1 MB/s at best, median 100 MB/s"},
+        ),
+    ],
+)
+def test_a_slow_host_is_one_that_is_far_from_the_median(everyone, slow):
+    assert _hosts.judge(everyone) == slow
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4, 5, 8])
+def test_each_host_meets_each_other_once_and_one_at_a_time(hosts):
+    rounds = _network_check.rounds(hosts)
+    met = [pair for pairs in rounds for pair in pairs]
+    assert sorted(met) == [(a, b) for a in range(hosts) for b in range(a + 1, hosts)]
+    for pairs in rounds:
+        ranks = [rank for pair in pairs for rank in pair]
+        assert len(ranks) == len(set(ranks))
+
+
+def test_dlrovers_flags_say_what_libddp_does_instead(capsys):
+    flags = ["--auto_tunning", "--accelerator=nvidia.com/gpu", "--training_port=60000"]
+    args = run.parse([*flags, "--save_at_breakpoint", "--ucp_device_type", "cpu", "train.py", "-x"])
+    assert (args.training_script, args.training_script_args) == ("train.py", ["-x"])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5
+    assert all(line.startswith("libddp run: --") and " has no effect: " in line for line in lines)
+    assert not args.network_check
+    run.parse(["train.py"])
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--network-check", "--comm_perf_test", "--precheck=1"])
+def test_flags_that_ask_for_the_check(flag):
+    assert run.parse([flag, "train.py"]).network_check
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--nnodes=1:4", "--node_unit=2"], "--node_unit=2 must divide both ends of --nnodes=1:4"),
+        (["--nnodes=4", "--node_unit=0"], "--node_unit=0 must divide"),
+        (["--exclude-straggler"], "Hint: add --network-check"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(flags, told):
+    with pytest.raises(ArgumentError, match=told):
+        run.parse([*flags, "train.py"])
+
+
+class Handler:
+    """A rendezvous whose meetings are given."""
+
+    def __init__(self, meetings, waiting=(), closed=False):
+        self.meetings, self.waiting, self.closed = list(meetings), list(waiting), closed
+
+    def next_rendezvous(self):
+        rank, world_size = self.meetings.pop(0)
+        return RendezvousInfo("store", rank, world_size, "where")
+
+    def num_nodes_waiting(self):
+        found = self.waiting.pop(0) if self.waiting else 0
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def is_closed(self):
+        return self.closed
+
+
+def meet(handler, unit):
+    hosts = _hosts.Hosts(unit)
+    info = hosts.meet(handler, handler.next_rendezvous)
+    return info.rank, info.world_size, info.store, info.bootstrap_store_info
+
+
+def test_whole_units_of_hosts_run(capsys):
+    assert meet(Handler([(1, 4)]), 2) == (1, 4, "store", "where")
+    assert meet(Handler([(1, 5)]), 2) == (1, 4, "store", "where")
+    assert not capsys.readouterr().err
+
+
+def test_a_host_too_many_waits_until_others_come():
+    handler = Handler([(2, 3), (2, 4)], waiting=[1])
+    assert meet(handler, 2) == (2, 4, "store", "where")
+
+
+def test_running_hosts_are_not_disturbed_for_less_than_a_unit():
+    handler = Handler([(0, 2)], waiting=[1, 2])
+    meet(handler, 2)
+    assert [handler.num_nodes_waiting() for _ in range(3)] == [0, 2, 0]
+    handler = Handler([(0, 3)], waiting=[1])  # with the spare it makes a unit
+    meet(handler, 2)
+    assert handler.num_nodes_waiting() == 1
+
+
+@pytest.mark.parametrize("end", [{"closed": True}, {"waiting": [RendezvousConnectionError()]}])
+def test_a_spare_ends_with_the_run(end, capsys):
+    with pytest.raises(_hosts.SpareEnded):
+        meet(Handler([(2, 3)], **end), 2)
+    assert "this host is a spare: 3 hosts are there, and --node_unit=2 lets 2 run" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("", "keep_alive_interval=1,keep_alive_max_attempt=4"),
+        ("is_host=1", "is_host=1,keep_alive_interval=1,keep_alive_max_attempt=4"),
+        ("keep_alive_interval=7", "keep_alive_interval=7,keep_alive_max_attempt=4"),
+    ],
+)
+def test_a_dead_launcher_is_noticed_as_soon_as_its_ranks(given, used):
+    assert _rendezvous.with_defaults(given) == used
+
+
+def test_the_last_call_is_short_after_the_first_meeting():
+    backend = SimpleNamespace(number=0)
+    backend.round = lambda: backend.number
+    timeout = dynamic.RendezvousTimeout()
+    handler = SimpleNamespace(settings=SimpleNamespace(timeout=timeout))
+    _rendezvous.shorten_last_call(handler, backend)
+    assert timeout.last_call == timedelta(seconds=30)
+    backend.number = 1
+    assert timeout.last_call == _rendezvous.LAST_CALL
+    assert timeout.join == timedelta(seconds=600)

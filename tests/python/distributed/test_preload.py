@@ -1,0 +1,220 @@
+"""`libddp run --preload`: forked workers are what started ones are."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from launches import finish, launch, ranks
+from libddp.errors import ArgumentError
+
+from libddp import _preload
+
+#: Everything that a program can see of how it was started.
+FACTS = """
+import atexit, json, multiprocessing, os, sys
+import beside
+
+class Mine:
+    pass
+
+def child(mine, queue):
+    queue.put([type(mine).__name__, os.environ["RANK"]])
+
+if __name__ == "__main__":
+    import numpy, torch
+    spawn = multiprocessing.get_context("spawn")
+    queue = spawn.Queue()
+    process = spawn.Process(target=child, args=(Mine(), queue))
+    process.start()
+    facts = {
+        "argv": sys.argv, "file": __file__, "path": sys.path[0], "child": queue.get(timeout=60),
+        "package": __package__, "spec": getattr(__spec__, "name", None),
+        "omp": [os.environ["OMP_NUM_THREADS"], torch.get_num_threads()],
+        "leader": os.getsid(0) == os.getpid(), "group": os.getpgrp() == os.getpid(),
+        "threads": len(os.listdir("/proc/self/task")) >= 1,
+        "write": sys.stdout.write_through, "main": sys.modules["__main__"].Mine is Mine,
+        "stdin": os.fstat(0).st_rdev, "docstring": __doc__, "builtins": print is not None,
+    }
+    process.join()
+    name = os.environ["RANK"]
+    json.dump([facts, numpy.random.random(), torch.initial_seed()], open(f"facts{name}", "w"))
+    atexit.register(lambda: open(f"ended{name}", "w").close())
+    sys.exit(0)
+"""
+
+
+def launched(folder, *arguments, number=2, **environment):
+    ((status, output),) = finish(
+        launch([*ranks(number), *arguments], folder, **environment), deadline=300
+    )
+    return status, output
+
+
+@pytest.mark.parametrize("program", [["job/train.py", "--lr", "1"], ["-m", "job.train", "a b"]])
+def test_a_forked_worker_sees_what_a_started_one_sees(tmp_path, program):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "train.py").write_text(FACTS)
+    for folder in (tmp_path, tmp_path / "job"):
+        (folder / "beside.py").touch()
+    found = {}
+    for flags in ([], ["--preload"]):
+        status, output = launched(tmp_path, *flags, *program)
+        assert status == 0, output
+        files = [tmp_path / f"facts{rank}" for rank in "01"]
+        found[bool(flags)] = [json.loads(file.read_text()) for file in files]
+        for rank in "01":
+            (tmp_path / f"ended{rank}").unlink()  # atexit ran
+    assert [facts for facts, *_ in found[True]] == [facts for facts, *_ in found[False]]
+    for first, second in zip(*(drawn for _, *drawn in found[True]), strict=True):
+        assert first != second  # each rank draws numbers of its own
+
+
+RESTARTED = """
+import os, sys
+print("out", os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("err", os.environ["RANK"], file=sys.stderr)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getppid() if "parent" in sys.argv else os.getpid(), 9)
+    import time
+    time.sleep(600)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("who", ["worker", "parent"])
+def test_what_was_killed_is_forked_again_and_logs_are_kept(tmp_path, who):
+    (tmp_path / "train.py").write_text(RESTARTED)
+    flags = ["--preload", "--max-restarts=1", "--log-dir=logs", "--redirects=3", "--tee=1"]
+    status, output = launched(tmp_path, *flags, "train.py", who)
+    assert status == 3, output
+    assert "out 0 1" in output
+    logs = {path.name: path for path in (tmp_path / "logs").glob("*/attempt_1/1/*")}
+    assert logs["stdout.log"].read_text() == "out 1 1\n"
+    assert logs["stderr.log"].read_text() == "err 1\n"
+    assert "of libddp run: 3" in output
+
+
+RAISES = """
+import torch
+
+def deep():
+    raise ValueError("no such token")
+
+deep()
+"""
+
+
+def test_a_traceback_shows_the_program_only(tmp_path):
+    (tmp_path / "train.py").write_text(RAISES)
+    status, output = launched(tmp_path, "--preload", "train.py", number=1)
+    assert status == 1
+    assert "_fork_server" not in output
+    assert "runpy" not in output
+    assert f"  at:   {tmp_path}/train.py:5\n" in output
+    trace = output[output.index("Traceback") :].splitlines()
+    assert [line.strip() for line in trace if 'File "' in line] == [
+        f'File "{tmp_path}/train.py", line {line}, in {name}'
+        for line, name in ((7, "<module>"), (5, "deep"))
+    ] or "rank0" in trace[1]
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (["-m", "no_such_module"], "No module named no_such_module"),
+        (["broken.py"], "SyntaxError"),
+    ],
+)
+def test_a_program_that_cannot_begin_says_so(tmp_path, program, told):
+    (tmp_path / "broken.py").write_text("def (:\n")
+    status, output = launched(tmp_path, "--preload", *program, number=1)
+    assert status == 1
+    assert told in output
+    assert "libddp run: failed" in output
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n",
+            "--preload: a module that is preloaded has initialised CUDA, which forked workers "
+            "could not use. Hint: leave it out of --preload-modules.",
+        ),
+        ("raise OSError('no cache')\n", "the parent of the workers ended (1) as it imported torch"),
+    ],
+)
+def test_a_preloaded_module_that_forbids_forking_is_told(tmp_path, text, told):
+    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "train.py").write_text("open('ran', 'w').close()\n")
+    flags = ["--preload", "--preload-modules=torch,mine"]
+    status, output = launched(tmp_path, *flags, "train.py", number=1)
+    assert status != 0
+    assert told in output
+    assert not (tmp_path / "ran").exists()
+
+
+def arguments(**given):
+    plain = {"no_python": False, "run_path": False, "numa_binding": None, "module": False}
+    return SimpleNamespace(**plain | {"training_script": __file__} | given)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"no_python": True}, "--no-python starts another program"),
+        ({"run_path": True}, "--run-path"),
+        ({"numa_binding": "node"}, "--numa-binding"),
+        ({"training_script": os.path.dirname(__file__)}, "is a folder or an archive"),
+    ],
+)
+def test_what_cannot_be_forked_is_refused(given, told):
+    with pytest.raises(ArgumentError, match=f"--preload forks workers, but .*{told}"):
+        _preload.check(arguments(**given))
+
+
+def test_what_can_be_forked_is_not_refused(monkeypatch):
+    _preload.check(arguments())
+    monkeypatch.setenv("PYTHON_EXEC", "/bin/sh")
+    with pytest.raises(ArgumentError, match="PYTHON_EXEC=/bin/sh is not the Python"):
+        _preload.check(arguments())
+
+
+@pytest.fixture
+def server():
+    made = _preload.ForkServer(["json"])
+    yield made
+    made.end()
+
+
+def test_a_forked_worker_is_waited_for_as_popens(server, tmp_path):
+    script = tmp_path / "wait.py"
+    script.write_text("import sys, time; print('up'); time.sleep(float(sys.argv[1])); sys.exit(5)")
+    command = (sys.executable, "-u", str(script))
+    with open(tmp_path / "out", "w+b") as out:
+        long = server.start((*command, "600"), dict(os.environ), stdout=out)
+        short = server.start((*command, "0"), dict(os.environ), stdout=out)
+    assert short.wait() == 5
+    assert short.poll() == 5
+    assert long.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        long.wait(0.1)
+    long.send_signal(15)
+    assert long.wait(60) == -15
+    assert set((tmp_path / "out").read_text().split()) <= {"up"}
+
+
+def test_a_worker_has_no_descriptors_of_the_server(server, tmp_path):
+    script = tmp_path / "descriptors.py"
+    script.write_text("import os; print(sorted(os.listdir('/proc/self/fd'), key=int))")
+    with open(tmp_path / "out", "w+b") as out:
+        for _ in range(2):
+            worker = server.start((sys.executable, "-u", str(script)), dict(os.environ), stdout=out)
+            assert worker.wait(60) == 0
+        out.seek(0)
+        first, second = out.read().decode().splitlines()
+    assert first == second  # 0, 1, 2 and that of the listing
+    assert len(json.loads(first.replace("'", '"'))) == 4

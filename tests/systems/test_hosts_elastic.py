@@ -1,0 +1,147 @@
+"""`libddp run --nnodes=MIN:MAX`: hosts that die, come, wait, and are slow."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from network import Network, run_tool
+from test_hosts_launcher import end
+
+#: Reduces until it is told to end; writes a line per start of rank 0.
+JOB = """
+import os, sys, time
+import torch
+import libddp.distributed as dist
+
+folder = sys.argv[1]
+dist.init_process_group("libddp")
+if dist.get_rank() == 0:
+    with open(os.path.join(folder, "starts"), "a") as file:
+        print(time.monotonic(), dist.get_world_size(), file=file)
+flag = torch.zeros(1)
+while not flag:
+    flag[0] = dist.get_rank() == 0 and os.path.exists(os.path.join(folder, "go"))
+    dist.all_reduce(flag)
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+
+class Hosts:
+    """Launchers on the hosts of a network, and what they print."""
+
+    def __init__(self, net, folder, *flags):
+        self.net, self.folder, self.flags = net, folder, flags
+        self.launchers, self.stack = {}, contextlib.ExitStack()
+        (folder / "train.py").write_text(JOB)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stack.close()
+
+    def start(self, host: int) -> None:
+        command = [
+            *("--rdzv-backend=c10d", "--rdzv-id=hosts", f"--rdzv-conf=is_host={int(host == 0)}"),
+            *(f"--rdzv-endpoint={self.net.addresses[0]}:29400", "--nproc-per-node=1"),
+            *(f"--local-addr={self.net.addresses[host]}", *self.flags),
+            *(self.folder / "train.py", self.folder),
+        ]
+        with open(self.folder / f"launcher-{host}", "ab") as output:
+            launcher = subprocess.Popen(
+                [*self.net.inside(host), sys.executable, "-m", "libddp", "run", *command],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.launchers[host] = launcher
+        self.stack.callback(end, self.net, host, launcher)
+
+    def said(self, host: int) -> str:
+        return (self.folder / f"launcher-{host}").read_text(errors="replace")
+
+    def starts(self) -> list[tuple[float, int]]:
+        file = self.folder / "starts"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [(float(line.split()[0]), int(line.split()[1])) for line in lines]
+
+    def until(self, condition, seconds: float = 120):
+        limit = time.monotonic() + seconds
+        while not condition():
+            told = "\n".join(f"--- {host}\n{self.said(host)}" for host in self.launchers)
+            assert time.monotonic() < limit, f"{self.starts()}\n{told[-6000:]}"
+            time.sleep(0.05)
+
+    def go(self, hosts, seconds: float = 120) -> list[int]:
+        """Lets the job end; exit statuses."""
+        (self.folder / "go").touch()
+        return [self.launchers[host].wait(seconds) for host in hosts]
+
+
+@pytest.mark.parametrize("flags", [[], ["--preload"]], ids=["started", "forked"])
+def test_a_host_dies_the_others_go_on_and_another_comes(tmp_path, flags):
+    flags = [*flags, "--nnodes=1:2", "--max-restarts=3"]
+    with Network(2) as net, Hosts(net, tmp_path, *flags) as hosts:
+        hosts.start(0)
+        hosts.start(1)
+        hosts.until(lambda: [world for _, world in hosts.starts()] == [2])
+        time.sleep(1)
+        net.cut(1)
+        cut = time.monotonic()
+        hosts.until(lambda: [world for _, world in hosts.starts()][-1] == 1, 60)
+        print(f"host lost to the next start: {hosts.starts()[-1][0] - cut:.1f} s {flags}")
+        end(net, 1, hosts.launchers[1])  # what is left of that host
+        net.mend(1)
+        begin = time.monotonic()
+        hosts.start(1)
+        hosts.until(lambda: [world for _, world in hosts.starts()][-1] == 2)
+        print(f"launcher of a new host to the common start: {hosts.starts()[-1][0] - begin:.1f} s")
+        assert hosts.go([0, 1]) == [0, 0], hosts.said(0)[-3000:]
+
+
+def test_hosts_beyond_whole_units_are_spares(tmp_path):
+    flags = ["--nnodes=2:4", "--node_unit=2", "--max-restarts=3"]
+    conf = "last_call_timeout=15"
+    with Network(3) as net, Hosts(net, tmp_path, *flags) as hosts:
+        for host in range(3):
+            hosts.flags = (*flags, f"--rdzv-conf=is_host={int(host == 0)},{conf}")
+            hosts.start(host)
+        hosts.until(lambda: [world for _, world in hosts.starts()] == [2])
+        hosts.until(lambda: any("this host is a spare" in hosts.said(h) for h in range(3)))
+        assert hosts.go(range(3)) == [0, 0, 0], hosts.said(0)[-3000:]
+        told = [hosts.said(host) for host in range(3)]
+        assert sum("the run has ended; this host was a spare" in text for text in told) == 1
+        assert sum("3 hosts are there, and --node_unit=2 lets 2 run" in text for text in told) == 1
+        assert len(hosts.starts()) == 1
+
+
+@pytest.mark.parametrize("exclude", [False, True])
+def test_a_slow_host_is_named_with_its_figure(tmp_path, exclude):
+    flags = ["--nnodes=2:3", "--network-check", *["--exclude-straggler"] * exclude]
+    with Network(3) as net, Hosts(net, tmp_path, *flags) as hosts:
+        tbf = ["tbf", "rate", "200mbit", "burst", "256kb", "latency", "50ms"]
+        run_tool("tc", "-n", net.hosts[2], "qdisc", "replace", "dev", "eth0", "root", *tbf)
+        for host in range(3):
+            hosts.start(host)
+        hosts.until(lambda: bool(hosts.starts()), seconds=240)
+        assert hosts.starts()[0][1] == (2 if exclude else 3)
+        assert "network check of 3 hosts: matmul" in "".join(map(hosts.said, range(3)))
+        slow = re.search(
+            r"this host \([^)]*\) is slow: .*network (\d+) MB/s at best, median (\d+) MB/s",
+            hosts.said(2),
+        )
+        assert slow, hosts.said(2)
+        assert int(slow[1]) < 30 < int(slow[2])
+        kept = [0, 1] if exclude else [0, 1, 2]
+        assert hosts.go(kept) == [0] * len(kept), hosts.said(0)[-3000:]
+        if exclude:
+            assert hosts.launchers[2].wait(60) == 1
+            assert "this host leaves the run (--exclude-straggler)" in hosts.said(2)
