@@ -11,6 +11,7 @@ checkpoint-STEP folder that transformers reads is written from it when it is ask
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from transformers import Trainer
 
@@ -31,8 +32,6 @@ class FlashCkptTrainer(Trainer):
 
     def wait_latest_checkpoint(self, timeout: float = 1800) -> None:
         """Until the last save is on the disk: stored, and its checkpoint-STEP folder written."""
-        from pathlib import Path
-
         self._flash().snapshot.wait(timeout)
         folder = self.get_last_checkpoint()
         if folder and self.args.should_save:

@@ -19,12 +19,14 @@ class Scaler:
         self.cur_scale, self.dtype = scale, torch.float16
 
 
-SCALERS = types.ModuleType("deepspeed.runtime.fp16.loss_scaler")
-SCALERS.Scaler = Scaler
-Scaler.__module__ = SCALERS.__name__
-for name in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.fp16"):
-    sys.modules.setdefault(name, types.ModuleType(name))
-sys.modules[SCALERS.__name__] = SCALERS
+def put_scaler_in_place():
+    """On the ranks only: others look whether DeepSpeed is installed."""
+    module = types.ModuleType("deepspeed.runtime.fp16.loss_scaler")
+    module.Scaler = Scaler
+    Scaler.__module__ = module.__name__
+    for name in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.fp16"):
+        sys.modules.setdefault(name, types.ModuleType(name))
+    sys.modules[module.__name__] = module
 
 
 class Stage(IntEnum):
@@ -100,6 +102,7 @@ def at(step):
 
 
 def start(folder, engine):
+    put_scaler_in_place()
     from libddp.flash_checkpoint import checkpointer
     from libddp.flash_checkpoint.deepspeed import DeepSpeedCheckpointer
 

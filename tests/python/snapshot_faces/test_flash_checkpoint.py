@@ -152,6 +152,8 @@ def keeps(folder):
         DdpCheckpointer(folder).load_checkpoint(f"{folder}/1/rank_0.pt")
     with pytest.raises(ArgumentError, match=r"deletion_strategy=object says no number"):
         DdpCheckpointer(folder, deletion_strategy=object())
+    with pytest.raises(ArgumentError, match=r"replicas=5, and each save has 0 or 1\. Hint"):
+        DdpCheckpointer(folder, replica_count=5)
 
 
 def test_what_is_kept(tmp_path):
