@@ -25,6 +25,10 @@ using Call = KeeperRequest::Call;
 /// The longest sleep: deadlines need no more.
 constexpr std::chrono::milliseconds kBeat{200};
 constexpr std::chrono::milliseconds kReplyPatience{1'000};
+/// For workers whose agent is dead already to hand over what they have.
+constexpr std::chrono::milliseconds kHandOver{500};
+/// For the first client of a keeper.
+constexpr std::chrono::milliseconds kFirstPatience{10'000};
 
 /// Another living process is the worker of that rank.
 class RankTaken : public SnapshotError {
@@ -101,6 +105,7 @@ void Keeper::serve() {
   ::poll(entries.data(), entries.size(), static_cast<int>(kBeat.count()));
   changed_.clear();
   if (agent_ && is_dead(agent_.get())) agent_died();
+  if (agent_lost_ && agent_lost_->expired()) agent_died();
   admit();
   for (Client& client : clients_) {
     // First, so that what it has said is heard; a child may have inherited its connection.
@@ -315,13 +320,17 @@ std::optional<KeeperReply> Keeper::answer_to_wait(const KeeperRequest& request) 
 void Keeper::watch_agent(std::int64_t pid) {
   if (pid <= 0 || pid == agent_pid_) return;
   agent_ = open_pidfd(static_cast<pid_t>(pid));
-  agent_pid_ = agent_ ? static_cast<pid_t>(pid) : 0;
+  agent_pid_ = static_cast<pid_t>(pid);
+  agent_lost_.reset();
+  // It died with the keeper before this one: its workers hand their memories over before they end.
+  if (!agent_) agent_lost_ = Deadline::after(kHandOver);
 }
 
 void Keeper::agent_died() {
   log(LogLevel::Warn, "agent_died",
       {{"pid", static_cast<long>(agent_pid_)}, {"run", options_.run}});
   agent_.reset();
+  agent_lost_.reset();
   agent_pid_ = 0;
   end_workers();
   store_newest();
@@ -404,7 +413,9 @@ bool Keeper::is_over() {
     lingering_.reset();
     return false;
   }
-  if (!lingering_) lingering_ = Deadline::after(options_.linger);
+  // Whoever has started it comes at once, but not before it listens.
+  const auto patience = has_served_ ? options_.linger : std::max(options_.linger, kFirstPatience);
+  if (!lingering_) lingering_ = Deadline::after(patience);
   // A job that has finished, or has left nothing, needs only what is being stored.
   const bool has_nothing = has_served_ && !is_needed && memories_.is_empty();
   const bool is_done = (has_finished_ && clients_.empty()) || has_nothing;

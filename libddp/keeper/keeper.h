@@ -108,6 +108,8 @@ class Keeper {
   std::optional<KeeperStorage> storage_;
   UniqueFd agent_;
   pid_t agent_pid_ = 0;
+  /// Workers have named an agent that is dead: until then they have time.
+  std::optional<Deadline> agent_lost_;
   bool has_finished_ = false;
   /// A worker has been here: until then it waits for one.
   bool has_served_ = false;

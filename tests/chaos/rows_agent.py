@@ -78,7 +78,8 @@ def agent_dies(trial: Trial) -> float:
     job.begin_agent(2)
     job.finish()
     seconds = job.check_resumed()
-    assert job.newest("resumed", 0, 1) == stored, job.story()
+    # One that all ranks had filled and the keeper was not told of may be in memory and newer.
+    assert job.newest("resumed", 0, 1) >= stored, job.story()
     job.check_losses(wanted)
     return seconds
 

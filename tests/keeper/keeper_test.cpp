@@ -197,6 +197,39 @@ TEST_CASE("a job whose agent died is ended and stored", "[keeper]") {
   REQUIRE(worker(keeper).get().size() == 1);
 }
 
+TEST_CASE("workers whose agent died before this keeper came are ended", "[keeper]") {
+  const std::string run = "test-" + random_hex(8);
+  int go[2];
+  REQUIRE(::pipe2(go, O_CLOEXEC) == 0);
+  const UniqueFd go_input(go[1]), go_output(go[0]);
+  const pid_t agent = forked([] {});
+  REQUIRE(::waitpid(agent, nullptr, 0) == agent);
+  const pid_t child = forked([&] {
+    char byte = 0;
+    if (::read(go_output.get(), &byte, 1) != 1) return;
+    Rank rank(run, 0, 1);
+    rank.save(4, 1);
+    KeeperClient client(run, {.is_worker = true, .agent = agent}, soon());
+    // It is given time for this, so that its save is not lost with it.
+    ::poll(nullptr, 0, 100);
+    client.put(rank.memory, {});
+    while (true) ::pause();
+  });
+  KeeperThread keeper(std::chrono::seconds(30), run);
+  REQUIRE(::write(go_input.get(), "x", 1) == 1);
+  int status = 0;
+  wait_until([&] { return ::waitpid(child, &status, WNOHANG) == child; });
+  REQUIRE(WIFSIGNALED(status));
+  REQUIRE(WTERMSIG(status) == SIGTERM);
+  REQUIRE(worker(keeper).get().size() == 1);
+}
+
+TEST_CASE("a keeper that is not to linger waits for its first worker", "[keeper]") {
+  KeeperThread keeper(std::chrono::milliseconds(0));
+  ::poll(nullptr, 0, 300);
+  REQUIRE(worker(keeper).get().empty());
+}
+
 TEST_CASE("a keeper ends with its job, or when nobody comes back", "[keeper]") {
   {
     KeeperThread keeper;
