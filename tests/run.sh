@@ -8,7 +8,7 @@
 #
 # What runs: house rules, C++ tests of every room against the installed library, Python tests (what
 # CUDA tensors need on a fake device), systems of several hosts (network namespaces: as root, else
-# skipped), the core under address, undefined-behaviour and thread sanitizers, fuzz targets for two
+# skipped), a few trials of each row of the failure table (tests/chaos), the core under address, undefined-behaviour and thread sanitizers, fuzz targets for two
 # seconds each (LIBDDP_FUZZ_SECONDS for longer; clang, else skipped), a C++ program that consumes the
 # installed package. Everything is built at low priority behind the house rules and the Python tests,
 # which mostly wait.
@@ -189,6 +189,7 @@ step "Python tests" run_pytest python tests/python --ignore=tests/python/cuda
 step "C++ tests" run_programs cpp 4
 step "Python tests on the fake device" run_pytest cuda tests/python/cuda
 step "systems of several hosts" run_pytest systems tests/systems
+step "failures and snapshots" run_pytest chaos tests/chaos
 step "core under the address and undefined sanitizers" run_programs address 2
 step "core under the thread sanitizer" run_programs thread 2
 step "fuzz targets" fuzz
