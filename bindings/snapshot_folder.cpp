@@ -14,6 +14,7 @@
 #include "libddp/slots/scatter.h"
 #include "libddp/snapshot/run_name.h"
 #include "libddp/snapshot/saved_version.h"
+#include "libddp/snapshot/version_reader.h"
 
 namespace py = pybind11;
 
@@ -86,7 +87,7 @@ void read_tensors(const SavedVersion& version,
   std::vector<SnapshotTensor> wanted;
   for (const auto& [key, tensor] : tensors) wanted.push_back(SnapshotTensor::whole(key, tensor));
   const py::gil_scoped_release release;
-  version.read(wanted, num_threads);
+  VersionReader(version, wanted).run(num_threads);
 }
 
 std::unique_ptr<KeeperClient> connect(const std::string& run, double timeout) {

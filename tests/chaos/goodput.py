@@ -3,15 +3,16 @@
     python tests/chaos/goodput.py --kill-every 15 --seconds 120 --ranks 4
 
 Both legs run goodput_training.py under a launcher with --max-restarts; a worker is killed (SIGKILL)
-every so many seconds. libddp: `libddp run`, its group, a save to memory in each step. torch: torchrun,
-gloo, torch.save of rank 0 to a file every --file-every steps. Lost seconds: the wall time of the leg
-without its first start, less the median seconds of a step times the steps that are new. The legs
+every so many seconds. libddp: `libddp run`, its group, a save to memory in each step. torch:
+torchrun, gloo, torch.save of rank 0 to a file every --file-every steps. Lost seconds: the wall time
+of the leg without its first start, less the median seconds of a step times the steps that are new. The legs
 alternate in --rounds parts. One JSON line each, and a table.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -107,7 +108,7 @@ class Leg:
     def _judge(self, began: float, ended: float) -> dict:
         lines = [(float(at), int(step)) for at, step in self._lines()]
         lines = [(at, step) for at, step in lines if began <= at <= ended]
-        pairs = zip(lines, lines[1:], strict=False)
+        pairs = itertools.pairwise(lines)
         gaps = [b[0] - a[0] for a, b in pairs if b[1] == a[1] + 1]
         step_seconds = statistics.median(gaps)
         new = len({step for _, step in lines})

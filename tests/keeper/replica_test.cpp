@@ -1,9 +1,13 @@
 // Saves that one host's keeper fetches from another's, and what may go wrong on the way.
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <list>
 #include <memory>
 #include <optional>
@@ -18,6 +22,7 @@
 #include "tests/keeper/proxy.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/wait_until.h"
 
 using namespace libddp;
@@ -85,6 +90,36 @@ class TwoHosts {
 
  private:
   std::unique_ptr<KeeperThread> first_, second_;
+};
+
+/// What this process logs from WARN on.
+class CapturedLog {
+ public:
+  CapturedLog() : before_(::dup(STDERR_FILENO)) {
+    const UniqueFd file(::open(path_.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
+    ::dup2(file.get(), STDERR_FILENO);
+    set_log_level(LogLevel::Warn);
+  }
+  ~CapturedLog() {
+    set_log_level(LogLevel::Off);
+    ::dup2(before_.get(), STDERR_FILENO);
+  }
+
+  std::string text() const {
+    std::ifstream file(path_);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  int count(const std::string& event) const {
+    int found = 0;
+    const std::string all = text();
+    for (auto at = all.find(event); at != std::string::npos; at = all.find(event, at + 1)) ++found;
+    return found;
+  }
+
+ private:
+  TemporaryFolder folder_;
+  const std::string path_ = folder_.path() + "/log";
+  const UniqueFd before_;
 };
 
 using Sequences = std::vector<std::uint64_t>;
@@ -307,6 +342,34 @@ TEST_CASE("a holder that freezes is given up, with all that waits for it", "[rep
   REQUIRE(hosts.replicas() == Sequences{5});
   // The holder lets go of the slot.
   wait_until([&] { return !hosts.remote.memory.slot(1).is_held(); });
+}
+
+TEST_CASE("what goes wrong is in the log once", "[replica]") {
+  TwoHosts hosts(2 * kChunkBytes);
+  Proxy proxy(hosts.address);
+  hosts.remote.save(5, 0);
+  const CapturedLog captured;
+  proxy.freeze_at = kChunkBytes;
+  for (int i = 0; i < 2; ++i) {
+    hosts.here->pull(proxy.address(), 1, 3, 5);
+    hosts.here->pull(proxy.address(), 0, 3, 5);  // waits behind it
+    for (const int rank : {1, 0}) {
+      REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(rank, 5, soon()); }),
+                       "it sent nothing for 0.5 s"));
+    }
+  }
+  REQUIRE(captured.count("event=replica_not_pulled") == 1);
+  REQUIRE(contains(captured.text(), "level=WARN"));
+  REQUIRE(contains(captured.text(), "rank=1"));
+  // Strangers: by the holder, with their number.
+  KeeperThread stranger(Keeper::Options{.run = hosts.run, .host = "c", .patience = 2s});
+  KeeperClient client = worker(stranger);
+  client.listen("127.0.0.1", *key_of('x'));
+  client.pull(hosts.address, 1, 3, 5);
+  REQUIRE_THROWS_AS(client.wait_pull(1, 5, soon()), SnapshotError);
+  wait_until([&] { return captured.count("event=link_refused") == 1; });
+  REQUIRE(contains(captured.text(), "endpoint=" + hosts.address));
+  REQUIRE(contains(captured.text(), "reason=\"wrong proof\" num_refused=1"));
 }
 
 TEST_CASE("a puller that freezes does not keep the slot", "[replica]") {

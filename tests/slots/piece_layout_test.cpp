@@ -70,7 +70,7 @@ TEST_CASE("what cannot be stored is refused by its key", "[layout]") {
   REQUIRE(contains(message_of<ArgumentError>([] {
                      PieceLayout::of({whole("w", "F32", {2}), whole("w", "I8", {2})});
                    }),
-                   "the key 'w'"));
+                   "two tensors have the key 'w'"));
 }
 
 TEST_CASE("a damaged layout says what is wrong", "[layout]") {
