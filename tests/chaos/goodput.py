@@ -5,8 +5,8 @@
 Both legs run goodput_training.py under a launcher with --max-restarts; a worker is killed (SIGKILL)
 every so many seconds. libddp: `libddp run`, its group, a save to memory in each step. torch:
 torchrun, gloo, torch.save of rank 0 to a file every --file-every steps. Lost seconds: the wall time
-of the leg without its first start, less the median seconds of a step times the steps that are new. The legs
-alternate in --rounds parts. One JSON line each, and a table.
+of the leg without its first start, less the median seconds of a step times the steps that are new.
+The legs alternate in --rounds parts. One JSON line each, and a table.
 """
 
 from __future__ import annotations
