@@ -332,6 +332,7 @@ Snapshot::Versions Snapshot::versions_in_memory() {
     memories = memory_->fetch();
     own = tell(memories);
   });
+  memory_->forget_fetched();
   const std::vector<std::string> told = ranks_->gather(own);
   learn_of(told);
   // A save counts where the ranks of all hosts together have it.
@@ -435,6 +436,7 @@ bool Snapshot::bring_to_hosts(SavedVersion& version, bool all_ranks) {
   ranks_->together("look into its memory", [&] {
     version.set_places(places_of(version.saved(), version.generation(), memory_->fetch()));
   });
+  memory_->forget_fetched();
   return true;
 }
 
