@@ -88,10 +88,10 @@ class Job:
         self.pids = [agent]
         return agent
 
-    def begin_program(self, module: str, ranks: int) -> subprocess.Popen:
+    def begin_program(self, module: str, *more: str, ranks: int) -> subprocess.Popen:
         """A launcher, as on the command line."""
         self.start, self.ranks = self.start + 1, ranks
-        flags = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=3"]
+        flags = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=3", *more]
         settings = json.dumps(self.config | {"start": self.start})
         with open(self.output, "a") as output:
             return subprocess.Popen(
