@@ -195,7 +195,8 @@ class Job:
         at = {self.newest("resumed", rank, start) for rank in range(self.ranks)}
         assert len(at) == 1, f"ranks resumed at {at}\n{self.story()}"
         (step,) = at
-        before = [self._before(rank, start) for rank in range(self.ranks)]
+        were = [rank for rank in range(8) if self.newest("pid", rank, start - 1) > 0]
+        before = [self._before(rank, start) for rank in were]
         saved = max(b["saved"] for b in before)
         begun = min(b["saving"] for b in before)
         assert saved <= step <= max(begun, saved), (
