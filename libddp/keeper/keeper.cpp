@@ -28,7 +28,7 @@ constexpr std::chrono::milliseconds kReplyPatience{1'000};
 /// For workers whose agent is dead already to hand over what they have.
 constexpr std::chrono::milliseconds kHandOver{500};
 /// For the first client of a keeper.
-constexpr std::chrono::milliseconds kFirstPatience{10'000};
+constexpr std::chrono::milliseconds kFirstPatience{5'000};
 
 /// Another living process is the worker of that rank.
 class RankTaken : public SnapshotError {

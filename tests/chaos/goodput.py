@@ -2,11 +2,11 @@
 
     python tests/chaos/goodput.py --kill-every 15 --seconds 120 --ranks 4
 
-Both legs run goodput_training.py under a launcher with --max-restarts; a worker is killed (SIGKILL)
-every so many seconds. libddp: `libddp run`, its group, a save to memory in each step. torch:
-torchrun, gloo, torch.save of rank 0 to a file every --file-every steps. Lost seconds: the wall time
-of the leg without its first start, less the median seconds of a step times the steps that are new.
-The legs alternate in --rounds parts. One JSON line each, and a table.
+All legs run goodput_training.py under a launcher with --max-restarts; a worker is killed (SIGKILL)
+every so many seconds. libddp: `libddp run` without and with --preload, its group, a save to memory
+in each step. torch: torchrun, gloo, torch.save of rank 0 to a file every --file-every steps. Lost
+seconds: the wall time of the leg without its first start, less the median seconds of a step times
+the steps that are new. The legs alternate in --rounds parts. One JSON line each, and a table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-LAUNCHERS = {"libddp": "libddp.run", "torch": "torch.distributed.run"}
+LAUNCHERS = {
+    "libddp": ["libddp.run"],
+    "libddp, preloaded": ["libddp.run", "--preload"],
+    "torch": ["torch.distributed.run"],
+}
 
 
 class Leg:
@@ -66,7 +70,7 @@ class Leg:
         script = [str(HERE / "goodput_training.py"), json.dumps(config)]
         with open(self.folder / "output.txt", "w") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", LAUNCHERS[self.peer], *flags, *script],
+                [sys.executable, "-m", *LAUNCHERS[self.peer], *flags, *script],
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -85,14 +89,15 @@ class Leg:
     def _kill_one(self, launcher: int) -> None:
         """Rank by rank, of those that have got as far as to say who they are."""
         rank = self.kills % self.args.ranks
-        self.kills += 1
         pid = int((self.folder / f"pid-{rank}").read_text())
         try:
-            parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+            parent = _parent(pid)
+            is_worker = launcher in (parent, _parent(parent))  # one between: the one that forks
         except OSError:
             return  # it is being started anew already
-        if int(parent) == launcher:
+        if is_worker:
             os.kill(pid, signal.SIGKILL)
+            self.kills += 1
 
     def _lines(self) -> list[list[str]]:
         path = self.folder / "steps.txt"
@@ -124,6 +129,10 @@ class Leg:
         }
 
 
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kill-every", type=float, default=15)
@@ -138,7 +147,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="libddp-goodput-") as folder:
         for number in range(args.rounds):
             for peer in LAUNCHERS:
-                found = Leg(peer, Path(folder) / f"{peer}-{number}", args).run()
+                found = Leg(peer, Path(folder) / f"leg-{peer.split()[-1]}-{number}", args).run()
                 results[peer].append(found)
                 print(json.dumps(found | {"load": os.getloadavg()[0]}), flush=True)
     print("| peer | seconds | kills | lost seconds | lost per kill | goodput |")

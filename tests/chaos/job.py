@@ -88,10 +88,10 @@ class Job:
         self.pids = [agent]
         return agent
 
-    def begin_program(self, module: str, ranks: int) -> subprocess.Popen:
+    def begin_program(self, module: str, *more: str, ranks: int) -> subprocess.Popen:
         """A launcher, as on the command line."""
         self.start, self.ranks = self.start + 1, ranks
-        flags = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=3"]
+        flags = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=3", *more]
         settings = json.dumps(self.config | {"start": self.start})
         with open(self.output, "a") as output:
             return subprocess.Popen(
@@ -195,7 +195,8 @@ class Job:
         at = {self.newest("resumed", rank, start) for rank in range(self.ranks)}
         assert len(at) == 1, f"ranks resumed at {at}\n{self.story()}"
         (step,) = at
-        before = [self._before(rank, start) for rank in range(self.ranks)]
+        were = [rank for rank in range(8) if self.newest("pid", rank, start - 1) > 0]
+        before = [self._before(rank, start) for rank in were]
         saved = max(b["saved"] for b in before)
         begun = min(b["saving"] for b in before)
         assert saved <= step <= max(begun, saved), (

@@ -6,21 +6,16 @@ import os
 import signal
 import time
 
-from forked import children_of
 from rows import Trial, pause, row
 
 _MODES = ("ddp", "fsdp")
 
 
-def _workers(agent: int, ranks: int = 2) -> list[int]:
-    """By rank, whatever else the agent has started."""
-    found = {}
-    for pid in children_of(agent):
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = dict(v.split(b"=", 1) for v in file.read().split(b"\0") if b"=" in v)
-        if b"RANK" in variables:
-            found[int(variables[b"RANK"])] = pid
-    return [found[rank] for rank in range(ranks)]
+def _kill_worker(trial: Trial, job) -> None:
+    """One of the first start."""
+    pid = job.newest("pid", trial.random.randrange(2), 0)
+    job.killed_at = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
 
 
 def _await_workers_gone(job) -> None:
@@ -49,10 +44,7 @@ def agent_restarts(trial: Trial) -> float:
     wanted = trial.reference(job)
     job.begin_agent(2)
     job.await_step(trial.random.randrange(2, 10))
-    # Workers that an agent forks are all its children in the order of their ranks.
-    victim = sorted(children_of(job.pids[0]))[trial.random.randrange(2)]
-    job.killed_at = time.monotonic()
-    os.kill(victim, signal.SIGKILL)
+    _kill_worker(trial, job)
     job.finish()
     seconds = job.check_resumed(start=1)
     job.check_losses(wanted)
@@ -132,15 +124,13 @@ def _check_stored_after_end(job) -> None:
     _check_stored(job)
 
 
-def _launched(trial: Trial, module: str) -> float:
+def _launched(trial: Trial, module: str, *flags: str) -> float:
     job = trial.job(mode=_MODES[trial.number % 2], steps=40, pause=0.02)
     wanted = trial.reference(job)
-    launcher = job.begin_program(module, ranks=2)
+    launcher = job.begin_program(module, *flags, ranks=2)
     try:
         job.await_step(trial.random.randrange(3, 12), "saved")
-        victim = _workers(launcher.pid)[trial.random.randrange(2)]
-        job.killed_at = time.monotonic()
-        os.kill(victim, signal.SIGKILL)
+        _kill_worker(trial, job)
         assert launcher.wait(120) == 0, job.story()
     finally:
         launcher.kill()
@@ -161,3 +151,9 @@ def libddp_run(trial: Trial) -> float:
 def torchrun(trial: Trial) -> float:
     """The same under torchrun."""
     return _launched(trial, "torch.distributed.run")
+
+
+@row("kill -9 of a worker, libddp run --preload --max-restarts", quick=0)
+def preloaded(trial: Trial) -> float:
+    """The same with workers that are forked from a process that has imported torch and libddp."""
+    return _launched(trial, "libddp.run", "--preload")

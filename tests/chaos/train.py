@@ -4,8 +4,8 @@ depends on (dropout, AdamW, a schedule, the place in the data).
     python train.py '{"mode": "ddp", "folder": "out/run", "log": "out/log", "steps": 100}'
 
 It writes what it does to LOG/rank-R.txt, a line with one write each, behind the number of this
-start of the job and the time (monotonic): "resumed STEP SECONDS", "step STEP LOSS", "saving STEP",
-"saved STEP STALL", "failed TEXT", "wrong TEXT", "ended". STEP counts finished steps.
+start of the job and the time (monotonic): "pid PID", "resumed STEP SECONDS", "step STEP LOSS",
+"saving STEP", "saved STEP STALL", "failed TEXT", "wrong TEXT", "ended". STEP counts finished steps.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ class Training:
         start = self.config["start"] + int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.log = Log(self.config["log"], self.rank, start)
         self.step = 0
+        self.log.write("pid", os.getpid())
 
     def run(self) -> None:
         self._meet()
