@@ -77,8 +77,12 @@ import os, sys
 print("out", os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"])
 print("err", os.environ["RANK"], file=sys.stderr)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    os.kill(os.getppid() if "parent" in sys.argv else os.getpid(), 9)
     import time
+    open("up-" + os.environ["RANK"], "w").close()
+    while not (os.path.exists("up-0") and os.path.exists("up-1")):
+        time.sleep(0.01)
+    time.sleep(1)  # the launcher has heard of both: a parent that dies earlier ends the run
+    os.kill(os.getppid() if "parent" in sys.argv else os.getpid(), 9)
     time.sleep(600)
 sys.exit(3)
 """
