@@ -3,10 +3,12 @@
     python tests/chaos/goodput.py --kill-every 15 --seconds 120 --ranks 4
 
 All legs run goodput_training.py under a launcher with --max-restarts; a worker is killed (SIGKILL)
-every so many seconds. libddp: `libddp run` without and with --preload, its group, a save to memory
-in each step. torch: torchrun, gloo, torch.save of rank 0 to a file every --file-every steps. Lost
-seconds: the wall time of the leg without its first start, less the median seconds of a step times
-the steps that are new. The legs alternate in --rounds parts. One JSON line each, and a table.
+every so many seconds. libddp: `libddp run` without and with --preload, a save to memory in each
+step. torch: torchrun, the same group, torch.save of rank 0 to a file every --file-every steps.
+(gloo under torchrun 2.15 on one host mostly times out in its first restart, which would be all
+that is measured.) Lost seconds: the wall time of the leg without its first start, less the median
+seconds of a step, with its save, times the steps that are new. The legs alternate in --rounds
+parts. One JSON line each, and a table.
 """
 
 from __future__ import annotations

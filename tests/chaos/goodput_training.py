@@ -12,14 +12,15 @@ import time
 
 import torch
 import torch.distributed as dist
+from libddp.nn.parallel import DistributedDataParallel
+
+import libddp
 
 
 class LibddpSaves:
     """In memory, each step."""
 
     def __init__(self, config: dict, model, optimizer) -> None:
-        import libddp
-
         self._parts = model, optimizer
         self._snapshot = libddp.Snapshot(os.path.join(config["folder"], "snapshots"), linger=10)
 
@@ -58,17 +59,11 @@ def build(config: dict):
     width = config["width"]
     layers = [torch.nn.Linear(width, width) for _ in range(4)]
     model = torch.nn.Sequential(*layers)
-    if config["peer"] == "torch":
-        from torch.nn.parallel import DistributedDataParallel
-    else:
-        from libddp.nn.parallel import DistributedDataParallel
     return DistributedDataParallel(model)
 
 
 def main(config: dict) -> None:
-    if config["peer"] == "libddp":
-        import libddp  # noqa: F401
-    dist.init_process_group("gloo" if config["peer"] == "torch" else "libddp")
+    dist.init_process_group("libddp")
     rank = dist.get_rank()
     with open(os.path.join(config["folder"], f"pid-{rank}"), "w") as file:
         file.write(str(os.getpid()))

@@ -1,6 +1,9 @@
 """How `libddp run` ends when a rank fails: one screen, and the rank that failed first."""
 
 import os
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -258,3 +261,22 @@ def test_spawned_ranks_speak_for_their_worker(tmp_path, capsys, exitcode, record
     assert f"rank {rank} was first: {text}" in screen
     assert status == (exitcode if exitcode > 0 else 128 - exitcode)
     assert len(screen.splitlines()) <= 6
+
+
+def test_a_worker_that_is_killed_while_it_writes_leaves_no_half_file(tmp_path):
+    """torch's agent reads the file before we do, and ends itself over half a file."""
+    path = tmp_path / "error.json"
+    program = (
+        "import json, os, signal\n"
+        "from libddp import _last_words\n"
+        "def dump(document, file):\n"
+        "    file.write(json.JSONEncoder().encode(document)[:40])\n"
+        "    file.flush()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "_last_words.json.dump = dump\n"
+        "_last_words.record_error(RuntimeError('broken'), None)\n"
+    )
+    environment = os.environ | {"TORCHELASTIC_ERROR_FILE": str(path), "RANK": "0"}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, timeout=120)
+    assert ended.returncode == -signal.SIGKILL
+    assert not path.exists()
