@@ -59,8 +59,8 @@ def record_error(error: BaseException, place: tuple[str, int] | None) -> None:
     stack = "".join(traceback.format_exception(error))
     extra = {"py_callstack": stack, "timestamp": str(int(time.time())), "libddp": told}
     try:
-        # The launcher stops the workers that are left, some of them in here: half a file ends torch's
-        # agent, and the restarts with it.
+        # The launcher stops the workers that are left, some of them in here: half a file ends
+        # torch's agent, and the restarts with it.
         part = f"{path}.{os.getpid()}.part"
         with open(part, "w", encoding="utf-8") as file:
             json.dump({"message": {"message": text, "extraInfo": extra}}, file)
