@@ -56,16 +56,16 @@ auto RankMemory::with_keeper(Call&& call) {
   return call(*keeper_);
 }
 
-const std::vector<std::shared_ptr<SlotMemory>>& RankMemory::fetch() {
-  fetched_.clear();
+std::vector<std::shared_ptr<SlotMemory>> RankMemory::fetch() {
+  std::vector<std::shared_ptr<SlotMemory>> fetched;
   for (UniqueFd& fd : with_keeper([](KeeperClient& keeper) { return keeper.get(); })) {
     try {
-      fetched_.push_back(std::make_shared<SlotMemory>(SlotMemory::open(std::move(fd))));
+      fetched.push_back(std::make_shared<SlotMemory>(SlotMemory::open(std::move(fd))));
     } catch (const Error& error) {
       log(LogLevel::Warn, "snapshot_memory_damaged", {{"reason", error.what()}});
     }
   }
-  return fetched_;
+  return fetched;
 }
 
 void RankMemory::adopt(const std::shared_ptr<SlotMemory>& memory, int slot) {

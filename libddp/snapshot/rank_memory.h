@@ -54,11 +54,9 @@ class RankMemory {
   RankMemory& operator=(const RankMemory&) = delete;
 
   /// All that the keeper holds for this host; damaged ones are left out with a line in the log.
-  const std::vector<std::shared_ptr<SlotMemory>>& fetch();
+  std::vector<std::shared_ptr<SlotMemory>> fetch();
   /// Goes on with a memory of fetch(), in which `slot` is the newest that all ranks have.
   void adopt(const std::shared_ptr<SlotMemory>& memory, int slot);
-  /// Lets go what fetch() has brought.
-  void forget_fetched() { fetched_.clear(); }
 
   Offer offer(const OwnPieces& own, std::size_t values_bytes);
   /// Of all slots, but for one that is to be written.
@@ -107,7 +105,6 @@ class RankMemory {
   /// As it was at the start: whoever takes its children over is no agent.
   const pid_t agent_;
   std::optional<KeeperClient> keeper_;
-  std::vector<std::shared_ptr<SlotMemory>> fetched_;
   std::shared_ptr<SlotMemory> memory_;
   /// Of the slot that has not been written yet.
   std::shared_ptr<PrefaultJob> prefault_;

@@ -166,7 +166,6 @@ bool Snapshot::join(bool may_create) {
   std::string own;
   ranks_->together("look into its memory", [&] { own = tell(memory_->fetch()); });
   learn_of(ranks_->gather(own));
-  memory_->forget_fetched();
   meet_hosts();
   return true;
 }
@@ -332,7 +331,6 @@ Snapshot::Versions Snapshot::versions_in_memory() {
     memories = memory_->fetch();
     own = tell(memories);
   });
-  memory_->forget_fetched();
   const std::vector<std::string> told = ranks_->gather(own);
   learn_of(told);
   // A save counts where the ranks of all hosts together have it.
@@ -436,7 +434,6 @@ bool Snapshot::bring_to_hosts(SavedVersion& version, bool all_ranks) {
   ranks_->together("look into its memory", [&] {
     version.set_places(places_of(version.saved(), version.generation(), memory_->fetch()));
   });
-  memory_->forget_fetched();
   return true;
 }
 

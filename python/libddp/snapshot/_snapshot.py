@@ -21,7 +21,7 @@ from libddp.distributed.fsdp.state import _collective_errors
 from libddp.errors import ArgumentError, SnapshotError, StateError
 from libddp.snapshot import _random
 from libddp.snapshot._pieces import Piece, StoredBy
-from libddp.snapshot._replicated import MODEL, STATE, ReplicatedState
+from libddp.snapshot._replicated import MODEL, ReplicatedState
 from libddp.snapshot._sharded import ShardedState, is_sharded
 from libddp.snapshot._values import Encoder, decode
 
@@ -310,7 +310,7 @@ class Snapshot:
             for key in keys
             if key in stored
         }
-        missing = [key for key in keys if key not in stored and version.world_size > 0]
+        missing = [key for key in keys if key not in stored]
         if missing:
             raise SnapshotError(f"libddp snapshot: {version.name} has no {missing[0]!r} here.")
         if parts is None:
@@ -439,4 +439,4 @@ def _check_model(version, pieces: list[Piece], stored: dict[str, tuple]) -> None
             )
 
 
-__all__ = ["STATE", "SaveReport", "Snapshot", "Stateful"]
+__all__ = ["SaveReport", "Snapshot", "Stateful"]
