@@ -153,7 +153,7 @@ def come_with_another_key():
 
 def test_a_rank_with_another_key_does_not_join(key_file, tmp_path):
     other = tmp_path / "other.key"
-    other.write_bytes(secrets.token_bytes(32))
+    other.write_bytes(secrets.token_bytes(32) + b"x")
     other.chmod(0o600)
     files = [key_file, other]
     with Network(2) as net:

@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_a_key_is_refused_before_anything_starts(environme
     path = tmp_path / "run.key"
     with pytest.raises(ArgumentError, match=r"--run-key-file=.*No such file.*openssl rand"):
         _run_key.hand_out(arguments(run_key_file=str(path)))
-    path.write_bytes(os.urandom(32))
+    path.write_bytes(os.urandom(32) + b"x")  # a newline at the end would not count
     path.chmod(0o644)
     with pytest.raises(ArgumentError, match="its mode is 0644, so others can use it"):
         _run_key.hand_out(arguments(run_key_file=str(path)))
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_a_key_is_refused_before_anything_starts(environme
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_file_of_root_may_be_read_by_its_group(environment, tmp_path):
     path = tmp_path / "run.key"
-    path.write_bytes(os.urandom(32))
+    path.write_bytes(os.urandom(32) + b"x")  # a newline at the end would not count
     for mode in (0o640, 0o440, 0o400):
         path.chmod(mode)
         _run_key.hand_out(arguments(run_key_file=str(path)))
@@ -230,7 +230,7 @@ def join_with(path):
 
 def test_a_key_in_the_environment_of_any_launcher(tmp_path):
     path = tmp_path / "run.key"
-    path.write_bytes(os.urandom(40))
+    path.write_bytes(os.urandom(40) + b"x")
     path.chmod(0o600)
     ranks.run(join_with, 2, str(path))
     path.chmod(0o644)
