@@ -5,8 +5,6 @@ states go into the Snapshot of `checkpoint_dir`/snapshot, with DISK into DeepSpe
 well, which its tools read (zero_to_fp32.py). Loading writes what is newer in memory as those files,
 and lets DeepSpeed load them. torch.save is not replaced, and no folder that DeepSpeed wrote is
 removed.
-
-Untested against DeepSpeed itself: tests have an engine with the same calls.
 """
 
 from __future__ import annotations
@@ -25,8 +23,10 @@ from libddp.errors import ArgumentError
 from libddp.flash_checkpoint.checkpointer import Checkpointer, StorageType
 from libddp.snapshot._labels import write_text
 
-#: The one module whose objects are taken apart and made again: ZeRO's states have a loss scaler.
-_SCALERS = "deepspeed.runtime.fp16.loss_scaler"
+#: The modules whose objects are taken apart and made again: ZeRO's states have a loss scaler, and
+#: where in the flat arrays each parameter is.
+_MODULES = ("deepspeed.runtime.fp16.loss_scaler", "deepspeed.utils.tensor_fragment")
+_OBJECT = "libddp.flash_checkpoint.deepspeed.object"
 
 
 class SlotEngine:
@@ -135,23 +135,30 @@ class DeepSpeedCheckpointer(Checkpointer):
 
 
 def _plain(state: Any) -> Any:
-    """As values: DeepSpeed's enums (its ZeRO stage) are numbers, its loss scaler what it has."""
+    """As values: DeepSpeed's enums (its ZeRO stage) are numbers, its objects what they have."""
     if isinstance(state, Mapping):
         return {key: _plain(value) for key, value in state.items()}
     if type(state) in (list, tuple):
         return type(state)(_plain(value) for value in state)
-    if type(state).__module__ == _SCALERS:
-        return {_SCALERS: type(state).__name__, "has": _plain(vars(state))}
+    if type(state).__module__ in _MODULES:
+        kind = f"{type(state).__module__}:{type(state).__qualname__}"
+        return {_OBJECT: kind, "has": _plain(vars(state))}
     return state.value if isinstance(state, Enum) else state
 
 
 def _objects(state: Any) -> Any:
     """And back."""
-    if isinstance(state, dict) and _SCALERS in state:
-        kind = getattr(importlib.import_module(_SCALERS), state[_SCALERS])
-        scaler = kind.__new__(kind)
-        vars(scaler).update(state["has"])
-        return scaler
+    if isinstance(state, dict) and _OBJECT in state:
+        module, _, name = state[_OBJECT].partition(":")
+        kind = getattr(importlib.import_module(module), name) if module in _MODULES else None
+        if not isinstance(kind, type):
+            raise ArgumentError(
+                f"libddp flash_checkpoint: the snapshot has a {state[_OBJECT]}, which this version "
+                "does not make. Hint: load it with the libddp and DeepSpeed that saved it."
+            )
+        made = kind.__new__(kind)
+        vars(made).update(_objects(state["has"]))
+        return made
     if isinstance(state, dict):
         return {key: _objects(value) for key, value in state.items()}
     if type(state) in (list, tuple):

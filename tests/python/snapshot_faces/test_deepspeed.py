@@ -1,6 +1,9 @@
-"""DLRover's DeepSpeedCheckpointer over an engine that makes DeepSpeed's calls."""
+"""DLRover's DeepSpeedCheckpointer over DeepSpeed, and over an engine that makes its calls."""
 
+import importlib.util
+import json
 import os
+import signal
 import sys
 import types
 from enum import IntEnum
@@ -152,3 +155,75 @@ def test_memory_is_newer_than_the_disk(tmp_path):
     ranks.run(loads, 2, str(tmp_path))
     assert len(list(tmp_path.glob("global_step2/*.pt"))) == 3
     ranks.run(loads, 3, str(tmp_path))
+
+
+def zero_engine(stage):
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    # Its shared-memory all-reduce would be compiled here, and would take the backend's place.
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 4))
+    return deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), 1e-2),
+        config={
+            "train_micro_batch_size_per_gpu": 4,
+            "zero_optimization": {"stage": stage},
+            "zero_force_ds_cpu_optimizer": False,
+            "zero_allow_untested_optimizer": True,
+        },
+        dist_init_required=False,
+    )[0]
+
+
+def zero_step(engine):
+    data = torch.Generator().manual_seed(10 * engine.global_steps + dist.get_rank())
+    loss = engine(torch.randn(4, 16, generator=data)).pow(2).mean()
+    engine.backward(loss)
+    engine.step()
+    return loss.item()
+
+
+def zero_trains(folder, begins):
+    """The losses of steps 0 to 5 of each stage, saved in between; or of those after the load."""
+    from libddp.distributed import init_process_group
+    from libddp.flash_checkpoint.deepspeed import DeepSpeedCheckpointer, StorageType
+
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    init_process_group("libddp")
+    losses = {}
+    for stage in (1, 2, 3):
+        engine, place = zero_engine(stage), os.path.join(folder, str(stage))
+        checkpointer = DeepSpeedCheckpointer(engine, place)
+        if not begins:
+            _, client = checkpointer.load_checkpoint(place)
+            assert client["note"] == engine.global_steps == 4
+        losses[stage] = []
+        while engine.global_steps < 6:
+            losses[stage].append(zero_step(engine))
+            kind = {2: StorageType.DISK, 4: StorageType.MEMORY}.get(engine.global_steps)
+            if begins and kind is not None:
+                note = {"note": engine.global_steps}
+                checkpointer.save_checkpoint(place, client_state=note, storage_type=kind)
+        if not begins:
+            checkpointer.close()
+    if begins:
+        Path(folder, f"losses-{dist.get_rank()}.json").write_text(json.dumps(losses))
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return losses
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None,
+    reason="deepspeed is not installed (pip install deepspeed); only a stand-in was tried",
+)
+def test_zero_goes_on_from_memory_with_the_same_losses(tmp_path):
+    for outcome in ranks.launch(zero_trains, 2, str(tmp_path), True, deadline=180):
+        assert outcome.returncode == -signal.SIGKILL, outcome.message
+    resumed = ranks.run(zero_trains, 2, str(tmp_path), False, deadline=180)
+    for rank, losses in enumerate(resumed):
+        whole = json.loads((tmp_path / f"losses-{rank}.json").read_text())
+        assert losses == {int(stage): values[4:] for stage, values in whole.items()}
