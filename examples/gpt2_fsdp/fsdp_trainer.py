@@ -39,8 +39,8 @@ class FsdpTrainer:
         self.options, self.corpus, self.ranks, self.engine = options, corpus, ranks, engine
         self.config, self.iteration, self.rate = net.config, 0, 0.0
         self.saved_at: int | None = None  # the iteration of the newest checkpoint
-        out = Path(options.out_dir)
-        self.snapshots = Snapshots(out, options.snapshot_every, options.snapshot_storage)
+        folder = Path(options.out_dir) / "snapshots"
+        self.snapshots = Snapshots(folder, options.snapshot_every, options.snapshot_storage)
         self.local_steps, rest = divmod(options.gradient_accumulation_steps, ranks.world)
         if rest or not self.local_steps:
             raise UserError(

@@ -1,6 +1,6 @@
 """How a run keeps snapshots by libddp.Snapshot, so that a restart repeats next to nothing.
 
-    snapshots = Snapshots(Path("out/nanogpt"), every=1, storage=100)
+    snapshots = Snapshots("out/nanogpt/snapshots", every=1, storage=100)
     if snapshots.is_newer_than(iteration):
         extra = snapshots.load(model, optimizer, scaler=scaler)
     snapshots.save(iteration, extra, model, optimizer, scaler=scaler)     # where one is due
@@ -10,24 +10,23 @@ A checkpoint is for later and for other programs; a snapshot is for the next sta
 both intervals 0 there are none, and all of this does nothing.
 """
 
-from pathlib import Path
+import os
 
 import libddp
 
-FOLDER = "snapshots"
-
 
 class Snapshots:
-    """In OUT_DIR/snapshots and in memory. Thread rule: one thread. All ranks make the same calls.
+    """Thread rule: one thread. All ranks make the same calls.
 
     Args:
+        folder: all ranks see it, and it is this run's alone.
         every: iterations between snapshots in memory that outlives the processes; 0: none.
         storage: iterations between those that are stored in the folder too; 0: none.
     """
 
-    def __init__(self, out_dir: Path, every: int, storage: int):
+    def __init__(self, folder: str | os.PathLike, every: int, storage: int):
         self.every, self.storage = every, storage
-        self.snapshot = libddp.Snapshot(out_dir / FOLDER) if every or storage else None
+        self.snapshot = libddp.Snapshot(folder) if every or storage else None
 
     def is_newer_than(self, iteration: int) -> bool:
         """Whether a start before this one has left one that is."""
@@ -40,10 +39,13 @@ class Snapshots:
         """Fill these from the newest; return the `extra` that was saved with it."""
         return self.snapshot.load(model, optimizer, **stateful)
 
+    def is_due(self, iteration: int) -> bool:
+        return any(each and iteration % each == 0 for each in (self.every, self.storage))
+
     def save(self, iteration: int, extra: dict, model, optimizer, **stateful) -> None:
-        """As fast as memory is copied; the folder is written behind the training."""
-        stored = bool(self.storage) and iteration % self.storage == 0
-        if stored or (self.every and iteration % self.every == 0):
+        """If one is due: as fast as memory is copied; the folder is written behind the training."""
+        if self.is_due(iteration):
+            stored = bool(self.storage) and iteration % self.storage == 0
             self.snapshot.save(iteration, model, optimizer, extra=extra, storage=stored, **stateful)
 
     def close(self) -> None:

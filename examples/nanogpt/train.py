@@ -211,14 +211,14 @@ class Trainer:
     def resume(self) -> None:
         """Go on from a snapshot that a start before this one has left, if it is newer than the
         checkpoint. Behind wrap(): each rank takes what it owns."""
-        settings, out = self.settings, Path(self.settings.out_dir)
-        self.snapshots = Snapshots(out, settings.snapshot_every, settings.snapshot_storage)
+        settings, folder = self.settings, Path(self.settings.out_dir) / "snapshots"
+        self.snapshots = Snapshots(folder, settings.snapshot_every, settings.snapshot_storage)
         if settings.init_from == "scratch" or not self.snapshots.is_newer_than(self.iteration):
             return
         extra = self.snapshots.load(self.model, self.optimizer, scaler=self.scaler)
         if extra["chars"] != self.corpus.chars:
             raise UserError(
-                f"the snapshots in {out} are of a text with other characters; use "
+                f"the snapshots in {folder} are of a text with other characters; use "
                 "--init_from=scratch or another --out_dir"
             )
         self.iteration, self.best_val_loss = extra["iter"], extra["best_val_loss"]
