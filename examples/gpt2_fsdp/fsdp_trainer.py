@@ -11,13 +11,14 @@ bit on as many ranks, and up to rounding (and dropout) on another number.
 
 import contextlib
 import resource
+from pathlib import Path
 
 import engine as engines
 import numpy as np
 import torch
 from libddp.distributed import all_reduce, init_process_group
 from options import Options, recomputed
-from shared import Ranks, UserError, join, learning_rate
+from shared import Ranks, Snapshots, UserError, join, learning_rate
 from tokens import Order, Tokens
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
@@ -38,6 +39,8 @@ class FsdpTrainer:
         self.options, self.corpus, self.ranks, self.engine = options, corpus, ranks, engine
         self.config, self.iteration, self.rate = net.config, 0, 0.0
         self.saved_at: int | None = None  # the iteration of the newest checkpoint
+        folder = Path(options.out_dir) / "snapshots"
+        self.snapshots = Snapshots(folder, options.snapshot_every, options.snapshot_storage)
         self.local_steps, rest = divmod(options.gradient_accumulation_steps, ranks.world)
         if rest or not self.local_steps:
             raise UserError(

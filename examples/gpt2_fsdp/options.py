@@ -79,6 +79,11 @@ def check(options: Options) -> Options:
         at_least(options, name, 1)
     _check_shape(options)
     recomputed(options)
+    if options.engine == "torch" and (options.snapshot_every or options.snapshot_storage):
+        raise UserError(
+            "--snapshot_every: libddp.Snapshot keeps what --engine=libddp has sharded; with "
+            "--engine=torch leave it out, --save_interval says how often there is a checkpoint"
+        )
     need(options, "tensorboard", "tensorboard", "gpt2")
     return options
 

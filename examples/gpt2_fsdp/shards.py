@@ -2,12 +2,14 @@
 
     store(trainer)        # all ranks
     restore(trainer)      # all ranks; the newest whole checkpoint, as --init_from says
+    resume(trainer)       # then: a newer snapshot, if an earlier start has left one
+    keep(trainer)         # all ranks; a snapshot, where one is due
 
 OUT_DIR/checkpoints/iter_00000100/ holds torch's distributed checkpoint format (DCP) and run.json
 (iteration, data order, shape of the network). It is written under another name, flushed, and
 renamed when all ranks have finished; then `latest` is replaced, which names it. At every moment
 `latest` names a whole checkpoint. With --checkpoint=full every tensor is written whole instead of
-in parts; both kinds are read alike.
+in parts; both kinds are read alike. Snapshots are libddp.Snapshot's, for the next start of the run.
 """
 
 import json
@@ -69,6 +71,25 @@ def restore(trainer: FsdpTrainer) -> None:
     if trainer.scaler.is_enabled() and run["scaler"]:
         trainer.scaler.load_state_dict(run["scaler"])
     trainer.iteration = trainer.saved_at = run["iter"]
+
+
+def resume(trainer: FsdpTrainer) -> None:
+    """Take up the newest snapshot if it is newer than the checkpoint. Raises: UserError."""
+    snapshots = trainer.snapshots
+    if trainer.options.init_from == "scratch" or not snapshots.is_newer_than(trainer.iteration):
+        return
+    run = snapshots.load(trainer.model, trainer.optimizer, scaler=trainer.scaler)
+    _check_same_model(trainer, run, Path(trainer.options.out_dir) / "snapshots")
+    trainer.order.restore(run["order"])
+    trainer.iteration = run["iter"]
+
+
+def keep(trainer: FsdpTrainer) -> None:
+    """Every SNAPSHOT_EVERY iterations in memory, every SNAPSHOT_STORAGE in the folder too."""
+    run = {"iter": trainer.iteration, "order": trainer.order.state()}
+    run["config"] = asdict(trainer.config)
+    model, optimizer = trainer.model, trainer.optimizer
+    trainer.snapshots.save(trainer.iteration, run, model, optimizer, scaler=trainer.scaler)
 
 
 def _agree(trainer: FsdpTrainer, path: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""What this example takes from examples/nanogpt: settings, model, schedule, metrics, signals.
+"""What this example takes from nanogpt: settings, model, schedule, metrics, snapshots, signals.
 
 from shared import GPT, UserError, parse
 
@@ -29,6 +29,7 @@ from config import (
 from model import GPT, Attention, Block, FeedForward, GPTConfig
 from prepare import standard_library
 from report import Metrics, Progress, Stopwatch
+from snapshots import Snapshots
 from train import Ranks, join, learning_rate
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Metrics",
     "Progress",
     "Ranks",
+    "Snapshots",
     "Stopwatch",
     "StopSignal",
     "UserError",

@@ -51,9 +51,11 @@ def run(options: Options) -> int:
     with StopSignal() as stop:
         trainer = FsdpTrainer(options, corpus, ranks, names, net)
         shards.restore(trainer)
+        shards.resume(trainer)
         last = max(options.max_iters, trainer.iteration)
         with Report(trainer, last) if ranks.rank == 0 else contextlib.nullcontext() as report:
             train(trainer, stop, last, report)
+        trainer.snapshots.close()  # the checkpoint is newer
     destroy_process_group()
     return 128 + stop.signum if trainer.iteration < last else 0
 
@@ -104,6 +106,7 @@ def train(trainer: FsdpTrainer, stop: StopSignal, last: int, report: Report | No
         loss = trainer.step()
         if told(trainer, stop, iteration, loss, report):
             break
+        shards.keep(trainer)  # behind the words about it, which a restart does not say again
         if trainer.iteration % options.save_interval == 0 and trainer.iteration < last:
             with paused(report):
                 shards.store(trainer)

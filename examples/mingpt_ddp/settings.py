@@ -60,7 +60,9 @@ def _check(config: Config) -> None:
     known = trainer.amp_dtype in ("float16", "bfloat16")
     _need(known, config, "trainer_config", "amp_dtype", "float16 or bfloat16")
     _need(trainer.snapshot_path, config, "trainer_config", "snapshot_path", "a path or URL")
-    _need(trainer.data_loader_workers >= 0, config, "trainer_config", "data_loader_workers", ">= 0")
+    for name in ("data_loader_workers", "snapshot_every", "snapshot_storage"):
+        _need(getattr(trainer, name) >= 0, config, "trainer_config", name, ">= 0")
+    _need(trainer.snapshot_folder, config, "trainer_config", "snapshot_folder", "a path")
 
 
 def _need(holds, config: Config, section: str, name: str, wanted: str) -> None:

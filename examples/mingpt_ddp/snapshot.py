@@ -1,4 +1,4 @@
-"""Snapshots of a training run: what is in them, and whether one fits.
+"""Snapshots at the ends of epochs: what is in such a file, and whether one fits.
 
     data = snapshot.pack(trainer)                    # bytes
     snapshot.unpack(data, trainer, "run/snapshot.pt")
@@ -8,6 +8,7 @@ from elsewhere cannot run code. No random state is inside: it follows from seed,
 a run may resume on another number of ranks.
 """
 
+import contextlib
 import io
 import pickle
 from dataclasses import asdict
@@ -43,28 +44,30 @@ def unpack(data: bytes, trainer, path: str) -> None:
             raise ValueError("it is not a snapshot of this program")
     except (OSError, EOFError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
         raise UserError(f"cannot read the snapshot {path}: {reason(error)}. {hint}") from error
-    different = _differences(state, trainer)
+    different = differences(state, trainer)
     if different:
         raise UserError(f"the snapshot {path} is of another model: {different}. {hint}")
     trainer.core.load_state_dict(state["model"])
-    _load_optimizer(trainer.optimizer, state["optimizer"])
+    with options_of_now(trainer.optimizer):
+        trainer.optimizer.load_state_dict(state["optimizer"])
     if trainer.scaler.is_enabled() and state["scaler"]:
         trainer.scaler.load_state_dict(state["scaler"])
     trainer.finished_epochs = state["finished_epochs"]
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:
-    """Take the moments of the snapshot; learning rate and the like stay as configured now."""
+@contextlib.contextmanager
+def options_of_now(optimizer: torch.optim.Optimizer):
+    """In here moments are loaded; learning rate and the like stay as configured now."""
     options = [
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
-    optimizer.load_state_dict(state)
+    yield
     for group, option in zip(optimizer.param_groups, options, strict=True):
         group.update(option)
 
 
-def _differences(state: dict, trainer) -> str:
+def differences(state: dict, trainer) -> str:
     """Names what does not fit; dropout may change from run to run."""
     there, here = state["gpt_config"], asdict(trainer.core.config)
     found = [

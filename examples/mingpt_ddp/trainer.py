@@ -4,24 +4,25 @@
     trainer.restore()
     trainer.train()
 
-The batch size is that of all ranks together. DistributedSampler deals the shuffled samples out in
-turn, so the k-th batches of the ranks together are the same samples for every number of ranks: 1, 2
-and 4 ranks take the same steps up to rounding (and up to dropout, which is drawn per rank).
+The batch size is that of all ranks together. The sampler deals the shuffled samples out in turn, so
+the k-th batches of the ranks together are the same samples for every number of ranks: 1, 2 and 4
+ranks take the same steps up to rounding (and up to dropout, which is drawn per rank).
 """
 
 import random
 from dataclasses import dataclass
 
+import restarts
 import snapshot
 import storage
 import torch
 from char_dataset import CharDataset
 from errors import UserError
+from libddp.elastic.dataloader import ElasticDataLoader
+from libddp.elastic.sampler import ElasticDistributedSampler
 from libddp.nn.parallel import DistributedDataParallel as DDP
-from libddp.utils.data.distributed import DistributedSampler
 from model import GPT
 from ranks import Ranks
-from torch.utils.data import DataLoader
 
 
 @dataclass
@@ -40,6 +41,9 @@ class TrainerConfig:
     grad_norm_clip: float
     snapshot_path: str
     save_every: int
+    snapshot_every: int
+    snapshot_storage: int
+    snapshot_folder: str
     log_every: int
     use_amp: bool | None
     amp_dtype: str
@@ -61,7 +65,11 @@ class Trainer:
     ):
         self.config, self.ranks, self.chars = config, ranks, train_set.chars
         self.finished_epochs = 0
+        #: Of the epoch that is under way: steps, and the sum of this rank's losses.
+        self.done_steps, self.loss_sum = 0, torch.zeros((), dtype=torch.float64)
         self.loaders = {"train": self._loader(train_set), "test": self._loader(test_set)}
+        #: Of whole epochs: a loader that goes on amid one counts what is left.
+        self.num_steps = {name: len(loader) for name, loader in self.loaders.items()}
         self.core = model.to(ranks.device)
         self.optimizer = torch.optim.AdamW(
             model.parameter_groups(optimizer_config.weight_decay),
@@ -90,6 +98,10 @@ class Trainer:
         if self.ranks.distributed:
             index = [self.ranks.device.index] if self.ranks.device.type == "cuda" else None
             self.model = DDP(self.core, device_ids=index)
+        self.restarts = restarts.Restarts(self)
+        if self.restarts.resume():
+            where = f"step {self.done_steps} of epoch {self.finished_epochs + 1}"
+            self._say(f"resuming {self.config.snapshot_folder} at {where}")
 
     def train(self) -> list[tuple[float, float]]:
         """Train up to `max_epochs`; return (train loss, test loss) of each epoch done here."""
@@ -97,13 +109,15 @@ class Trainer:
         if self.finished_epochs >= last:
             self._say(f"epoch {last} is done: a larger trainer_config.max_epochs trains on")
         for epoch in range(self.finished_epochs, last):
-            self._seed(epoch)
+            if not self.done_steps:  # else a snapshot has brought its random state along
+                self._seed(epoch)
             losses.append((self._epoch(epoch, "train"), self._epoch(epoch, "test")))
             self.finished_epochs = epoch + 1
             line = "epoch {} | train loss {:.5f} | test loss {:.5f}"
             self._say(line.format(self.finished_epochs, *losses[-1]))
             if self.finished_epochs % self.config.save_every == 0 or self.finished_epochs == last:
                 self.ranks.on_first(self._save)
+        self.restarts.close()
         return losses
 
     def _epoch(self, epoch: int, name: str) -> float:
@@ -111,14 +125,21 @@ class Trainer:
         loader, training = self.loaders[name], name == "train"
         loader.sampler.set_epoch(epoch)  # shuffle anew, on every rank in the same way
         self.model.train(training)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        for number, (x, y) in enumerate(loader, 1):
+        loss_sum = self.loss_sum.to(self.ranks.device)
+        for number, (x, y) in enumerate(loader, self.done_steps + 1):
             x, y = (part.to(self.ranks.device, non_blocking=True) for part in (x, y))
             loss = self._step(x, y, training)
             loss_sum += loss  # batches are all of one size
-            if training and number % self.config.log_every == 0:
-                self._say(f"epoch {epoch + 1} | step {number}/{len(loader)} | loss {loss:.5f}")
-        return self.ranks.sum(loss_sum).item() / (len(loader) * self.ranks.world)
+            if training:
+                self._tell(epoch, number, loss)
+                self.restarts.save(epoch, number, loss_sum)
+        self.done_steps, self.loss_sum = 0, torch.zeros((), dtype=torch.float64)
+        return self.ranks.sum(loss_sum).item() / (self.num_steps[name] * self.ranks.world)
+
+    def _tell(self, epoch: int, number: int, loss: torch.Tensor) -> None:
+        if number % self.config.log_every == 0:
+            steps = self.num_steps["train"]
+            self._say(f"epoch {epoch + 1} | step {number}/{steps} | loss {loss:.5f}")
 
     def _step(self, x: torch.Tensor, y: torch.Tensor, training: bool) -> torch.Tensor:
         """Loss of one batch, x and y int64 [batch, block_size]; in training also the update."""
@@ -135,7 +156,7 @@ class Trainer:
             self.scaler.update()
         return loss.detach()
 
-    def _loader(self, dataset: CharDataset) -> DataLoader:
+    def _loader(self, dataset: CharDataset) -> ElasticDataLoader:
         """This rank's share of full batches; a tail that is no full batch is left out."""
         world, size = self.ranks.world, self.config.batch_size
         where = f"trainer_config.batch_size={size}"
@@ -149,10 +170,10 @@ class Trainer:
                 f"{where} is more than the {len(dataset)} samples of a data set. Hint: a smaller "
                 "batch_size, a longer text, or a smaller data_config.stride"
             )
-        sampler = DistributedSampler(
+        sampler = ElasticDistributedSampler(
             dataset, world, self.ranks.rank, seed=self.config.seed, drop_last=True
         )
-        return DataLoader(
+        return ElasticDataLoader(
             dataset,
             size // world,
             sampler=sampler,

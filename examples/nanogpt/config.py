@@ -169,6 +169,8 @@ class CommonSettings:
     lr_decay_iters: int = key(0, "iteration at which the decay ends; 0: MAX_ITERS")
     weight_decay: float = key(0.1, "weight decay of matrices")
     grad_clip: float = key(1.0, "largest gradient norm; 0: no clipping")
+    snapshot_every: int = key(0, "iterations between snapshots in memory, for restarts; 0: none")
+    snapshot_storage: int = key(0, "iterations between those in OUT_DIR/snapshots too; 0: none")
     backend: str = key("auto", "backend of init_process_group: auto, gloo, nccl, ...")
     device: str = key("auto", "cpu, cuda or auto (cuda where there is one)")
 
@@ -180,6 +182,8 @@ def check_common(settings) -> None:
     for name in ("gradient_accumulation_steps", "log_interval", "eval_interval", "eval_iters"):
         at_least(settings, name, 1)
     for name in ("seed", "warmup_iters", "lr_decay_iters", "grad_clip", "weight_decay"):
+        at_least(settings, name, 0)
+    for name in ("snapshot_every", "snapshot_storage"):
         at_least(settings, name, 0)
     if not 0 <= settings.dropout < 1:
         raise UserError(f"--dropout={settings.dropout}: expected 0 <= dropout < 1")

@@ -33,8 +33,7 @@ from plot import plot
 from prepare import prepare
 from report import Report
 from sample import write_sample
-
-import libddp
+from snapshots import Snapshots
 
 # These describe the network itself: a checkpoint can be resumed only with the same values.
 MODEL_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "bias")
@@ -57,7 +56,6 @@ class TrainSettings(CommonSettings):
     eval_interval: int = key(100, "iterations between evaluations, on rank 0")
     eval_iters: int = key(20, "batches per evaluation and split")
     checkpoint_seconds: float = key(60.0, "at most this much training is lost by a crash")
-    snapshot_every: int = key(0, "iterations between snapshots in memory, for restarts; 0: none")
     tensorboard: bool = key(False, "also write TensorBoard scalars to OUT_DIR/tensorboard")
     plot: bool = key(False, "draw OUT_DIR/loss.png at the end")
     sample_tokens: int = key(500, "characters written to OUT_DIR/sample.txt at the end; 0: none")
@@ -86,7 +84,6 @@ def check(settings: TrainSettings) -> TrainSettings:
     config.one_of(settings, "dtype", ("auto", "float32", "bfloat16", "float16"))
     config.check_common(settings)
     config.at_least(settings, "sample_tokens", 0)
-    config.at_least(settings, "snapshot_every", 0)
     config.need(settings, "plot", "matplotlib", "examples")
     config.need(settings, "tensorboard", "tensorboard", "examples")
     return settings
@@ -159,7 +156,7 @@ class Trainer:
         self.restore()
         self.net = torch.compile(self.core) if settings.compile else self.core
         self.model = self.net  # that, or what wraps it
-        self.snapshot: libddp.Snapshot | None = None
+        self.snapshots: Snapshots | None = None  # from resume() on
 
     def restore(self) -> None:
         """Take up the checkpoint, as init_from says. Raises: UserError."""
@@ -212,29 +209,24 @@ class Trainer:
         }
 
     def resume(self) -> None:
-        """Go on from memory that a start before this one has left, if it is newer than the
+        """Go on from a snapshot that a start before this one has left, if it is newer than the
         checkpoint. Behind wrap(): each rank takes what it owns."""
-        if not self.settings.snapshot_every:
+        settings, folder = self.settings, Path(self.settings.out_dir) / "snapshots"
+        self.snapshots = Snapshots(folder, settings.snapshot_every, settings.snapshot_storage)
+        if settings.init_from == "scratch" or not self.snapshots.is_newer_than(self.iteration):
             return
-        self.snapshot = libddp.Snapshot(Path(self.settings.out_dir) / "snapshots")
-        newest = self.snapshot.latest_step()
-        if self.settings.init_from == "scratch" or newest is None or newest <= self.iteration:
-            return
-        extra = self.snapshot.load(self.model, self.optimizer, scaler=self.scaler)
+        extra = self.snapshots.load(self.model, self.optimizer, scaler=self.scaler)
         if extra["chars"] != self.corpus.chars:
             raise UserError(
-                f"the snapshots in {self.settings.out_dir} are of a text with other characters; "
-                "use --init_from=scratch or another --out_dir"
+                f"the snapshots in {folder} are of a text with other characters; use "
+                "--init_from=scratch or another --out_dir"
             )
-        self.iteration, self.best_val_loss = newest, extra["best_val_loss"]
+        self.iteration, self.best_val_loss = extra["iter"], extra["best_val_loss"]
 
     def take_snapshot(self) -> None:
-        """Every SNAPSHOT_EVERY iterations, on all ranks: as fast as memory is copied."""
-        if self.snapshot and self.iteration % self.settings.snapshot_every == 0:
-            extra = {"best_val_loss": self.best_val_loss, "chars": self.corpus.chars}
-            self.snapshot.save(
-                self.iteration, self.model, self.optimizer, extra=extra, scaler=self.scaler
-            )
+        extra = {"iter": self.iteration, "best_val_loss": self.best_val_loss}
+        extra["chars"] = self.corpus.chars
+        self.snapshots.save(self.iteration, extra, self.model, self.optimizer, scaler=self.scaler)
 
     def save(self) -> None:
         """Write the checkpoint. Raises: UserError (the disk is full, ...)."""
@@ -385,8 +377,7 @@ def run(settings: TrainSettings, shard: bool) -> int:
                 # The weights are those of the last whole iteration.
                 stop.alone = True
                 trainer.save()
-        if trainer.snapshot:
-            trainer.snapshot.close()  # the checkpoint is newer
+        trainer.snapshots.close()  # the checkpoint is newer
         if ranks.distributed and not stop.alone:
             dist.destroy_process_group()
     stopped = trainer.iteration < last

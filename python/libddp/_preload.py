@@ -120,7 +120,7 @@ class ForkServer:
         if self._process.poll() is not None and self._is_ready:
             self._channel.close()
             self._begin()  # somebody ended it, and its workers with it
-        self._wait_until_ready()
+        self.wait_until_ready()
         streams = {number: stream for number, stream in ((1, stdout), (2, stderr)) if stream}
         request = {"arguments": args[2:], "environment": env, "streams": list(streams)}
         with open(os.memfd_create("libddp-worker"), "w+b") as file:
@@ -152,7 +152,12 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
+        """
+        Raises:
+            ArgumentError: what it has imported forbids forking.
+            Error: it has ended.
+        """
         if self._is_ready:
             return
         answer = self._receive(START_SECONDS)

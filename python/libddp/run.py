@@ -125,6 +125,9 @@ def forking(args) -> Iterator[None]:
     server = _preload.ForkServer(args.preload_modules.split(","))
     try:
         workers_descriptors.start_with(server.start)
+        if ":" in args.nnodes:
+            # Hosts that train already stop for a newcomer: it comes when it has imported all.
+            server.wait_until_ready()
         yield
     finally:
         server.end()

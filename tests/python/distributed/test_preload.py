@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -222,3 +224,33 @@ def test_a_worker_has_no_descriptors_of_the_server(server, tmp_path):
         first, second = out.read().decode().splitlines()
     assert first == second  # 0, 1, 2 and that of the listing
     assert len(json.loads(first.replace("'", '"'))) == 4
+
+
+@pytest.mark.parametrize("nnodes", ["1", "1:2"])
+def test_a_host_that_joins_others_comes_when_it_can_fork(tmp_path, monkeypatch, nnodes):
+    """Hosts that train already stop for it; where there are no others, nobody waits."""
+    from libddp._torch_patches import workers_descriptors
+
+    from libddp import run
+
+    (tmp_path / "waits_for_gate.py").write_text("open('gate').read()")
+    os.mkfifo(tmp_path / "gate")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(workers_descriptors, "start_with", lambda start: None)
+    opened = []
+
+    def open_gate():
+        time.sleep(1)
+        opened.append(True)
+        (tmp_path / "gate").write_text("")
+
+    gate = threading.Thread(target=open_gate)
+    given = SimpleNamespace(preload=True, preload_modules="waits_for_gate", nnodes=nnodes)
+    gate.start()
+    try:
+        with run.forking(given):
+            assert opened == ([True] if ":" in nnodes else [])
+            gate.join(60)
+    finally:
+        gate.join(60)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import checkpoint
+import killed_once
 import nanogpt_runs
 import pytest
 import torch
@@ -106,6 +107,20 @@ def test_a_run_that_crashed_goes_on_from_memory(tmp_path, text_file, monkeypatch
     # A checkpoint that is newer goes before it.
     assert run(parts, text_file, *keys, "--snapshot_every=3", "--extend=True") == 0
     assert [r["iter"] for r in lines(parts)] == list(range(41))
+
+
+def test_a_worker_that_is_killed_costs_less_than_an_interval(tmp_path, text_file):
+    keys = [*TINY, f"--data={text_file}", "--out_dir=out", "--max_iters=16", "--dropout=0.1"]
+    keys += ["--snapshot_every=3", "--snapshot_storage=6", "--checkpoint_seconds=1e9"]
+    output = killed_once.run(tmp_path, SCRIPT, "report.Report.stepped", 9, keys)
+    assert "resuming out at iteration 6, training to 16" in output
+    for losses in killed_once.repeated(tmp_path, start=6):
+        assert len(losses) >= 1
+        assert all(first == again for first, again in losses), losses
+        assert len({first for first, _ in losses}) == len(losses)
+    assert [r["iter"] for r in lines(tmp_path / "out")] == list(range(17))
+    stored = {path.name.split(".")[0] for path in (tmp_path / "out/snapshots").glob("step-*")}
+    assert stored == {"step-6", "step-12"}
 
 
 def test_a_complete_run_stays_or_is_extended(tmp_path, text_file, capsys):

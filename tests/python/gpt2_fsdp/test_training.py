@@ -6,6 +6,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import killed_once
 import pytest
 import ranks
 import torch
@@ -140,6 +141,24 @@ def test_hybrid_sharding_resumes_otherwise(data, tmp_path):
     assert curve(tmp_path / "hybrid") == whole
     for name in ("full", "alone"):
         assert close(curve(tmp_path / name), whole), name
+
+
+def test_a_worker_that_is_killed_costs_less_than_an_interval(data, tmp_path, gpt2):
+    script, keys = gpt2.folder / "train_fsdp.py", [*TINY, f"--data_dir={data}", "--out_dir=out"]
+    keys += ["--max_iters=12", "--dropout=0.2", "--snapshot_every=3", "--snapshot_storage=6"]
+    output = killed_once.run(tmp_path, script, "fsdp_trainer.FsdpTrainer.step", 9, keys)
+    assert "resuming at iteration 6, to iteration 12" in output
+    for losses in killed_once.repeated(tmp_path, start=6):
+        assert len(losses) >= 1
+        assert all(first == again for first, again in losses), losses
+    assert [record["iter"] for record in lines(tmp_path / "out")] == list(range(13))
+    stored = {path.name.split(".")[0] for path in (tmp_path / "out/snapshots").glob("step-*")}
+    assert "step-6" in stored
+
+
+def test_snapshots_are_of_what_libddp_has_sharded(data, tmp_path, gpt2):
+    with pytest.raises(gpt2.shared.UserError, match=r"--snapshot_every: .* with --engine=torch"):
+        train(data, tmp_path, "--engine=torch", "--snapshot_every=1")
 
 
 def test_a_signal_saves_and_stops(data, tmp_path, capsys):

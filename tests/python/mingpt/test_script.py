@@ -1,9 +1,10 @@
 """main.py as a user starts it: what it leaves, and mistakes as one line."""
 
+import killed_once
 import pytest
 import torch
 from launches import ranks
-from mingpt_runs import UserError, config, losses, mingpt, places, script, train
+from mingpt_runs import SCRIPT, TINY, UserError, config, losses, mingpt, places, script, train
 
 
 def test_alone_and_the_files_it_leaves(tmp_path, text_file):
@@ -51,3 +52,22 @@ def test_a_batch_size_that_cannot_be(text_file, size, message):
 def test_a_device_that_is_not_there():
     with pytest.raises(UserError, match=r"trainer_config.device=cuda: there is no such device"):
         mingpt.ranks.join("cuda")
+
+
+def test_a_worker_that_is_killed_costs_less_than_an_interval(tmp_path, text_file):
+    keys = [*TINY, *places(text_file, "s.pt"), "gpt_config.resid_pdrop=0.1"]
+    keys += ["trainer_config.snapshot_every=3", "trainer_config.snapshot_storage=6"]
+    keys += ["trainer_config.max_epochs=1", "trainer_config.data_loader_workers=1"]
+    output = killed_once.run(tmp_path, SCRIPT, "trainer.Trainer._step", 9, keys)
+    assert "resuming snapshots at step 6 of epoch 1" in output
+    for pairs in killed_once.repeated(tmp_path, start=6):
+        assert len(pairs) >= 1
+        assert all(first == again for first, again in pairs), pairs
+    stored = [path.name.split(".")[0] for path in (tmp_path / "snapshots").glob("step-*")]
+    assert len(stored) == 2
+    assert all(int(name.removeprefix("step-")) % 6 == 0 for name in stored)
+    # Sums over the epoch have gone on, too: the same means as of a run that was never cut.
+    (tmp_path / "whole").mkdir()
+    status, whole = script(tmp_path / "whole", ranks(2), *keys)
+    assert status == 0, whole
+    assert losses(whole) == losses(output)
