@@ -18,6 +18,7 @@ void bind_activation(pybind11::module_& module);
 void bind_fsdp(pybind11::module_& module);
 void bind_fsdp_faces(pybind11::module_& module);
 void bind_optim(pybind11::module_& module);
+void bind_elastic(pybind11::module_& module);
 void bind_snapshot(pybind11::module_& module);
 void bind_snapshot_folder(pybind11::module_& module);
 

@@ -18,6 +18,7 @@ PYBIND11_MODULE(_C, module) {
   libddp::bind_optim(module);
 #endif
 #ifdef LIBDDP_WITH_SNAPSHOT
+  libddp::bind_elastic(module);
   libddp::bind_snapshot(module);
   libddp::bind_snapshot_folder(module);
 #endif

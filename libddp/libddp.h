@@ -14,6 +14,7 @@
 #include "libddp/activation/checkpoint.h"
 #include "libddp/base/error.h"
 #include "libddp/ddp/distributed_data_parallel.h"
+#include "libddp/elastic/rejoin.h"
 #include "libddp/fsdp/fully_sharded_data_parallel.h"
 #include "libddp/group/init_process_group.h"
 #include "libddp/group/process_group.h"

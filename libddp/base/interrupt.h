@@ -22,7 +22,7 @@ inline constexpr std::chrono::milliseconds kInterruptPeriod{100};
 /// Installs `hook` for the process, nullptr for none; returns the one before.
 InterruptHook set_interrupt_hook(InterruptHook hook);
 
-/// Calls the hook now.
+/// Calls the hook now. Throws PeerError where this process was asked to leave (departure.h).
 void check_interrupt();
 
 /// Calls the hook at most once per kInterruptPeriod, for loops that turn faster.

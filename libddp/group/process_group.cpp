@@ -16,6 +16,7 @@
 #include "libddp/group/group_deleter.h"
 #include "libddp/group/group_options.h"
 #include "libddp/group/group_state.h"
+#include "libddp/group/open_groups.h"
 #include "libddp/group/own_exchange.h"
 
 namespace libddp {
@@ -47,7 +48,7 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
        {"rank", options.rank},
        {"world_size", options.world_size},
        {"backend", state->backend->name()}});
-  return Group(new ProcessGroup(std::move(state)), &delete_as_installed);
+  return opened(Group(new ProcessGroup(std::move(state)), &delete_as_installed));
 }
 
 Group ProcessGroup::over(std::unique_ptr<Backend> backend, Options options) {
@@ -58,7 +59,7 @@ Group ProcessGroup::over(std::unique_ptr<Backend> backend, Options options) {
   state->global_ranks = std::move(options.global_ranks);
   if (state->global_ranks.empty()) state->global_ranks = all_ranks(options.world_size);
   state->backend = std::move(backend);
-  return Group(new ProcessGroup(std::move(state)), &delete_as_installed);
+  return opened(Group(new ProcessGroup(std::move(state)), &delete_as_installed));
 }
 
 void ProcessGroup::use_for_devices(std::unique_ptr<Backend> backend) {

@@ -435,6 +435,17 @@ def fused_adamw(
 ) -> int:
     """Returns the number of tensors that the kernel saw."""
 
+class LauncherLine:
+    """A worker's connection to `libddp run --in-place`; libddp/elastic/launcher_line.h."""
+
+    @staticmethod
+    def find() -> LauncherLine | None: ...
+    @staticmethod
+    def is_asked() -> bool: ...
+    def arrive(self) -> None: ...
+    def come(self, why: str) -> None: ...
+    def wait(self, seconds: float) -> dict[str, Any]: ...
+
 class SavedVersion:
     """A save that can be loaded; what it has is known when Snapshot.open has opened it."""
 

@@ -85,6 +85,14 @@ class Attempts:
             self._refuse_same(failures)
             self.restarts += 1
 
+    def came_back(self, rank: int, why: str) -> None:
+        """--in-place: all workers of this host have come for another epoch, and none has ended.
+
+        A network has failed, or another host. It counts, and is never the same as another one.
+        """
+        self._last = Attempt(LastWords(rank, why, "", time.monotonic(), True), 0.0)
+        self.restarts += 1
+
     def _refuse_same(self, failures: dict) -> None:
         first = _failure_report.ends_of(self._workers.failures(failures))[0]
         attempt = Attempt(first, time.monotonic() - self._workers.started)

@@ -14,6 +14,7 @@ a library that starts threads as it is imported must survive a fork, as torch do
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import gc
 import importlib
@@ -94,6 +95,10 @@ def become(request: dict) -> None:
     os.environ.update(request["environment"])
     os.environ[_lifeline.LAUNCHER] = str(os.getppid())
     os.environ.pop(_lifeline.PIPE, None)
+    # What is frozen is not collected at the end either, and libraries that count what they have
+    # given out (nanobind, in triton) would then report leaks. Ahead of the program's own functions,
+    # so after them.
+    atexit.register(gc.unfreeze)
     _seed()
     from libddp._worker import watch
 
@@ -190,11 +195,12 @@ if __name__ == "__main__":
     os.set_inheritable(_channel.fileno(), False)
     _send(_channel, {"refused": preload(sys.argv[3].split(","))})
     _request = serve(_channel)
-    if _request is not None:
-        become(_request)
-        try:
-            _main, _code = program(_request["arguments"])
-            exec(_code, _main.__dict__)
-        except Exception as _error:
-            tell_error(_error)
-            sys.exit(1)
+    if _request is None:
+        os._exit(0)  # of what it has imported nothing has to be ended, see become()
+    become(_request)
+    try:
+        _main, _code = program(_request["arguments"])
+        exec(_code, _main.__dict__)
+    except Exception as _error:
+        tell_error(_error)
+        sys.exit(1)

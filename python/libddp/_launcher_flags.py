@@ -11,7 +11,7 @@ import argparse
 import contextlib
 import os
 
-from libddp import _dlrover_flags, _preload
+from libddp import _dlrover_flags, _in_place, _preload
 
 #: From SIGTERM to SIGKILL; torchrun: 30.
 SHUTDOWN_SECONDS = 10
@@ -51,6 +51,22 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         default=_preload.MODULES,
         help=f"What --preload imports, with commas between (default: {_preload.MODULES}).",
+    )
+    parser.add_argument(
+        "--in-place",
+        "--in_place",
+        action="store_true",
+        help="When a worker fails, the others keep their processes: programs with "
+        "@libddp.elastic.run, or libddp::rejoin in C++.",
+    )
+    parser.add_argument(
+        "--rejoin-timeout",
+        "--rejoin_timeout",
+        type=int,
+        default=_in_place.REJOIN_SECONDS,
+        metavar="SECONDS",
+        help="For a worker to come to the next epoch, before it is ended and replaced (default: "
+        f"{_in_place.REJOIN_SECONDS}).",
     )
     with contextlib.suppress(argparse.ArgumentError):  # torch 2.15 has it
         parser.add_argument(

@@ -28,7 +28,9 @@ from libddp import _fork_server, _lifeline
 from libddp._torch_patches import workers_descriptors
 from libddp.errors import ArgumentError, Error, TimeoutError
 
-MODULES = "torch,libddp.distributed,libddp.nn.parallel"
+#: Also what a script imports without naming it: torch's optimizers take torch._dynamo along, which
+#: is two thirds as long an import as torch's own.
+MODULES = "torch,torch._dynamo,libddp.distributed,libddp.nn.parallel,libddp.snapshot,libddp.elastic"
 #: For imports, on a busy machine; a fork takes milliseconds.
 START_SECONDS = 600.0
 

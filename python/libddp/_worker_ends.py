@@ -55,6 +55,11 @@ class Workers:
         self.told, self.pids = {}, {}
         self.stopped.clear()
 
+    def go_on(self, error_files: dict[int, str], ranks: dict[int, int], started: float) -> None:
+        """In another epoch of the same start (--in-place)."""
+        self.error_files, self.ranks, self.started = error_files, ranks, started
+        self.told = {}
+
     def tell(self, pids: dict[int, int], failures: dict) -> None:
         """What torch's launcher found, by local rank."""
         self.pids = pids

@@ -7,6 +7,7 @@ A thin layer over torch.distributed.run; docs/launcher.md says what it adds. Her
 - One node and no rendezvous named: a free port is taken, so that jobs on one machine cannot meet.
 - OMP_NUM_THREADS unset: the cores are shared out among the workers (torchrun: 1 each).
 - The exit status: that of the worker which failed first, or 128 + its signal.
+- --in-place: another agent, whose workers survive the failure of one (_in_place).
 Elsewhere: keys (_run_key), who meets whom (_rendezvous, _hosts), what is started again (_attempts)
 and how (_preload), the last screen (_failure_report), how the job stands (_status).
 """
@@ -34,6 +35,7 @@ from libddp import (
     _attempts,
     _failure_report,
     _hosts,
+    _in_place,
     _launcher_flags,
     _lifeline,
     _preload,
@@ -170,6 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _preload.check(args)
     _run_key.hand_out(args)
     _rendezvous.prepare(args)
+    if args.in_place:
+        _in_place.check(args)
     quieten_torchrun()
     workers = torchrun.determine_local_world_size(args.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
@@ -186,9 +190,12 @@ def shows_status(args) -> bool:
 
 
 def supervise(args, workers, attempts, status) -> None:
-    """torch's agent, and what is said of how it ended."""
+    """torch's agent, or the one of --in-place, and what is said of how it ended."""
     try:
-        torchrun.run(args)
+        if args.in_place:
+            _in_place.Agent(args, attempts, workers).run()
+        else:
+            torchrun.run(args)
     except SignalException as end:
         name = signal.Signals(end.sigval).name
         print(f"libddp run: ended by {name}; the workers are stopped", file=sys.stderr)

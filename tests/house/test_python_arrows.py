@@ -19,6 +19,7 @@ ROOMS = {
     "leaves": (
         {
             "errors",
+            "_epochs",
             "_version",
             "_load",
             "_torch_backend",
@@ -67,7 +68,7 @@ ROOMS = {
     ),
     "optim": ({"optim"}, {"patches", "registry", "ddp", "group", "leaves"}),
     "plan": ({"plan"}, {"activation", "leaves"}),
-    "elastic": ({"elastic"}, {"leaves"}),
+    "elastic": ({"elastic"}, {"group", "worker", "leaves"}),
     "drop_in": (
         {
             "_autoload",
@@ -88,6 +89,8 @@ ROOMS = {
             "_dlrover_flags",
             "_failure_report",
             "_hosts",
+            "_in_place",
+            "_in_place_worker",
             "_launcher_flags",
             "_network_check",
             "_preload",

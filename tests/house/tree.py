@@ -41,6 +41,7 @@ ROOMS = {
     "activation": {"autograd", "base"},
     "slots": {"memory", "kernels", "base"},
     "keeper": {"slots", "bootstrap", "transport", "kernels", "base"},
+    "elastic": {"group", "transport", "base"},
     "snapshot": {"keeper", "slots", "group", "bootstrap", "transport", "memory", "base"},
 }
 #: Rooms that know no torch.

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -30,14 +31,39 @@ while not flag:
 dist.destroy_process_group()
 """
 
+#: The same, whose ranks stay where they are; writes a line per epoch of each rank.
+IN_PLACE_JOB = """
+import os, sys, time
+import torch
+import libddp
+import libddp.distributed as dist
+
+folder = sys.argv[1]
+
+@libddp.elastic.run
+def main():
+    dist.init_process_group("libddp")
+    with open(os.path.join(folder, "starts"), "a") as file:
+        print(time.monotonic(), dist.get_world_size(), dist.get_rank(), os.getpid(),
+              libddp.elastic.info().restarts, file=file)
+    flag = torch.zeros(1)
+    while not flag:
+        flag[0] = dist.get_rank() == 0 and os.path.exists(os.path.join(folder, "go"))
+        dist.all_reduce(flag)
+        time.sleep(0.02)
+    dist.destroy_process_group()
+
+main()
+"""
+
 
 class Hosts:
     """Launchers on the hosts of a network, and what they print."""
 
-    def __init__(self, net, folder, *flags):
+    def __init__(self, net, folder, *flags, job=JOB):
         self.net, self.folder, self.flags = net, folder, flags
         self.launchers, self.stack = {}, contextlib.ExitStack()
-        (folder / "train.py").write_text(JOB)
+        (folder / "train.py").write_text(job)
 
     def __enter__(self):
         return self
@@ -105,6 +131,66 @@ def test_a_host_dies_the_others_go_on_and_another_comes(tmp_path, flags):
         hosts.until(lambda: [world for _, world in hosts.starts()][-1] == 2)
         print(f"launcher of a new host to the common start: {hosts.starts()[-1][0] - begin:.1f} s")
         assert hosts.go([0, 1]) == [0, 0], hosts.said(0)[-3000:]
+
+
+def test_ranks_of_all_hosts_stay_in_place(tmp_path):
+    flags = ["--in-place", "--preload", "--nnodes=1:2", "--max-restarts=3"]
+    with Network(2) as net, Hosts(net, tmp_path, *flags, job=IN_PLACE_JOB) as hosts:
+
+        def newest(number: int) -> list[list[str]]:
+            """Of the last epoch, once it has so many ranks: each rank's world, rank, pid, ..."""
+            file = tmp_path / "starts"
+            lines = [line.split()[1:] for line in file.read_text().splitlines()]
+            last = lines[-number:]
+            whole = {line[0] for line in last} == {str(number)}
+            return last if whole and len({line[1] for line in last}) == number else []
+
+        def pids(number: int) -> dict[str, str]:
+            """By rank."""
+            return {rank: pid for _, rank, pid, _ in newest(number)}
+
+        hosts.start(0)
+        hosts.start(1)
+        hosts.until(lambda: len(hosts.starts()) == 2)
+        first = pids(2)
+        own = {str(child) for child in children_of(hosts.launchers[0].pid)}
+        mine = next(rank for rank, pid in first.items() if pid in own)
+        other = first["01".replace(mine, "")]
+
+        killed = time.monotonic()
+        os.kill(int(other), signal.SIGKILL)
+        hosts.until(lambda: len(hosts.starts()) == 4)
+        print(f"worker killed to the next epoch: {hosts.starts()[-1][0] - killed:.1f} s")
+        second = set(pids(2).values())
+        assert first[mine] in second
+        assert other not in second
+
+        net.cut(1)
+        cut = time.monotonic()
+        hosts.until(lambda: [world for _, world in hosts.starts()][-1] == 1, 60)
+        print(f"host lost to the next epoch: {hosts.starts()[-1][0] - cut:.1f} s")
+        assert newest(1)[0][2] == first[mine]
+        end(net, 1, hosts.launchers[1])
+        net.mend(1)
+        restarts = newest(1)[0][3]
+        begin = time.monotonic()
+        hosts.start(1)
+        hosts.until(lambda: [world for _, world in hosts.starts()][-2:] == [2, 2])
+        print(f"launcher of a new host to the epoch: {hosts.starts()[-1][0] - begin:.1f} s")
+        assert first[mine] in pids(2).values()
+        told = {pid: count for _, _, pid, count in newest(2)}
+        assert told[first[mine]] == restarts, "a host that comes was counted as a failure"
+        assert hosts.go([0, 1]) == [0, 0], hosts.said(0)[-3000:]
+
+
+def children_of(pid: int) -> list[int]:
+    """All processes below this one."""
+    found = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+            for child in map(int, file.read().split()):
+                found += [child, *children_of(child)]
+    return found
 
 
 def test_hosts_beyond_whole_units_are_spares(tmp_path):

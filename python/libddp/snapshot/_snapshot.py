@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from libddp import _epochs
 from libddp._load import load
 from libddp.distributed._from_c10d import from_c10d
 from libddp.distributed._groups import find
@@ -232,6 +233,7 @@ class Snapshot:
 
     def status(self) -> dict[str, Any]:
         """What this host's keeper holds and stores (docs/snapshots.md); no collective."""
+        self._check_open()
         return json.loads(self._core.status()) or {}
 
     def __enter__(self) -> Snapshot:
@@ -244,6 +246,11 @@ class Snapshot:
     def _check_open(self) -> None:
         if self._is_closed:
             raise StateError("libddp snapshot: it is closed. Hint: make another one.")
+
+    def _leave(self) -> None:
+        """The group is gone, and this process goes on in another one: what is kept stays."""
+        self._is_closed = True
+        self._core = self._group = None
 
     def _together(self, what: str, function):
         return _collective_errors.together([self._group], what, function, of="snapshot")
@@ -361,6 +368,15 @@ def _close_at_exit() -> None:
 
 
 atexit.register(_close_at_exit)
+
+
+def _leave_open_ones() -> None:
+    for snapshot in list(_open_snapshots):
+        snapshot._leave()
+    _open_snapshots.clear()
+
+
+_epochs.before_next(_leave_open_ones)
 
 
 def _group_of(process_group):

@@ -88,7 +88,11 @@ def kill_launcher(folder, text: str, names: list[str], flags=()) -> float:
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("flags", [[], ["--preload"]], ids=["started", "forked"])
+@pytest.mark.parametrize(
+    "flags",
+    [[], ["--preload"], ["--preload", "--in-place"]],
+    ids=["started", "forked", "in-place"],
+)
 def test_workers_and_their_daemonic_children_end_with_the_launcher(tmp_path, flags):
     seconds = kill_launcher(tmp_path, WORKER, ["rank0", "rank1", "child0", "child1"], flags)
     print(f"all ended {seconds * 1e3:.0f} ms after the launcher")
