@@ -28,7 +28,9 @@ from libddp import _fork_server, _lifeline
 from libddp._torch_patches import workers_descriptors
 from libddp.errors import ArgumentError, Error, TimeoutError
 
-MODULES = "torch,libddp.distributed,libddp.nn.parallel"
+#: Also what a script imports without naming it: torch's optimizers take torch._dynamo along, which
+#: is two thirds as long an import as torch's own.
+MODULES = "torch,torch._dynamo,libddp.distributed,libddp.nn.parallel,libddp.snapshot"
 #: For imports, on a busy machine; a fork takes milliseconds.
 START_SECONDS = 600.0
 
@@ -120,7 +122,7 @@ class ForkServer:
         if self._process.poll() is not None and self._is_ready:
             self._channel.close()
             self._begin()  # somebody ended it, and its workers with it
-        self._wait_until_ready()
+        self.wait_until_ready()
         streams = {number: stream for number, stream in ((1, stdout), (2, stderr)) if stream}
         request = {"arguments": args[2:], "environment": env, "streams": list(streams)}
         with open(os.memfd_create("libddp-worker"), "w+b") as file:
@@ -152,7 +154,12 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
+        """It has imported everything.
+
+        Raises:
+            Error: as start does.
+        """
         if self._is_ready:
             return
         answer = self._receive(START_SECONDS)
