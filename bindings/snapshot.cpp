@@ -64,6 +64,12 @@ void read(Snapshot& snapshot, SavedVersion& version, const std::vector<PythonTen
   snapshot.read(version, wanted);
 }
 
+void prepare(Snapshot& snapshot, const std::vector<PythonTensor>& tensors) {
+  const std::vector<SnapshotTensor> expected = tensors_of(tensors);
+  const py::gil_scoped_release release;
+  snapshot.prepare(expected);
+}
+
 /// Key -> dtype, shape.
 py::dict pieces_of(const SavedVersion& version) {
   py::dict pieces;
@@ -92,6 +98,12 @@ void bind_snapshot(py::module_& module) {
            py::arg("num_threads"))
       .def("save", &save, py::arg("step"), py::arg("tensors"), py::arg("values"),
            py::arg("in_folder"))
+      .def("prepare", &prepare, py::arg("tensors"))
+      .def_property_readonly("prepared_bytes",
+                             [](Snapshot& self) {
+                               const py::gil_scoped_release release;
+                               return self.prepared_bytes();
+                             })
       .def("versions", &Snapshot::versions, unlocked)
       .def("open", &Snapshot::open, py::arg("version"), unlocked)
       .def("read", &read, py::arg("version"), py::arg("tensors"))

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <utility>
 
+#include "libddp/base/check.h"
 #include "libddp/base/error.h"
 #include "libddp/base/system_error.h"
 #include "libddp/memory/child_mappings.h"
@@ -143,6 +144,12 @@ SharedSegment& SharedSegment::operator=(SharedSegment&& other) noexcept {
 SharedSegment::~SharedSegment() { unmap(); }
 
 SharedSegment SharedSegment::create(const std::string& name, std::size_t size_bytes) {
+  SharedSegment segment = reserve(name, size_bytes);
+  segment.seal();
+  return segment;
+}
+
+SharedSegment SharedSegment::reserve(const std::string& name, std::size_t size_bytes) {
   if (size_bytes == 0) {
     throw ArgumentError(fmt::format("libddp: shared memory '{}' of 0 bytes asked for.", name));
   }
@@ -153,12 +160,37 @@ SharedSegment SharedSegment::create(const std::string& name, std::size_t size_by
         "size (ulimit -f).",
         size_bytes, name, errno_text("ftruncate", errno)));
   }
-  if (::fcntl(fd.get(), F_ADD_SEALS, kRequiredSeals) != 0) {
-    throw Error(fmt::format("libddp: cannot seal shared memory '{}': {}.", name,
-                            errno_text("fcntl(F_ADD_SEALS)", errno)));
-  }
   std::byte* data = map_shared(fd.get(), size_bytes);
   return SharedSegment(std::move(fd), data, size_bytes);
+}
+
+void SharedSegment::seal() {
+  if (::fcntl(fd_.get(), F_ADD_SEALS, kRequiredSeals) != 0) {
+    throw Error(fmt::format("libddp: cannot seal {} bytes of shared memory: {}.", size_bytes_,
+                            errno_text("fcntl(F_ADD_SEALS)", errno)));
+  }
+}
+
+void SharedSegment::seal_at(std::size_t size_bytes) {
+  LIBDDP_CHECK(size_bytes > 0 && size_bytes <= size_bytes_, "more than was reserved");
+  if (::ftruncate(fd_.get(), static_cast<off_t>(size_bytes)) != 0) {
+    throw Error(fmt::format("libddp: cannot cut shared memory to {} bytes: {}.", size_bytes,
+                            errno_text("ftruncate", errno)));
+  }
+  seal();
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t used = (size_bytes + page - 1) / page * page;
+  if (used < size_bytes_) ::munmap(data_ + used, size_bytes_ - used);
+  size_bytes_ = size_bytes;
+  const std::lock_guard lock(mapped().mutex);
+  mapped().entries[data_].end = data_ + size_bytes_;
+}
+
+bool SharedSegment::is_behind(int fd) const {
+  struct stat own {};
+  struct stat other {};
+  return ::fstat(fd_.get(), &own) == 0 && ::fstat(fd, &other) == 0 && own.st_dev == other.st_dev &&
+         own.st_ino == other.st_ino;
 }
 
 SharedSegment SharedSegment::map(UniqueFd fd) {

@@ -30,6 +30,10 @@ class SharedSegment {
   /// Creates and maps `size_bytes` of zeros; `name` shows in /proc/PID/maps.
   /// Huge pages are asked for (madvise), core dumps leave it out.
   static SharedSegment create(const std::string& name, std::size_t size_bytes);
+  /// As create, of a size that seal_at() makes final, before any other process gets it.
+  static SharedSegment reserve(const std::string& name, std::size_t size_bytes);
+  /// Cuts a reserved segment; the pages that it has stay. REQUIRES no more than was reserved.
+  void seal_at(std::size_t size_bytes);
   /// Maps a segment that another process created. Throws NetworkError if it is not sealed memory.
   static SharedSegment map(UniqueFd fd);
 
@@ -43,9 +47,12 @@ class SharedSegment {
   std::byte* data() const { return data_; }
   std::size_t size_bytes() const { return size_bytes_; }
   int fd() const { return fd_.get(); }
+  /// Whether the descriptor is of this segment, however often either was passed on.
+  bool is_behind(int fd) const;
 
  private:
   SharedSegment(UniqueFd fd, std::byte* data, std::size_t size_bytes);
+  void seal();
   void unmap();
 
   UniqueFd fd_;

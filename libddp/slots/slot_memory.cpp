@@ -130,8 +130,14 @@ std::uint64_t SlotMemory::bytes_needed(const PieceLayout& layout, std::uint64_t 
   return Plan(layout.text().size(), layout.data_bytes(), values_capacity).size;
 }
 
+SlotMemory::Range SlotMemory::data_of_first_save(const PieceLayout& layout,
+                                                 std::uint64_t values_capacity) {
+  const Plan plan(layout.text().size(), layout.data_bytes(), values_capacity);
+  return {.begin = plan.data[0], .bytes = layout.data_bytes()};
+}
+
 SlotMemory SlotMemory::create(PieceLayout layout, const SlotIdentity& identity,
-                              std::uint64_t values_capacity) {
+                              std::uint64_t values_capacity, SharedSegment reserved) {
   Header header{.magic = kMagic,
                 .version = kVersion,
                 .rank = identity.rank,
@@ -147,8 +153,13 @@ SlotMemory SlotMemory::create(PieceLayout layout, const SlotIdentity& identity,
   LIBDDP_CHECK(identity.run.size() < sizeof(header.run), "the name of the run is too long");
   identity.run.copy(header.run, identity.run.size());
   header.sum = sum_of(header);
-  SharedSegment segment =
-      SharedSegment::create("libddp-snapshot", bytes_needed(layout, values_capacity));
+  const std::uint64_t size_bytes = bytes_needed(layout, values_capacity);
+  SharedSegment segment = std::move(reserved);
+  if (segment.size_bytes() >= size_bytes) {
+    segment.seal_at(size_bytes);
+  } else {
+    segment = SharedSegment::create("libddp-snapshot", size_bytes);
+  }
   std::memcpy(segment.data() + kPage, layout.text().data(), layout.text().size());
   std::memcpy(segment.data(), &header, sizeof(header));
   return {std::move(segment), std::move(layout), identity, values_capacity};
@@ -169,6 +180,8 @@ SlotMemory SlotMemory::open(UniqueFd fd) {
                         .generation = header.generation};
   return {std::move(segment), std::move(layout), std::move(identity), header.values_capacity};
 }
+
+void SlotMemory::check() const { checked_layout(segment_, checked_header(segment_)); }
 
 SlotMemory::SlotMemory(SharedSegment segment, PieceLayout layout, SlotIdentity identity,
                        std::uint64_t values_capacity)

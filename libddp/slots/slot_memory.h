@@ -39,10 +39,16 @@ class SlotMemory {
   static constexpr int kSlots = 2;
 
   /// Throws Error with the system's reason if there is no memory to map.
+  /// `reserved`: made by SharedSegment::reserve and never written; used where it is large enough.
   static SlotMemory create(PieceLayout layout, const SlotIdentity& identity,
-                           std::uint64_t values_capacity);
+                           std::uint64_t values_capacity, SharedSegment reserved = {});
   /// Throws SnapshotError if it is no memory of slots, or was damaged; nothing in it is trusted.
   static SlotMemory open(UniqueFd fd);
+
+  /// Throws as open does, if it has been damaged since.
+  void check() const;
+  /// Whether the descriptor is of this memory.
+  bool is_behind(int fd) const { return segment_.is_behind(fd); }
 
   const PieceLayout& layout() const { return layout_; }
   const SlotIdentity& identity() const { return identity_; }
@@ -54,6 +60,12 @@ class SlotMemory {
   const Slot& slot(int index) const { return slots_[static_cast<std::size_t>(index)]; }
   /// Bytes that a memory with both slots written takes.
   static std::uint64_t bytes_needed(const PieceLayout& layout, std::uint64_t values_capacity);
+  /// Where the data of the first save lie among these.
+  struct Range {
+    std::uint64_t begin = 0;
+    std::uint64_t bytes = 0;
+  };
+  static Range data_of_first_save(const PieceLayout& layout, std::uint64_t values_capacity);
 
  private:
   SlotMemory(SharedSegment segment, PieceLayout layout, SlotIdentity identity,

@@ -16,13 +16,13 @@ namespace {
 /// A keeper starts in milliseconds; an old process of this rank may take a while to die.
 Deadline meeting_end() { return Deadline::after(std::chrono::seconds(30)); }
 
-/// Values grow (counters, lists): room for twice as much spares a new memory.
-std::uint64_t capacity_for(std::size_t values_bytes) {
+}  // namespace
+
+// Values grow (counters, lists): room for twice as much spares a new memory.
+std::uint64_t RankMemory::values_capacity(std::size_t values_bytes) {
   constexpr std::uint64_t kSmallest = 64 << 10;
   return std::max(kSmallest, 2 * static_cast<std::uint64_t>(values_bytes));
 }
-
-}  // namespace
 
 RankMemory::RankMemory(KeeperStart start, SlotIdentity identity,
                        std::optional<KeeperStorage> storage)
@@ -60,6 +60,11 @@ std::vector<std::shared_ptr<SlotMemory>> RankMemory::fetch() {
   std::vector<std::shared_ptr<SlotMemory>> fetched;
   for (UniqueFd& fd : with_keeper([](KeeperClient& keeper) { return keeper.get(); })) {
     try {
+      if (memory_ && memory_->is_behind(fd.get())) {
+        memory_->check();
+        fetched.push_back(memory_);
+        continue;
+      }
       fetched.push_back(std::make_shared<SlotMemory>(SlotMemory::open(std::move(fd))));
     } catch (const Error& error) {
       log(LogLevel::Warn, "snapshot_memory_damaged", {{"reason", error.what()}});
@@ -70,6 +75,7 @@ std::vector<std::shared_ptr<SlotMemory>> RankMemory::fetch() {
 
 void RankMemory::adopt(const std::shared_ptr<SlotMemory>& memory, int slot) {
   stop_prefault();
+  const bool is_mapped = memory == memory_;
   memory_ = memory;
   pieces_.clear();
   newest_ = slot;
@@ -77,6 +83,9 @@ void RankMemory::adopt(const std::shared_ptr<SlotMemory>& memory, int slot) {
   storing_.reset();
   // Its writer may have died with one of them reserved.
   withdraw();
+  // What is written next is mapped behind the training: page by page that takes as long as the
+  // copy.
+  if (!is_mapped) start_prefault(1 - slot);
 }
 
 RankMemory::Offer RankMemory::offer(const OwnPieces& own, std::size_t values_bytes) {
@@ -97,7 +106,7 @@ RankMemory::Offer RankMemory::offer(const OwnPieces& own, std::size_t values_byt
   offer.needs_memory = !is_same;
   // All ranks make a new one if one of them does.
   const PieceLayout layout = is_same ? memory_->layout() : PieceLayout::of(own.pieces());
-  offer.bytes_needed = SlotMemory::bytes_needed(layout, capacity_for(values_bytes));
+  offer.bytes_needed = SlotMemory::bytes_needed(layout, values_capacity(values_bytes));
   for (std::size_t i = 0; memory_ && i < kSlots; ++i) {
     offer.can_write[i] = memory_->slot(static_cast<int>(i)).try_reserve();
   }
@@ -110,11 +119,12 @@ void RankMemory::withdraw(std::optional<int> except) {
   }
 }
 
-void RankMemory::make(const OwnPieces& own, std::size_t values_bytes, std::uint64_t generation) {
+void RankMemory::make(const OwnPieces& own, std::size_t values_bytes, std::uint64_t generation,
+                      SharedSegment reserved) {
   SlotIdentity identity = identity_;
   identity.generation = generation;
-  auto fresh = std::make_shared<SlotMemory>(
-      SlotMemory::create(PieceLayout::of(own.pieces()), identity, capacity_for(values_bytes)));
+  auto fresh = std::make_shared<SlotMemory>(SlotMemory::create(
+      PieceLayout::of(own.pieces()), identity, values_capacity(values_bytes), std::move(reserved)));
   with_keeper([&](KeeperClient& keeper) { keeper.put(*fresh, storage_); });
   stop_prefault();
   memory_ = std::move(fresh);

@@ -47,13 +47,17 @@ class RankMemory {
     bool has_moved = false;
   };
 
+  /// Room for values of so many bytes, which may grow.
+  static std::uint64_t values_capacity(std::size_t values_bytes);
+
   /// Meets the keeper, or starts it. `identity.generation` means nothing yet.
   RankMemory(KeeperStart start, SlotIdentity identity, std::optional<KeeperStorage> storage);
   ~RankMemory() { stop_prefault(); }
   RankMemory(const RankMemory&) = delete;
   RankMemory& operator=(const RankMemory&) = delete;
 
-  /// All that the keeper holds for this host; damaged ones are left out with a line in the log.
+  /// All that the keeper holds for this host; damaged ones are left out with a line in the log. The
+  /// one that this rank writes is not mapped again: that takes longer than to copy it.
   std::vector<std::shared_ptr<SlotMemory>> fetch();
   /// Goes on with a memory of fetch(), in which `slot` is the newest that all ranks have.
   void adopt(const std::shared_ptr<SlotMemory>& memory, int slot);
@@ -63,7 +67,9 @@ class RankMemory {
   void withdraw(std::optional<int> except = std::nullopt);
   /// A memory for these pieces in place of the one before, which the keeper has until this one is
   /// whole on all ranks.
-  void make(const OwnPieces& own, std::size_t values_bytes, std::uint64_t generation);
+  /// `reserved`: as SlotMemory::create takes it.
+  void make(const OwnPieces& own, std::size_t values_bytes, std::uint64_t generation,
+            SharedSegment reserved);
   /// REQUIRES that it is reserved, or fresh.
   void fill(int slot, const SavedStep& saved, const OwnPieces& own, std::string_view values,
             int num_threads);

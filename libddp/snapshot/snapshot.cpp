@@ -23,6 +23,7 @@
 #include "libddp/slots/memory_limit.h"
 #include "libddp/snapshot/job_ranks.h"
 #include "libddp/snapshot/rank_memory.h"
+#include "libddp/snapshot/ready_pages.h"
 #include "libddp/snapshot/run_name.h"
 #include "libddp/snapshot/saved_version.h"
 #include "libddp/snapshot/version_reader.h"
@@ -34,6 +35,8 @@ namespace {
 constexpr std::chrono::seconds kSlotPatience{300};
 constexpr std::chrono::milliseconds kPause{5};
 constexpr std::chrono::minutes kPullPatience{30};
+/// Less is cleared in a millisecond or two.
+constexpr std::uint64_t kWorthPreparing = 4u << 20;
 
 /// A slot that is whole, in one rank's memory.
 struct Told {
@@ -219,6 +222,7 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
   });
   join(/*may_create=*/true);
   const SavePlace place = agree_on_place(what, step, *own, values.size());
+  ready_.reset();
   const SavedStep saved{.step = step, .sequence = sequence_ + 1};
   // A save that was to be stored and gives its place to this one: this one is stored instead.
   const bool is_stored = storage == Storage::Folder || place.replaces_storing;
@@ -246,7 +250,8 @@ Snapshot::SavePlace Snapshot::agree_on_place(const std::string& what, std::int64
     ranks_->together(what, [&] { offer = memory_->offer(own, values_bytes); });
     const auto offers = ranks_->gather_numbers(
         {step, offer.needs_memory, static_cast<std::int64_t>(offer.bytes_needed),
-         offer.can_write[0], offer.can_write[1], offer.is_stored, offer.has_moved});
+         offer.can_write[0], offer.can_write[1], offer.is_stored, offer.has_moved,
+         static_cast<std::int64_t>(ready_ ? ready_->bytes() : 0)});
     check_same_step(offers);
     const auto any = [&](std::size_t number, std::int64_t value) {
       return std::any_of(offers.begin(), offers.end(),
@@ -292,20 +297,55 @@ void Snapshot::make_memory(const std::string& what, const OwnPieces& own, std::s
   ++generation_;
   // Both together: nobody takes what another one has been told is there.
   ranks_->together(what, [&] {
-    const auto& here = ranks_->hosts().ranks_of(ranks_->hosts().host(ranks_->rank()));
-    std::uint64_t needed = 0;
-    for (const int rank : here) {
-      needed += static_cast<std::uint64_t>(offers[static_cast<std::size_t>(rank)][2]);
-    }
+    const std::uint64_t needed = on_host(offers, 2);
     const MemoryLimit limit = memory_limit();
-    if (needed > limit.available_bytes) {
+    if (needed > limit.available_bytes + on_host(offers, 7)) {
       throw StateError(fmt::format(
           "libddp snapshot: two copies of the state of this host's {} ranks need {} bytes of "
           "memory, and {} has {} left. Hint: allow the job more memory, or save fewer tensors.",
-          here.size(), needed, limit.source, limit.available_bytes));
+          ranks_->local_size(), needed, limit.source, limit.available_bytes));
     }
   });
-  ranks_->together(what, [&] { memory_->make(own, values_bytes, generation_); });
+  ranks_->together(what, [&] {
+    SharedSegment reserved;
+    if (ready_) reserved = ready_->take();
+    memory_->make(own, values_bytes, generation_, std::move(reserved));
+  });
+}
+
+std::uint64_t Snapshot::on_host(const Numbers& numbers, std::size_t index) const {
+  std::uint64_t sum = 0;
+  for (const int rank : ranks_->hosts().ranks_of(ranks_->hosts().host(ranks_->rank()))) {
+    sum += static_cast<std::uint64_t>(numbers[static_cast<std::size_t>(rank)][index]);
+  }
+  return sum;
+}
+
+void Snapshot::prepare(const std::vector<SnapshotTensor>& tensors) {
+  const std::lock_guard lock(mutex_);
+  check_process();
+  std::optional<PieceLayout> layout;
+  ranks_->together("prepare its memory",
+                   [&] { layout = PieceLayout::of(OwnPieces(tensors, *ranks_).pieces()); });
+  const bool has_it = layout->data_bytes() < kWorthPreparing || ready_ ||
+                      (memory_ && memory_->data_bytes() >= layout->data_bytes());
+  const std::uint64_t values_capacity = RankMemory::values_capacity(0);
+  const std::uint64_t needed = has_it ? 0 : SlotMemory::bytes_needed(*layout, values_capacity);
+  const auto needs = ranks_->gather_numbers({static_cast<std::int64_t>(needed)});
+  if (std::all_of(needs.begin(), needs.end(), [](const auto& n) { return n[0] == 0; })) return;
+  try {
+    join(/*may_create=*/true);  // starts the keeper, if need be
+    if (has_it || on_host(needs, 0) > memory_limit().available_bytes) return;
+    ready_ = std::make_unique<ReadyPages>(needed,
+                                          SlotMemory::data_of_first_save(*layout, values_capacity));
+  } catch (const Error& error) {
+    log(LogLevel::Warn, "snapshot_not_prepared", {{"reason", error.what()}});
+  }
+}
+
+std::uint64_t Snapshot::prepared_bytes() {
+  const std::lock_guard lock(mutex_);
+  return ready_ ? ready_->bytes() : 0;
 }
 
 std::vector<std::shared_ptr<SavedVersion>> Snapshot::versions() {
@@ -525,9 +565,14 @@ std::optional<std::int64_t> Snapshot::load(const std::vector<SnapshotTensor>& te
       reasons += fmt::format("\n  {}", error.what());
     }
   }
-  if (reasons.empty()) return std::nullopt;
+  if (reasons.empty()) {
+    prepare(tensors);
+    return std::nullopt;
+  }
   throw SnapshotError(
-      fmt::format("libddp snapshot: none of the saves that are there can be loaded:{}", reasons));
+      fmt::format("libddp snapshot: none of the saves that are there can be loaded, and the "
+                  "tensors may have parts of them:{}",
+                  reasons));
 }
 
 void Snapshot::wait(std::chrono::milliseconds timeout) {

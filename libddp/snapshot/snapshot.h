@@ -42,6 +42,7 @@ namespace libddp {
 class JobRanks;
 class OwnPieces;
 class RankMemory;
+class ReadyPages;
 class SavedVersion;
 struct KeeperStorage;
 struct SavedStep;
@@ -91,7 +92,8 @@ class Snapshot {
   /// saves, a newer one takes its place.
   Report save(std::int64_t step, const std::vector<SnapshotTensor>& tensors,
               std::string_view values = "null", Storage storage = Storage::Memory);
-  /// The step of the newest save that is whole; nothing where there is none. Throws SnapshotError
+  /// The step of the newest save that is whole; nothing, and prepare(), where there is none. Throws
+  /// SnapshotError
   /// if there are some and all are damaged; it says what is wrong with each.
   std::optional<std::int64_t> load(const std::vector<SnapshotTensor>& tensors,
                                    std::string* values = nullptr);
@@ -104,6 +106,15 @@ class Snapshot {
   /// Fills the tensors, and goes on from there: the next save is newer than every one that is
   /// known.
   void read(SavedVersion& version, const std::vector<SnapshotTensor>& tensors);
+
+  /// The first save takes several times as long as later ones, as the kernel has to clear its
+  /// pages. This starts the keeper and begins with that behind the training, for a save of tensors
+  /// as large as these: they need not be the same. Nothing where this job has such a memory. What
+  /// fails, or two copies that do not fit, is the save's to say; here it is a line in the log. A
+  /// collective.
+  void prepare(const std::vector<SnapshotTensor>& tensors);
+  /// Of what prepare() has begun, until the next save.
+  std::uint64_t prepared_bytes();
 
   /// Until the newest save for the folder is in it. Throws TimeoutError after `timeout`.
   void wait(std::chrono::milliseconds timeout = std::chrono::minutes(30));
@@ -139,6 +150,8 @@ class Snapshot {
   void check_same_step(const Numbers& offers);
   void make_memory(const std::string& what, const OwnPieces& own, std::size_t values_bytes,
                    const Numbers& offers);
+  /// The sum of a number over the ranks of this host.
+  std::uint64_t on_host(const Numbers& numbers, std::size_t index) const;
   Versions find_versions();
   Versions versions_in_memory();
   Versions versions_in_folder();
@@ -158,6 +171,8 @@ class Snapshot {
   std::string start_;
   /// Null until it has met the keeper.
   std::unique_ptr<RankMemory> memory_;
+  /// Of prepare(), until a save takes them.
+  std::unique_ptr<ReadyPages> ready_;
   /// The newest that any rank knows of.
   std::uint64_t sequence_ = 0;
   std::uint64_t generation_ = 0;

@@ -6,7 +6,7 @@ Over the socket (a pair of the launcher's, _preload.py) come requests: the comma
 environment of a worker as a memory file, then descriptors for its output. Back go the process id,
 and later its wait status. A forked worker gets the environment, a session of its own and a fresh
 `__main__`, and leaves this module by its end, so that the interpreter ends it as it ends any other
-program: excepthook, atexit, exit codes.
+program: excepthook, atexit, exit codes. After an error it leaves behind atexit, see end().
 
 The server ends with the launcher, a worker with the server (_lifeline.py). Thread rule: one thread;
 a library that starts threads as it is imported must survive a fork, as torch does.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -95,14 +96,32 @@ def become(request: dict) -> None:
     os.environ.update(request["environment"])
     os.environ[_lifeline.LAUNCHER] = str(os.getppid())
     os.environ.pop(_lifeline.PIPE, None)
-    # What is frozen is not collected at the end either, and libraries that count what they have
-    # given out (nanobind, in triton) would then report leaks. Ahead of the program's own functions,
-    # so after them.
-    atexit.register(gc.unfreeze)
+    atexit.register(end)  # ahead of the program's own functions, so after them
     _seed()
     from libddp._worker import watch
 
     watch()
+
+
+#: Of a program that an exception has ended.
+_failed: list[BaseException] = []
+
+
+def end() -> None:
+    """The last that runs in Python as a worker ends.
+
+    After an error all others wait for the next start, and to take apart every object of what has
+    been imported takes a second of a core, more than a start does. Files are written out.
+    """
+    if _failed:
+        for each in gc.get_objects():
+            if isinstance(each, (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+                with contextlib.suppress(OSError, ValueError):  # closed, or its reader is gone
+                    each.flush()
+        os._exit(1)
+    # What is frozen is not collected at the end either, and libraries that count what they have
+    # given out (nanobind, in triton) would then report leaks.
+    gc.unfreeze()
 
 
 def _seed() -> None:
@@ -203,4 +222,5 @@ if __name__ == "__main__":
         exec(_code, _main.__dict__)
     except Exception as _error:
         tell_error(_error)
+        _failed.append(_error)
         sys.exit(1)

@@ -155,7 +155,8 @@ class ForkServer:
             self._process.wait()
 
     def wait_until_ready(self) -> None:
-        """
+        """It has imported everything.
+
         Raises:
             ArgumentError: what it has imported forbids forking.
             Error: it has ended.

@@ -37,6 +37,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from libddp._run_key import has_key
+from libddp._torch_patches import rendezvous_delays
 
 #: In torch's registry of backends.
 NAME = "c10d-of-libddp"
@@ -59,8 +60,10 @@ NUMBER_BYTES = 8
 MAX_ENTRY_BYTES = 16 << 20
 #: Seconds between a launcher's signs of life, and how many may be missing.
 HEARTBEATS = {"keep_alive_interval": 1, "keep_alive_max_attempt": 4}
-#: How long launchers wait for more than the smallest number, once there was a first start.
-LAST_CALL = timedelta(seconds=1)
+#: How long launchers wait for more than the smallest number, once there was a first start, and how
+#: old what a launcher knows of the others may be. torch's are 30 s and 1 s. Hosts that stay are
+#: all waiting when a meeting begins, and look several times within a last call.
+LAST_CALL, KNOWN_FOR = 1.0, 1.0
 _ROUND = "libddp/round"
 
 _meetings: list[int] = []
@@ -144,7 +147,10 @@ def create_handler(params):
     _, store = c10d.create_backend(params)
     backend = Backend(store, params.run_id, params.backend)
     handler = dynamic.create_handler(store, backend, params)
-    shorten_last_call(handler, backend)
+    rendezvous_delays.scale(params.max_nodes)
+    share = rendezvous_delays.share(params.max_nodes)
+    shorten_last_call(handler, backend, max(0.5, share) * LAST_CALL)
+    handler._state_holder._cache_duration = share * KNOWN_FOR
     agree(handler, backend)
     return handler
 
@@ -180,7 +186,7 @@ def meeting() -> int | None:
     return _meetings[-1] if _meetings else None
 
 
-def shorten_last_call(handler, backend: Backend) -> None:
+def shorten_last_call(handler, backend: Backend, seconds: float) -> None:
     """torch waits 30 s for more hosts at every start, also where those of before are all there.
 
     A host that comes later than that is in the next start, as any host that joins. Of torch's
@@ -194,7 +200,7 @@ def shorten_last_call(handler, backend: Backend) -> None:
         @property
         def last_call(self) -> timedelta:
             usual = super().last_call
-            return min(usual, LAST_CALL) if backend.round() > 0 else usual
+            return min(usual, timedelta(seconds=seconds)) if backend.round() > 0 else usual
 
     timeout.__class__ = Timeout
 

@@ -46,6 +46,9 @@ from libddp import (
 )
 from libddp._autoload import DROP_IN
 
+#: Between looks of torch's agent, which take --monitor-interval, or until a worker ends.
+SLEEP_SECONDS = 0.005
+
 _RENDEZVOUS_FLAGS = ("rdzv_endpoint", "rdzv_id", "rdzv_backend", "master_addr", "master_port")
 
 
@@ -117,35 +120,36 @@ def tie_workers() -> None:
 
 
 @contextlib.contextmanager
-def forking(args) -> Iterator[None]:
+def forking(args) -> Iterator[_preload.ForkServer | None]:
     """With --preload, the process that forks the workers."""
     from libddp._torch_patches import workers_descriptors
 
     if not args.preload:
-        yield
+        yield None
         return
     server = _preload.ForkServer(args.preload_modules.split(","))
     try:
         workers_descriptors.start_with(server.start)
-        if ":" in args.nnodes:
-            # Hosts that train already stop for a newcomer: it comes when it has imported all.
-            server.wait_until_ready()
-        yield
+        yield server
     finally:
         server.end()
 
 
-def watch_attempts(args, workers) -> _attempts.Attempts:
+def watch_attempts(args, workers, server) -> _attempts.Attempts:
     """Makes torch's agent stop workers in time, and give up what would only fail again."""
     from libddp._torch_patches import agent_hooks
 
     attempts = _attempts.Attempts(workers, args.max_restarts, args.retry_same_error)
     agent_hooks.stop_within(args.shutdown_timeout)
+    agent_hooks.wake_at_ends(args.monitor_interval)
+    args.monitor_interval = min(args.monitor_interval, SLEEP_SECONDS)
     agent_hooks.tell_ends(workers.tell)
     hosts = _hosts.Hosts(args.node_unit, args.network_check, args.exclude_straggler)
 
     def meet(handler, next_rendezvous):
         attempts.check()
+        if server is not None:
+            server.wait_until_ready()  # hosts that train stop for this one as it comes
         info = hosts.meet(handler, next_rendezvous)
         workers.number = _rendezvous.meeting()
         return info
@@ -178,8 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     workers = torchrun.determine_local_world_size(args.nproc_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
     tie_workers()
-    with _worker_ends.watched() as workers, forking(args):
-        attempts = watch_attempts(args, workers)
+    with _worker_ends.watched() as workers, forking(args) as server:
+        attempts = watch_attempts(args, workers, server)
         with _status.Status(workers, attempts, args.status_json, shows_status(args)) as status:
             supervise(args, workers, attempts, status)
 

@@ -4,12 +4,15 @@
 
 A model and its AdamW moments of that many MiB in all (replicated: the ranks share the copying).
 Saves take turns with memcpy (one thread), torch.save to memory (/dev/shm) and torch's DCP to the
-same; loads with torch.load and DCP. JSON lines; `ratio` = memcpy's time / this one's. The first
-save of a layout is a line of its own, as its pages are new.
+same; loads with torch.load and DCP. JSON lines; `ratio` = memcpy's time / this one's. Lines of
+their own: the first save, whose pages are new, after a load() that found nothing and a second of
+training, and without that; and loads of a new start, into an optimizer without state, whose
+memory is mapped anew and whose moments are new pages, too.
 """
 
 import argparse
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -35,13 +38,45 @@ class Parameters(nn.Module):
         self.layers = nn.ParameterList(nn.Parameter(torch.randn(1024, 1024)) for _ in range(count))
 
 
-def make(mib: int):
+def build(mib: int):
     model = Parameters(mib)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    return model, torch.optim.AdamW(model.parameters(), foreach=False)
+
+
+def step(model, optimizer) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    return model, optimizer
+
+
+def seconds_of(function) -> float:
+    dist.barrier()
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def first_save(mib: int, folder: str, is_prepared: bool):
+    """Its seconds, and what has made it."""
+    import libddp
+
+    model, optimizer = build(mib)
+    snapshot = libddp.Snapshot(folder, linger=1)
+    if is_prepared:
+        assert snapshot.load(model, optimizer) == {}
+    step(model, optimizer)
+    time.sleep(1)  # the rest of the training that comes before it
+    seconds = seconds_of(lambda: snapshot.save(0, model, optimizer))
+    return seconds, snapshot, model, optimizer
+
+
+def first_load(mib: int, folder: str) -> float:
+    """Of a start that has nothing mapped and no moments."""
+    import libddp
+
+    model, optimizer = build(mib)
+    snapshot = libddp.Snapshot(folder, linger=1)
+    return seconds_of(lambda: snapshot.load(model, optimizer))
 
 
 def state_of(model, optimizer) -> dict:
@@ -52,21 +87,23 @@ def measure(mib: int, rounds: int, folder: str) -> list[dict]:
     """On each rank; rank 0's numbers are reported."""
     from libddp.distributed import init_process_group
 
-    import libddp
-
     init_process_group("libddp")
     torch.set_num_threads(1)
     rank = dist.get_rank()
-    model, optimizer = make(mib)
-    snapshot = libddp.Snapshot(folder + "/run", linger=1)
+    firsts: dict[str, list[float]] = {"first save, unprepared": [], "first save": []}
+    for number in range(3):
+        for name, seconds in firsts.items():
+            is_prepared = name == "first save"
+            found, snapshot, *_ = first_save(mib, f"{folder}/{name}-{number}", is_prepared)
+            seconds.append(found)
+            snapshot.close()
+    found, snapshot, model, optimizer = first_save(mib, folder + "/run", True)
+    firsts["first save"].append(found)
     source = torch.cat([p.detach().flatten() for p in model.parameters()]).repeat(3)
     target = torch.empty_like(source)
     file = Path(folder) / f"rank-{rank}.pt"
     case = f"{source.nbytes >> 20} MiB, {dist.get_world_size()} ranks"
 
-    began = time.perf_counter()
-    snapshot.save(0, model, optimizer)
-    first = time.perf_counter() - began
     time.sleep(1)  # the other slot's pages come meanwhile
 
     def torch_save():
@@ -99,7 +136,10 @@ def measure(mib: int, rounds: int, folder: str) -> list[dict]:
     }
     lines = pairing.compare(saves, rounds=rounds, over_ranks=pairing.summed, case=f"save, {case}")
     lines += pairing.compare(loads, rounds=rounds, over_ranks=pairing.summed, case=f"load, {case}")
-    lines.append({"case": f"first save, {case}", "candidate": "libddp", "min": first})
+    firsts["load of a new start"] = [first_load(mib, folder + "/run") for _ in range(4)]
+    for name, seconds in firsts.items():
+        numbers = {"min": min(seconds), "median": statistics.median(seconds)}
+        lines.append({"case": f"{name}, {case}", "candidate": "libddp", **numbers})
     dist.barrier()
     snapshot.close()
     dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -68,6 +69,29 @@ TEST_CASE("Moving a SharedSegment moves the mapping") {
   first = std::move(second);
   REQUIRE(first.size_bytes() == 4096);
   REQUIRE(first.data()[0] == std::byte{7});
+}
+
+TEST_CASE("SharedSegment that was reserved is cut, keeps its pages, and is sealed then") {
+  constexpr std::size_t kFinal = 5 * 4096 + 17;
+  SharedSegment segment = SharedSegment::reserve("libddp-test", 64u << 20);
+  REQUIRE((::fcntl(segment.fd(), F_GET_SEALS) & (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) == 0);
+  segment.data()[kFinal - 1] = std::byte{42};
+  segment.data()[40u << 20] = std::byte{1};
+  segment.seal_at(kFinal);
+  REQUIRE(segment.size_bytes() == kFinal);
+  struct stat status {};
+  REQUIRE(::fstat(segment.fd(), &status) == 0);
+  REQUIRE(status.st_size == kFinal);
+  REQUIRE(status.st_blocks * 512 == 4096);  // the page at 40 MiB is gone
+  REQUIRE(::ftruncate(segment.fd(), 4096) != 0);
+  REQUIRE(SharedSegment::find(segment.data(), kFinal));
+  REQUIRE(!SharedSegment::find(segment.data(), kFinal + 1));
+  const SharedSegment same = SharedSegment::map(duplicate(segment.fd()));
+  REQUIRE(same.data()[kFinal - 1] == std::byte{42});
+  REQUIRE(same.is_behind(segment.fd()));
+  const SharedSegment other = SharedSegment::create("libddp-test", kFinal);
+  REQUIRE(!same.is_behind(other.fd()));
+  REQUIRE(!same.is_behind(-1));
 }
 
 TEST_CASE("SharedSegment errors") {

@@ -57,6 +57,28 @@ TEST_CASE("of two slots one is whole at every moment", "[slot]") {
   REQUIRE(memory.slot(0).whole() == SavedStep{4, 4});
 }
 
+TEST_CASE("a memory is made of what was reserved, where that suffices", "[slot]") {
+  StoredTensors tensors({"w", "m"}, kChunkBytes);
+  const std::uint64_t needed = SlotMemory::bytes_needed(tensors.layout(), 4096);
+  const auto first = SlotMemory::data_of_first_save(tensors.layout(), 4096);
+  REQUIRE(first.bytes == tensors.layout().data_bytes());
+  for (const std::uint64_t reserved : {needed - 1, needed, 2 * needed}) {
+    SharedSegment segment = SharedSegment::reserve("libddp-test", reserved);
+    const UniqueFd fd = duplicate(segment.fd());
+    SlotMemory memory =
+        SlotMemory::create(tensors.layout(), {.run = "job 7"}, 4096, std::move(segment));
+    REQUIRE(memory.is_behind(fd.get()) == (reserved >= needed));
+    REQUIRE(memory.size_bytes() == needed);
+    REQUIRE(memory.slot(0).data().data() == memory.data() + first.begin);
+    tensors.store(memory, 0, {.step = 7, .sequence = 3});
+    const SlotMemory same = SlotMemory::open(duplicate(memory.fd()));
+    verify(SlotSource(same, 0));
+    same.check();
+    memory.data()[8] ^= std::byte{1};
+    REQUIRE(contains(message_of<SnapshotError>([&] { same.check(); }), "is of version"));
+  }
+}
+
 TEST_CASE("a slot holds nothing, and values, too", "[slot]") {
   StoredTensors tensors({"w"}, 0);
   SlotMemory memory = tensors.memory();

@@ -156,6 +156,66 @@ TEST_CASE("layouts may change from save to save", "[snapshot]") {
   snapshot->close();
 }
 
+TEST_CASE("the memory of the first save is made ready, whatever it turns out to be", "[snapshot]") {
+  constexpr std::int64_t kNumel = 2 << 20;
+  const auto tensors_of = [](std::int64_t numel, double value) {
+    return std::vector{SnapshotTensor::whole("w", at::full({numel}, value, at::kFloat))};
+  };
+  const auto expected = tensors_of(kNumel, 0);
+  for (const std::int64_t numel : {kNumel, kNumel / 4, 16 * kNumel}) {
+    const KeptJob job;
+    auto snapshot = Snapshot::create(nullptr, job.options());
+    REQUIRE(snapshot->prepared_bytes() == 0);
+    REQUIRE(!snapshot->load(expected));
+    // What the first save writes, and not the other slot.
+    wait_until([&] { return snapshot->prepared_bytes() >= kNumel * 4; });
+    REQUIRE(snapshot->prepared_bytes() < 2 * kNumel * 4);
+    for (std::int64_t step = 1; step <= 3; ++step) {
+      snapshot->save(step, tensors_of(numel, static_cast<double>(step)));
+      REQUIRE(snapshot->prepared_bytes() == 0);
+    }
+    const auto wanted = tensors_of(numel, 0);
+    REQUIRE(snapshot->load(wanted) == 3);
+    REQUIRE(at::equal(wanted[0].tensor, at::full({numel}, 3.0, at::kFloat)));
+    // There is a memory as large: nothing is made ready beside it.
+    snapshot->prepare(tensors_of(numel, 0));
+    REQUIRE(snapshot->prepared_bytes() == 0);
+    snapshot->close();
+  }
+  // Small ones, and more than the machine has, are left to the save.
+  auto snapshot = Snapshot::create(nullptr, KeptJob().options());
+  snapshot->prepare(tensors_of(1000, 0));
+  REQUIRE(snapshot->prepared_bytes() == 0);
+  const at::Tensor huge = at::zeros({1}).expand({std::int64_t{1} << 44});
+  snapshot->prepare({SnapshotTensor::whole("w", huge)});
+  REQUIRE(snapshot->prepared_bytes() == 0);
+}
+
+TEST_CASE("what was kept in a process is read where it is mapped, and checked", "[snapshot]") {
+  const KeptJob job;
+  auto snapshot = Snapshot::create(nullptr, job.options());
+  State state(0, 1);
+  for (std::int64_t step = 1; step <= 2; ++step) {
+    state.fill(step);
+    snapshot->save(step, state.tensors);
+  }
+  const auto& memory_of = [&] { return snapshot->versions()[0]->places()[0].memory; };
+  const auto memory = memory_of();
+  REQUIRE(memory_of() == memory);
+  REQUIRE(snapshot->load(state.tensors) == 2);
+  REQUIRE(memory_of() == memory);
+  auto& byte = const_cast<std::byte&>(memory->slot(1).data()[100]);
+  byte ^= std::byte{1};
+  REQUIRE(snapshot->load(state.tensors) == 1);
+  REQUIRE(state.is(1));
+  byte ^= std::byte{1};
+  memory->data()[0] ^= std::byte{1};  // of the header: there is nothing to be read any more
+  REQUIRE(!snapshot->load(state.tensors));
+  memory->data()[0] ^= std::byte{1};
+  REQUIRE(snapshot->load(state.tensors) == 2);
+  snapshot->close();
+}
+
 TEST_CASE("tensors that are not dense come back as they were", "[snapshot]") {
   const KeptJob job;
   auto snapshot = Snapshot::create(nullptr, job.options());
@@ -277,6 +337,7 @@ TEST_CASE("a damaged save is named and the one before it taken", "[snapshot]") {
   flip("step-1.1");
   const std::string told = message_of<SnapshotError>([&] { snapshot->load(state.tensors); });
   REQUIRE(contains(told, "none of the saves"));
+  REQUIRE(contains(told, "the tensors may have parts of them"));
   REQUIRE(contains(told, "step-2.2"));
   REQUIRE(contains(told, "step-1.1"));
   REQUIRE(contains(told, "'moment'"));

@@ -206,8 +206,15 @@ PATCHES = (
     Patch(
         ("torch.distributed.elastic.multiprocessing.api.PContext",),
         ("close", "wait"),
-        "stops workers within --shutdown-timeout; tells how they ended",
-        "torch waits 30 s whatever its flag says, and its agent has no hooks",
+        "stops workers within --shutdown-timeout; returns as one ends, and tells how",
+        "torch waits 30 s whatever its flag says, and its agent sleeps and has no hooks",
+        BY_LAUNCHER,
+    ),
+    Patch(
+        ("torch.distributed.elastic.rendezvous.dynamic_rendezvous",),
+        ("_delay",),
+        "a tenth of it for a few hosts",
+        "torch looks once a second for what a thousand hosts write",
         BY_LAUNCHER,
     ),
     Patch(

@@ -4,15 +4,21 @@ Replaces `close` and `wait` of PContext, which stops the workers of an agent and
 ended, and `get_rendezvous_handler`, which makes what an agent asks before each start of workers.
 The agent has no hooks; a subclass of it would depend on its private methods and on a constructor
 that differs from version to version, and these three are public. PContext.close waits 30 s for
-a worker that does not end, whatever the agent's timeout is. `libddp run` asks for it, in its own
-process; it stays for good.
+a worker that does not end, whatever the agent's timeout is, and the agent sleeps between two calls
+of wait, whatever happens. `libddp run` asks for it, in its own process; it stays for good.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import time
 from collections.abc import Callable
 
 from libddp._torch_patches.replacing import LAUNCHER
+
+#: So long an end is looked at again and again.
+_NEWS_SECONDS = 0.5
 
 
 def stop_within(seconds: float) -> None:
@@ -25,6 +31,45 @@ def stop_within(seconds: float) -> None:
         close(self, death_sig, seconds)
 
     LAUNCHER.put(PContext, "close", close_in_time)
+
+
+def wake_at_ends(seconds: float) -> None:
+    """The agent's look at its workers takes until one of them ends, at most so long.
+
+    So the agent itself has to sleep for no time (its monitor_interval).
+    """
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    wait = PContext.wait
+    ended: dict[int, float] = {}  # pid -> since when
+
+    def wait_for_end(self, *args, **kwargs):
+        # torch may hear of an end a little later; one that it takes for a success is no news.
+        recent = time.monotonic() - _NEWS_SECONDS
+        pids = [pid for pid in self.pids().values() if ended.get(pid, recent) >= recent]
+        for pid in _await_end(pids, seconds):
+            ended.setdefault(pid, time.monotonic())
+        return wait(self, *args, **kwargs)
+
+    LAUNCHER.put(PContext, "wait", wait_for_end)
+
+
+def _await_end(pids: list[int], seconds: float) -> list[int]:
+    """Those that have ended, as soon as there are any; [] after so many seconds."""
+    descriptors: dict[int, int] = {}
+    poll = select.poll()
+    try:
+        for pid in pids:
+            try:
+                descriptors[os.pidfd_open(pid)] = pid
+            except ProcessLookupError:
+                return [pid]
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        return [descriptors[number] for number, _ in poll.poll(1000 * seconds)]
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def tell_ends(function: Callable[[dict, dict], None]) -> None:

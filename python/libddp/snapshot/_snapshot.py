@@ -21,9 +21,10 @@ from libddp.distributed._groups import find
 from libddp.distributed.fsdp.state import _collective_errors
 from libddp.errors import ArgumentError, SnapshotError, StateError
 from libddp.snapshot import _random
+from libddp.snapshot._expected import expected_pieces, state_parts
 from libddp.snapshot._pieces import Piece, StoredBy
-from libddp.snapshot._replicated import MODEL, ReplicatedState
-from libddp.snapshot._sharded import ShardedState, is_sharded
+from libddp.snapshot._replicated import MODEL
+from libddp.snapshot._sharded import ShardedState
 from libddp.snapshot._values import Encoder, decode
 
 _C = load()
@@ -187,7 +188,11 @@ class Snapshot:
         Raises:
             SnapshotError: there are saves, and all of them are damaged; says what is wrong with
                 each. Model and optimizer may then be filled in part.
-            ArgumentError: the save is of another model or optimizer; names what differs.
+            ArgumentError: the save is of another model or optimizer; names what differs. Nothing
+                has been changed.
+
+        Note:
+            Where there is no save yet, it calls prepare(model, optimizer).
         """
         self._check_open()
         reasons = []
@@ -196,15 +201,39 @@ class Snapshot:
                 continue
             try:
                 return self._load_version(version, model, optimizer, stateful)
+            except ArgumentError as error:
+                if not reasons:
+                    raise
+                reasons.append(str(error))  # a damaged one has been read in part
             except SnapshotError as error:
                 _log.warning("libddp snapshot: passed over: %s", error)
                 reasons.append(str(error))
         if reasons:
             raise SnapshotError(
-                "libddp snapshot: none of the saves that are there can be loaded:\n  "
-                + "\n  ".join(reasons)
+                "libddp snapshot: none of the saves that are there can be loaded, and what they "
+                "were loaded into may have parts of them:\n  " + "\n  ".join(reasons)
             )
+        if model is not None:
+            self._prepare(model, optimizer)
         return {}
+
+    @torch.no_grad()
+    def prepare(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Begins with the memory of the first save, behind the training.
+
+        The kernel clears pages before it gives them away, which takes several times as long as the
+        copy. `load` calls it where it finds nothing; call it where there is no `load`. Moments that
+        torch's Adam, AdamW and SGD and libddp's AdamW will make are counted. Nothing where two
+        copies of the state would not fit; the save then says so.
+
+        Raises:
+            ArgumentError: a tensor that cannot be kept.
+        """
+        self._check_open()
+        pieces = self._together("prepare", lambda: expected_pieces(model, optimizer))
+        self._core.prepare([piece.for_core() for piece in pieces])
 
     def latest_step(self) -> int | None:
         """The step of the newest save that is there, else None. A collective."""
@@ -255,6 +284,13 @@ class Snapshot:
     def _together(self, what: str, function):
         return _collective_errors.together([self._group], what, function, of="snapshot")
 
+    def _prepare(self, model, optimizer) -> None:
+        """What cannot be kept is the first save's to say."""
+        try:
+            self.prepare(model, optimizer)
+        except ArgumentError as error:
+            _log.info("libddp snapshot: not prepared: %s", error)
+
     def _rank(self) -> int:
         return 0 if self._group is None else self._group.rank()
 
@@ -277,7 +313,7 @@ class Snapshot:
         }
         pieces = []
         if model is not None or optimizer is not None:
-            parts = _state_parts(model, optimizer)
+            parts = state_parts(model, optimizer)
             pieces, others, aliases = parts.model_pieces()
             moments, settings = parts.optimizer_pieces()
             pieces += moments
@@ -294,7 +330,7 @@ class Snapshot:
         stored = version.tensors
         parts = None
         if model is not None or optimizer is not None:
-            parts = _state_parts(model, optimizer)
+            parts = state_parts(model, optimizer)
             if isinstance(parts, ShardedState):
                 parts.prepare()
         prepare = lambda: self._wanted(version, values, stored, parts, optimizer)  # noqa: E731
@@ -406,12 +442,6 @@ def _note_step(step: int) -> None:
     worker = sys.modules.get("libddp._worker")
     if worker is not None and hasattr(worker, "note_step"):
         worker.note_step(step)
-
-
-def _state_parts(model, optimizer) -> ShardedState | ReplicatedState:
-    if is_sharded(model):
-        return ShardedState(model, optimizer)
-    return ReplicatedState(model, optimizer)
 
 
 def _state_of(name: str, each: Stateful) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """What `libddp run` decides about hosts, without any: flags, pairs, slow hosts, rendezvous."""
 
+import subprocess
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from libddp._torch_patches import agent_hooks, rendezvous_delays
 from libddp.errors import ArgumentError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
@@ -144,13 +146,33 @@ def test_a_dead_launcher_is_noticed_as_soon_as_its_ranks(given, used):
     assert _rendezvous.with_defaults(given) == used
 
 
+def test_few_hosts_look_at_each_other_more_often():
+    delays = {hosts: rendezvous_delays.share(hosts) for hosts in (1, 2, 50, 100, 4000)}
+    assert delays == {1: 0.1, 2: 0.1, 50: 0.5, 100: 1.0, 4000: 1.0}
+
+
+def test_the_end_of_a_worker_is_seen_at_once():
+    """Of any one, and also of one that somebody has waited for."""
+    short, long = (subprocess.Popen(["sleep", seconds]) for seconds in ("0.2", "600"))
+    try:
+        assert agent_hooks._await_end([long.pid], 0.05) == []
+        assert agent_hooks._await_end([long.pid, short.pid], 300) == [short.pid]
+        assert agent_hooks._await_end([long.pid, short.pid], 300) == [short.pid]
+        short.wait()
+        assert agent_hooks._await_end([long.pid, short.pid], 300) == [short.pid]
+    finally:
+        long.kill()
+        long.wait()
+    assert agent_hooks._await_end([], 0.01) == []
+
+
 def test_the_last_call_is_short_after_the_first_meeting():
     backend = SimpleNamespace(number=0)
     backend.round = lambda: backend.number
     timeout = dynamic.RendezvousTimeout()
     handler = SimpleNamespace(settings=SimpleNamespace(timeout=timeout))
-    _rendezvous.shorten_last_call(handler, backend)
+    _rendezvous.shorten_last_call(handler, backend, 0.5)
     assert timeout.last_call == timedelta(seconds=30)
     backend.number = 1
-    assert timeout.last_call == _rendezvous.LAST_CALL
+    assert timeout.last_call == timedelta(seconds=0.5)
     assert timeout.join == timedelta(seconds=600)

@@ -103,6 +103,39 @@ def test_what_was_killed_is_forked_again_and_logs_are_kept(tmp_path, who):
     assert "of libddp run: 3" in output
 
 
+STEPS = """
+import os, sys
+import torch
+import libddp
+
+before = set(sys.modules)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+libddp.Snapshot
+start = os.environ["TORCHELASTIC_RESTART_COUNT"]
+kept = open("kept-" + start, "w")  # not closed
+print(*sorted(set(sys.modules) - before), file=kept)
+if start == "0":
+    raise ValueError("no such token")
+"""
+
+
+def test_a_first_step_imports_nothing_and_what_is_preloaded_ends_quietly(tmp_path):
+    """After an error, and in order."""
+    (tmp_path / "train.py").write_text(STEPS)
+    status, output = launched(tmp_path, "--preload", "--max-restarts=1", "train.py", number=1)
+    assert status == 0, output
+    assert "ValueError: no such token" in output
+    for start in "01":
+        imported = (tmp_path / f"kept-{start}").read_text()
+        assert imported.endswith("\n")
+        assert [name for name in imported.split() if name.startswith(("torch.", "libddp."))] == []
+    assert "nanobind" not in output  # triton's bindings, of what is not collected
+    assert "leaked" not in output
+
+
 RAISES = """
 import torch
 

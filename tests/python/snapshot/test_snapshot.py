@@ -1,6 +1,7 @@
 """libddp.Snapshot: models of every kind, taken up by other ranks and other wrappers."""
 
 import json
+import time
 from pathlib import Path
 
 import ddp_models
@@ -337,6 +338,83 @@ def test_compiled_and_tied_models(snapshot):
     plain = ddp_models.TiedLanguageModel()
     snapshot.load(plain)
     assert torch.equal(plain.head.weight, model.head.weight)
+
+
+class Wide(torch.nn.Module):
+    """12 MiB with AdamW's moments; a quarter of it is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ParameterList(
+            torch.nn.Parameter(torch.randn(512, 512)) for _ in "abcd"
+        )
+        self.layers[3].requires_grad_(False)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x @ layer
+        return x.sum()
+
+
+def await_prepared(snapshot, least):
+    end = time.monotonic() + 60
+    while snapshot._core.prepared_bytes < least:
+        assert time.monotonic() < end, snapshot._core.prepared_bytes
+        time.sleep(0.01)
+    return snapshot._core.prepared_bytes
+
+
+def test_the_first_save_finds_its_memory_ready(snapshot):
+    """load() counts the moments that the optimizer does not have yet, none of what is frozen."""
+    mib = 1 << 20
+    model = Wide()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    assert snapshot.load(model, optimizer) == {}
+    assert await_prepared(snapshot, (4 + 6) * mib) < (4 + 6 + 1) * mib
+    model(torch.randn(2, 512)).backward()
+    optimizer.step()
+    snapshot.save(1, model, optimizer)
+    assert snapshot._core.prepared_bytes == 0
+    wanted = [p.clone() for p in model.parameters()]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    snapshot.load(model, optimizer)
+    for parameter, kept in zip(model.parameters(), wanted, strict=True):
+        assert torch.equal(parameter, kept)
+    assert snapshot._core.prepared_bytes == 0  # there was a save
+
+
+@pytest.mark.parametrize(
+    ("make_optimizer", "copies"),
+    [
+        (lambda p: None, 0),
+        (lambda p: torch.optim.SGD(p, lr=0.1), 0),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), 3),
+        (lambda p: torch.optim.Adagrad(p), 1),  # has its state from the beginning
+        (lambda p: torch.optim.Rprop(p), 0),  # not known
+    ],
+)
+def test_what_an_optimizer_will_have(make_optimizer, copies):
+    from libddp.snapshot._expected import expected_pieces
+
+    model = Wide().requires_grad_(True)
+    pieces = expected_pieces(model, make_optimizer(list(model.parameters())))
+    megabytes = sum(p.tensor.nbytes for p in pieces) >> 20
+    assert megabytes == 4 * (1 + copies)
+    assert len({piece.key for piece in pieces}) == len(pieces)
+    assert expected_pieces(Wide().to("meta"), None) == []
+
+
+def test_what_cannot_be_kept_is_the_saves_to_say(snapshot):
+    import libddp
+
+    model = torch.nn.Linear(3, 4)
+    model.register_buffer("sparse", torch.zeros(3, 3).to_sparse())
+    assert snapshot.load(model) == {}
+    with pytest.raises(libddp.ArgumentError, match=r"'model\.sparse' is a Sparse tensor"):
+        snapshot.prepare(model)
 
 
 def test_status_says_what_is_kept(snapshot):
