@@ -47,7 +47,7 @@ std::string DeviceFlights::group_name() const {
 }
 
 void DeviceFlights::add(const std::shared_ptr<NcclCommunicator>& communicator,
-                        std::shared_ptr<DeviceOperation> operation,
+                        const std::shared_ptr<DeviceOperation>& operation,
                         const std::shared_ptr<StreamWork>& work) {
   std::exception_ptr error;
   {
@@ -57,11 +57,20 @@ void DeviceFlights::add(const std::shared_ptr<NcclCommunicator>& communicator,
       Lane& lane = lanes_[communicator.get()];
       if (!lane.communicator) lane.communicator = communicator;
       if (lane.flights.empty()) lane.begin_first();
-      lane.flights.push_back({std::move(operation), work});
+      lane.flights.push_back({operation, work});
     }
   }
-  if (error) work->finish(error);
-  watchdog_.wake();
+  error ? end_late(*communicator, *operation, *work, error) : watchdog_.wake();
+}
+
+// Whoever ended the others did not know this communicator, or not that it had something to do: its
+// kernel would wait for ever, and with it whoever waits for the stream.
+void DeviceFlights::end_late(NcclCommunicator& communicator, DeviceOperation& operation,
+                             StreamWork& work, const std::exception_ptr& error) noexcept {
+  record_end(operation, false);
+  work.finish(error);
+  communicator.abort();
+  operation.let_go();
 }
 
 FlightRecorder::Ticket DeviceFlights::record(const OpDescription& description,

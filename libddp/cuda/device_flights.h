@@ -9,7 +9,8 @@
 // first, and here it is looked at every 10 ms. What is found here (a timeout, an error of NCCL or
 // of the device, two ranks that call different things) is told to the host's backend, which tells
 // the others. Then all operations in flight get the error, and after that the communicators are
-// aborted, which ends their kernels: whoever waits for a stream sees the error, not the data.
+// aborted, which ends their kernels: whoever waits for a stream sees the error, not the data. What
+// is issued meanwhile, by a call that had begun before, ends in the same way when it is added.
 //
 // Operations of one communicator end in the order in which they were issued.
 // Thread rule: any thread; `look` as DeviceWatchdog says.
@@ -46,7 +47,8 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
   DeviceFlights(GroupIdentity identity, const NcclApi& api, Backend& host, std::string device_name);
 
   void add(const std::shared_ptr<NcclCommunicator>& communicator,
-           std::shared_ptr<DeviceOperation> operation, const std::shared_ptr<StreamWork>& work);
+           const std::shared_ptr<DeviceOperation>& operation,
+           const std::shared_ptr<StreamWork>& work);
   bool look() noexcept override;
 
   /// Throws what the group has failed of.
@@ -83,6 +85,9 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
     void begin_first();
   };
 
+  /// What was issued while the group failed.
+  void end_late(NcclCommunicator& communicator, DeviceOperation& operation, StreamWork& work,
+                const std::exception_ptr& error) noexcept;
   void look_at_lanes();
   std::vector<Flight> take_done(Lane& lane);
   void check_first(const std::shared_ptr<DeviceOperation>& first, const Lane& lane);

@@ -225,7 +225,7 @@ WorkPtr NcclBackend::launch(BackendCall call, std::vector<at::Tensor> tensors, I
   }
   auto work = std::make_shared<StreamWork>(operation, std::move(call.results), call.device, wait);
   // Who has captured it asks nobody for its end.
-  if (!captures) flights_->add(channel.communicator, std::move(operation), work);
+  if (!captures) flights_->add(channel.communicator, operation, work);
   if (error) std::rethrow_exception(error);
   return work;
 }

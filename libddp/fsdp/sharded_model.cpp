@@ -31,11 +31,26 @@ Group readers_of(const std::vector<ShardedModel::ParamGroupPtr>& units) {
   return readers;
 }
 
+bool is_on_device(const ParamGroup& unit) {
+  return !unit.flats().empty() && unit.flats()[0]->spec().is_on_device();
+}
+
+bool is_any_on_device(const std::vector<ShardedModel::ParamGroupPtr>& units) {
+  return std::any_of(units.begin(), units.end(),
+                     [](const auto& unit) { return is_on_device(*unit); });
+}
+
+/// Where a backward pass may begin.
+bool is_any_on_cpu(const std::vector<at::Tensor>& outputs) {
+  return std::any_of(outputs.begin(), outputs.end(), [](const at::Tensor& output) {
+    return output.defined() && output.requires_grad() && output.device().is_cpu();
+  });
+}
+
 Group device_ranks_of(const std::vector<ShardedModel::ParamGroupPtr>& units) {
   for (const auto& unit : units) {
     const Group& ranks = unit->options().shard ? unit->options().shard : unit->options().replicate;
-    const bool is_on_device = !unit->flats().empty() && unit->flats()[0]->spec().is_on_device();
-    if (is_on_device && ranks && ranks->size() > 1) return ranks;
+    if (is_on_device(*unit) && ranks && ranks->size() > 1) return ranks;
   }
   return nullptr;
 }
@@ -70,7 +85,9 @@ std::shared_ptr<ShardedModel> ShardedModel::create(std::vector<ParamGroupPtr> un
     unit->on_gradient(
         [weak = std::weak_ptr(model)](ParamGroup& of, std::size_t flat, std::size_t index) {
           const auto self = weak.lock();
-          self ? self->take_gradient(of, flat, index) : of.accumulate(flat, index);
+          if (!self) return of.accumulate(flat, index);
+          const auto lock = self->lock_hooks();
+          self->take_gradient(of, flat, index);
         });
   }
   return model;
@@ -80,7 +97,8 @@ ShardedModel::ShardedModel(std::vector<ParamGroupPtr> units, ShardedModelOptions
     : units_(std::move(units)),
       options_(std::move(options)),
       device_ranks_(device_ranks_of(units_)),
-      small_(std::make_unique<SmallReductions>()) {}
+      small_(std::make_unique<SmallReductions>()),
+      runs_beside_devices_(is_any_on_device(units_)) {}
 
 ShardedModel::~ShardedModel() {
   for (const ParamGroupPtr& unit : units_) unit->on_gradient(nullptr);
@@ -96,7 +114,14 @@ void ShardedModel::guarded(Function&& function) {
   }
 }
 
+std::unique_lock<std::recursive_mutex> ShardedModel::lock_hooks() {
+  std::unique_lock<std::recursive_mutex> lock(hooks_mutex_, std::defer_lock);
+  if (runs_beside_devices_) lock.lock();
+  return lock;
+}
+
 void ShardedModel::before_forward(ParamGroup& unit) {
+  const auto lock = lock_hooks();  // a recomputation runs inside of a pass
   // Inside a backward pass it is a recomputation, which reads what the first computation read.
   if (depth_ == 0 && !(pass_ && is_nested_backward())) begin_step();
   record(unit);
@@ -112,16 +137,39 @@ void ShardedModel::before_forward(ParamGroup& unit) {
   ++depth_;  // last: what throws has not begun
 }
 
+void ShardedModel::check_outputs(const ParamGroup& unit,
+                                 const std::vector<at::Tensor>& outputs) const {
+  if (is_root(unit) || !device_ranks_ || !is_on_device(unit)) return;
+  if (!is_any_on_cpu(outputs)) return;
+  throw ArgumentError(fmt::format(
+      "libddp fsdp: unit '{}' computes on {} and has an output on the CPU that needs a gradient. A "
+      "backward pass would come to it in a thread of its own, and the ranks could gather the units "
+      "in different orders. Hint: move it to the CPU behind the outermost wrapped module, or "
+      "detach "
+      "it.",
+      unit.name(), unit.flats()[0]->spec().device.str()));
+}
+
 void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>& outputs) {
+  const auto lock = lock_hooks();
+  try {
+    if (c10::GradMode::is_enabled()) check_outputs(unit, outputs);
+  } catch (const ArgumentError& error) {
+    forward_failed(unit, error.what());
+    throw;
+  }
   --depth_;
   --unit.forward.running;
+  if (is_root(unit)) runs_in_two_threads_ = device_ranks_ && is_any_on_cpu(outputs);
   if (!pass_) unit.forward.end = ++clock_;
   bool will_be_back = false;
   if (c10::GradMode::is_enabled()) {
     auto leaves =
         call_before_any_backward(outputs, [weak = weak_from_this(), &unit](bool accumulates) {
           const auto self = weak.lock();
-          if (self) self->guarded([&] { self->before_backward(unit, accumulates); });
+          if (!self) return;
+          const auto locked = self->lock_hooks();
+          self->guarded([&] { self->before_backward(unit, accumulates); });
         });
     if (leaves) output_leaves_.push_back(std::move(leaves));
     will_be_back = std::any_of(outputs.begin(), outputs.end(), [](const at::Tensor& output) {
@@ -155,6 +203,7 @@ void ShardedModel::compare_calls(const char* when) {
 }
 
 void ShardedModel::forward_failed(ParamGroup& unit, const std::string& what) {
+  const auto lock = lock_hooks();
   --depth_;
   --unit.forward.running;
   if (!unit.is_in_pass() && unit.forward.running == 0) reshard_values(unit);
@@ -250,7 +299,8 @@ void ShardedModel::prefetch(const ParamGroup& unit, int step) {
 
 void ShardedModel::before_backward(ParamGroup& unit, bool accumulates) {
   if (!pass_) begin_pass();
-  note_call(unit, Call::Backward);
+  // Which of its outputs comes first depends on the threads.
+  if (!unit.is_in_pass()) note_call(unit, Call::Backward);
   if (accumulates) {
     pass_->accumulates = true;
     unit.begin_pass(pass_->syncs);
@@ -317,7 +367,9 @@ void ShardedModel::take_gradient(ParamGroup& unit, std::size_t flat, std::size_t
   unit.accumulate(flat, index);
   if (!pass_ || !unit.is_complete()) return;
   const bool is_left = unit.trains_all();
-  if (pass_->syncs) reduce(unit);
+  // See NOTE [Outputs on the CPU].
+  const bool waits = is_root(unit) && runs_in_two_threads_;
+  if (pass_->syncs && !waits) reduce(unit);
   if (is_left) reshard_values(unit);
 }
 

@@ -43,6 +43,16 @@
 // or add up. There each forward and each pass ends with a word of the host's, which nobody waits
 // for, about the units that ran in it.
 //
+// NOTE [Outputs on the CPU]
+// Autograd has a thread for each device and one for the CPU. Where a model on a device has outputs
+// on both, a pass comes to the outermost unit in two threads, so hooks run one at a time, under a
+// lock. When the one thread comes to where it needs the other is another matter on each rank, and
+// the order of the collectives must not depend on it: the outermost unit's gradients, which may
+// come in between, are averaged at the end of the pass; and an inner unit of several ranks may have
+// no output on the CPU that a pass could begin at. What a script does behind the model is not seen:
+// branches that end on the CPU and on the device, and meet in no unit, can still take turns; then
+// the ranks' words at the end of the pass differ.
+//
 // Where they are gathered, a unit's all-gather starts when the one before it begins to compute, in
 // the order of the first step; at most two gathered units wait. Reductions run beside the backward,
 // one at a time, so at most two units' whole gradients are there at a time. Small units are
@@ -64,6 +74,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -155,6 +166,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
 
   ShardedModel(std::vector<ParamGroupPtr> units, ShardedModelOptions options);
 
+  /// See NOTE [Outputs on the CPU].
+  std::unique_lock<std::recursive_mutex> lock_hooks();
+  /// Throws ArgumentError.
+  void check_outputs(const ParamGroup& unit, const std::vector<at::Tensor>& outputs) const;
   /// Of the unit's parameters, and of the faces that stand for them.
   void unshard_values(ParamGroup& unit);
   void reshard_values(ParamGroup& unit, bool frees = true);
@@ -204,6 +219,12 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   std::unique_ptr<SmallReductions> small_;
   /// See call_before_backward.
   std::vector<std::shared_ptr<void>> output_leaves_;
+  /// Locked where a unit is on a device. Hooks of users, which run inside of it, may call the
+  /// model.
+  const bool runs_beside_devices_;
+  /// The last outermost forward has outputs on the CPU, of a model on a device.
+  bool runs_in_two_threads_ = false;
+  std::recursive_mutex hooks_mutex_;
 };
 
 }  // namespace libddp

@@ -5,11 +5,7 @@
 
 #include <ATen/TensorOperators.h>
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <memory>
-#include <thread>
 #include <vector>
 
 #include "tests/cuda/ddp_fixture.h"
@@ -22,21 +18,6 @@ using namespace libddp::test;
 namespace {
 
 constexpr int kSteps = 40;
-
-/// The hooks of both tensors return together, as far as two threads run them.
-void let_meet(const at::Tensor& first, const at::Tensor& second) {
-  const auto num_there = std::make_shared<std::atomic<int>>(0);
-  for (const at::Tensor& tensor : {first, second}) {
-    tensor.register_hook([num_there](const at::Tensor& gradient) {
-      num_there->fetch_add(1);
-      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-      while (num_there->load() < 2 && std::chrono::steady_clock::now() < deadline) {
-        std::this_thread::yield();
-      }
-      return gradient;
-    });
-  }
-}
 
 /// One output stays on the device, one has been moved to the CPU; which of them comes first
 /// changes.

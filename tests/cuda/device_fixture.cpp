@@ -4,6 +4,10 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <atomic>
+#include <memory>
+#include <thread>
+
 #include "tests/fakegpu/fake_device.h"
 #include "tests/fakegpu/mock_nccl.h"
 #include "tests/fakegpu/race_checker.h"
@@ -46,6 +50,20 @@ at::Tensor device_tensor(double value, c10::Device device, std::int64_t numel) {
 
 c10::Stream side_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+
+void let_meet(const at::Tensor& first, const at::Tensor& second) {
+  const auto num_there = std::make_shared<std::atomic<int>>(0);
+  for (const at::Tensor& tensor : {first, second}) {
+    tensor.register_hook([num_there](const at::Tensor& gradient) {
+      num_there->fetch_add(1);
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+      while (num_there->load() < 2 && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::yield();
+      }
+      return gradient;
+    });
+  }
 }
 
 std::string races_text() {

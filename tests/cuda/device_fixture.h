@@ -40,6 +40,9 @@ at::Tensor device_tensor(double value, c10::Device device, std::int64_t numel = 
 /// A stream of the device's pool.
 c10::Stream side_stream(c10::Device device);
 
+/// The hooks of both tensors return together, as far as two threads run them.
+void let_meet(const at::Tensor& first, const at::Tensor& second);
+
 /// What the race checker has found, one a line; "" = nothing.
 std::string races_text();
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
 #include <csignal>
@@ -138,6 +139,25 @@ TEST_CASE("a rank that drops its group ends the others' device operations", "[nc
                       "mine");
   require_parts(messages.of(0), {"rank 1 (pid ", "left without destroying the group"});
   REQUIRE(std::chrono::steady_clock::now() - begin < seconds(10));
+  REQUIRE(mock_nccl::live().communicators == 0);
+}
+
+TEST_CASE("what is issued while the group fails ends too", "[nccl][failures]") {
+  // The first operation of a communicator: nobody who ends a group knows that one yet.
+  Messages messages;
+  run_device_group(2, [&](ProcessGroup& group, c10::Device device) {
+    const int rank = group.rank();
+    if (rank == 0) {
+      mock_nccl::hang(1, 0);
+      mock_nccl::meanwhile(1, 0, [&] { group.abort("enough"); });
+    }
+    messages.put(rank, message_of<Error>([&] {
+                   group.all_reduce(device_tensor(1, device), {}, kAsync)->synchronize();
+                 }));
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  });
+  require_parts(messages.of(0), {"the group was aborted: enough"});
+  require_parts(messages.of(1), {"rank 0 (pid ", "aborted: the group was aborted: enough"});
   REQUIRE(mock_nccl::live().communicators == 0);
 }
 

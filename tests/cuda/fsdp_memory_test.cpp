@@ -36,9 +36,14 @@ std::int64_t buffer_bytes(ProcessGroup& group, c10::Device device, int layers) {
   return now - shards;
 }
 
-void one_step(ProcessGroup& group, c10::Device device) {
+void train_twice(ProcessGroup& group, c10::Device device, bool offloads) {
   Training training;
   training.num_steps = 2;
+  if (offloads) {
+    training.options = [=](ProcessGroup& ranks) {
+      return ShardOptions{.shard = ranks.shared_from_this(), .compute_device = device};
+    };
+  }
   train(group, device, training);
 }
 
@@ -81,10 +86,11 @@ TEST_CASE("a buffer goes to who takes it next behind all that have used it", "[f
 }
 
 TEST_CASE("each wait of a sharded step is needed", "[fsdp][drops_waits]") {
+  const auto offloads = GENERATE(false, true);
   std::int64_t num_waits = 0;
   std::vector<std::int64_t> redundant;
   run_device_group(2, [&](ProcessGroup& group, c10::Device device) {
-    one_step(group, device);
+    train_twice(group, device, offloads);
     if (group.rank() > 0) return;
     num_waits = fakegpu::num_waits(0);
     redundant = fakegpu::redundant_waits(0);
@@ -97,12 +103,39 @@ TEST_CASE("each wait of a sharded step is needed", "[fsdp][drops_waits]") {
     if (std::count(redundant.begin(), redundant.end(), k) > 0) continue;
     run_device_group(2, [&](ProcessGroup& group, c10::Device device) {
       if (group.rank() == 0) fakegpu::ignore_wait(k, 0);
-      one_step(group, device);
+      train_twice(group, device, offloads);
     });
     num_needed += races_text() != "";
   }
   // What a wait orders, a later one of the same streams may order too, before anybody looks.
   REQUIRE(10 * num_needed >= 8 * (num_waits - static_cast<std::int64_t>(redundant.size())));
+}
+
+// What a pass has copied to the host's memory is read there, and what it has copied from there is
+// written.
+TEST_CASE("the host waits for the copies of what is offloaded once per pass", "[fsdp]") {
+  std::int64_t num_waits = 0;
+  const auto run = [&](std::int64_t ignored) {
+    run_device_group(2, [&](ProcessGroup& group, c10::Device device) {
+      const ShardOptions options{.shard = group.shared_from_this(), .compute_device = device};
+      ShardedNet net(options, device);
+      const at::Tensor x = batch_at(group.rank(), 0).to(device);
+      const int index = device.index();
+      const std::int64_t before = fakegpu::num_host_waits(index);
+      if (ignored > 0 && index == 0) fakegpu::ignore_host_wait(before + ignored, index);
+      mean_square(net.forward(x)).backward();
+      if (index == 0) num_waits = fakegpu::num_host_waits(index) - before;
+      net.step();
+    });
+    return races_text();
+  };
+  REQUIRE(run(0) == "");
+  REQUIRE(num_waits == 1);
+  const std::string races = run(1);
+  // Averages that the optimizer reads, and shards that it writes.
+  REQUIRE(contains(races, "aten::copy_ #"));
+  REQUIRE(contains(races, "aten::mul of the host"));
+  REQUIRE(contains(races, "aten::sub_ of the host"));
 }
 
 TEST_CASE("a sharded step adds collectives to a plain one, and nothing else", "[fsdp]") {

@@ -33,6 +33,34 @@ Training with_options(std::function<void(ShardOptions&)> change) {
   return training;
 }
 
+/// Shards and gradients in the host's memory: the same bits.
+void require_offloaded_bits(int world_size, const std::function<void(ShardOptions&)>& change,
+                            Training training = {}) {
+  training.options = with_options(change).options;
+  const Results wanted = on_host(world_size, training);
+  training.options = [change](ProcessGroup& group) {
+    ShardOptions options{.shard = group.shared_from_this(),
+                         .compute_device = fakegpu::device_at(group.rank())};
+    change(options);
+    return options;
+  };
+  const Results found = on_devices(world_size, training);
+  REQUIRE(races_text() == "");
+  require_same(found, wanted);
+}
+
+/// Two ranks own a block each, and two more the same.
+void shard_and_replicate(ShardOptions& options) {
+  const Group all = options.shard;
+  const int rank = all->rank();
+  for (int i = 0; i < 2; ++i) {
+    const Group shard = all->split({2 * i, 2 * i + 1}, "shard");
+    const Group replicate = all->split({i, i + 2}, "replicate");
+    if (rank / 2 == i) options.shard = shard;
+    if (rank % 2 == i) options.replicate = replicate;
+  }
+}
+
 void run_pass(ShardedNet& net, ProcessGroup& group, c10::Device device, int step) {
   mean_square(net.forward(batch_at(group.rank(), step).to(device))).backward();
 }
@@ -86,16 +114,53 @@ TEST_CASE("replicas without sharding, and of shards, on devices", "[fsdp]") {
                       options.replicate = std::exchange(options.shard, nullptr);
                       options.param_dtype = at::kBFloat16;
                     }));
-  require_host_bits(4, with_options([](ShardOptions& options) {
-                      const Group all = options.shard;
-                      const int rank = all->rank();
-                      for (int i = 0; i < 2; ++i) {
-                        const Group shard = all->split({2 * i, 2 * i + 1}, "shard");
-                        const Group replicate = all->split({i, i + 2}, "replicate");
-                        if (rank / 2 == i) options.shard = shard;
-                        if (rank % 2 == i) options.replicate = replicate;
-                      }
-                    }));
+  require_host_bits(4, with_options(shard_and_replicate));
+}
+
+TEST_CASE("offloaded parameters on devices", "[fsdp]") {
+  const auto world_size = GENERATE(1, 2);
+  require_offloaded_bits(world_size, [](ShardOptions&) {});
+  require_offloaded_bits(world_size, [](ShardOptions& options) { options.pin_memory = false; });
+  require_offloaded_bits(world_size, [](ShardOptions& options) {
+    options.param_dtype = at::kBFloat16;
+    options.reduce_dtype = at::kFloat;
+  });
+  require_offloaded_bits(world_size, [](ShardOptions& options) {
+    options.param_dtype = at::kBFloat16;
+    options.keep_low_gradients = true;
+  });
+}
+
+TEST_CASE("offloaded parameters with replicas on devices", "[fsdp]") {
+  require_offloaded_bits(4, shard_and_replicate);
+  require_offloaded_bits(4, [](ShardOptions& options) {
+    shard_and_replicate(options);
+    options.param_dtype = at::kBFloat16;
+    options.reduce_dtype = at::kFloat;
+  });
+  require_offloaded_bits(
+      2, [](ShardOptions& options) { options.replicate = std::exchange(options.shard, nullptr); });
+}
+
+TEST_CASE("offloaded parameters in passes of all kinds on devices", "[fsdp]") {
+  Training training;
+  training.pass = [](ShardedNet& net, ProcessGroup& group, c10::Device device, int step) {
+    const int rank = group.rank();
+    net.uses_bias = [=](int layer) { return layer > 0 || (rank == 0 && step == 0); };
+    {
+      const c10::NoGradGuard no_grad;
+      net.forward(batch_at(rank, step + 9).to(device));
+    }
+    net.model().set_sync(false);
+    run_pass(net, group, device, 3 * step);
+    net.model().set_sync(true);
+    run_pass(net, group, device, 3 * step + 1);
+    run_pass(net, group, device, 3 * step + 2);
+  };
+  require_offloaded_bits(
+      2, [](ShardOptions&) {}, training);
+  training.num_steps = 2;
+  require_offloaded_bits(4, shard_and_replicate, training);
 }
 
 TEST_CASE("passes without synchronisation, and gradients that are there, on devices", "[fsdp]") {

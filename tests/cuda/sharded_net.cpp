@@ -46,15 +46,17 @@ ShardedNet::ShardedNet(const ShardOptions& options, c10::Device device, NetSize 
 at::Tensor ShardedNet::forward(const at::Tensor& x) {
   ParamGroup& root = *model_->units()[0];
   model_->before_forward(root);
-  at::Tensor y;
+  std::vector<at::Tensor> outputs;
   try {
-    y = run_layers(dtype_ ? x.to(*dtype_) : x) * root_[0].tensor;
+    const at::Tensor y = run_layers(dtype_ ? x.to(*dtype_) : x) * root_[0].tensor;
+    outputs = more_outputs(-1, y);
+    outputs.push_back(y);
   } catch (const std::exception& error) {
     model_->forward_failed(root, error.what());
     throw;
   }
-  model_->after_forward(root, {y});
-  return y;
+  model_->after_forward(root, outputs);
+  return outputs.back();
 }
 
 at::Tensor ShardedNet::run_layers(at::Tensor x) {
@@ -66,7 +68,9 @@ at::Tensor ShardedNet::run_layers(at::Tensor x) {
       const NamedTensors& layer = layers_[static_cast<std::size_t>(l)];
       const at::Tensor bias = uses_bias(l) ? layer[1].tensor : at::Tensor();
       at::Tensor y = at::tanh(at::linear(x, layer[0].tensor, bias));
-      model_->after_forward(unit, {y});
+      std::vector<at::Tensor> outputs = more_outputs(l, y);
+      outputs.push_back(y);
+      model_->after_forward(unit, outputs);
       return y;
     });
   }

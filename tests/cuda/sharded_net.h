@@ -45,6 +45,9 @@ class ShardedNet {
   std::function<at::Tensor(int layer, const std::function<at::Tensor()>& compute)> run_layer;
   /// Which layer runs in the place of one.
   std::function<int(int layer)> choose_layer = [](int layer) { return layer; };
+  /// What a layer's forward, or with -1 that of the root, gives back beside its result.
+  std::function<std::vector<at::Tensor>(int layer, const at::Tensor& result)> more_outputs =
+      [](int, const at::Tensor&) { return std::vector<at::Tensor>{}; };
   /// Whether a layer uses its bias.
   std::function<bool(int layer)> uses_bias = [](int) { return true; };
 

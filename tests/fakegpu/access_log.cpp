@@ -87,6 +87,32 @@ void AccessLog::add(const Blocks::const_iterator& block, const Access& first,
                     block->second.bytes, range.begin - block->first, range.end - block->first});
 }
 
+void AccessLog::host_uses(const std::string& name, const std::vector<ByteRange>& reads,
+                          const std::vector<ByteRange>& writes) {
+  const std::lock_guard lock(mutex_);
+  for (const ByteRange& range : reads) check_host(name, range, false);
+  for (const ByteRange& range : writes) check_host(name, range, true);
+}
+
+void AccessLog::check_host(const std::string& name, const ByteRange& range, bool writes) {
+  auto block = blocks_.upper_bound(range.begin);
+  if (range.begin >= range.end || block == blocks_.begin()) return;
+  --block;
+  std::vector<Access>& all = block->second.accesses;
+  const auto is_race = [&](const Access& past) {
+    const ByteRange both{std::max(past.range.begin, range.begin),
+                         std::min(past.range.end, range.end)};
+    if (both.begin >= both.end || !(past.writes || writes)) return false;
+    const c10::Stream& stream = past.operation.stream;
+    Clock host = hosts_.at(static_cast<std::size_t>(stream.device_index()));
+    host.join(thread_clock());
+    if (past.tick <= host.at(past.slot)) return false;
+    add(block, past, {name, stream, 0, /*is_of_host=*/true}, both, false);
+    return true;  // once
+  };
+  all.erase(std::remove_if(all.begin(), all.end(), is_race), all.end());
+}
+
 Clock AccessLog::record(const DeviceStream& stream) {
   const std::lock_guard lock(mutex_);
   return now(stream);
@@ -119,9 +145,10 @@ void AccessLog::thread_saw(const Clock& clock) {
 
 void AccessLog::host_waited(c10::DeviceIndex device, const Clock& clock) {
   const std::lock_guard lock(mutex_);
+  const std::int64_t number = ++num_host_waits_.at(device);
+  if (ignored_host_wait_ == std::pair<std::int64_t, int>(number, device)) return;
   hosts_.at(device).join(clock);
   thread_clock().join(clock);
-  ++num_host_waits_.at(device);
 }
 
 void AccessLog::host_waited(const DeviceStream& stream) {
@@ -219,12 +246,18 @@ void AccessLog::reset() {
   num_waits_ = {};
   redundant_ = {};
   ignored_.reset();
+  ignored_host_wait_ = {0, -1};
 }
 
 void AccessLog::ignore_wait(std::int64_t k, int device) {
   const std::lock_guard lock(mutex_);
   ignored_ = k;
   ignored_device_ = device;
+}
+
+void AccessLog::ignore_host_wait(std::int64_t k, int device) {
+  const std::lock_guard lock(mutex_);
+  ignored_host_wait_ = {k, device};
 }
 
 std::int64_t AccessLog::num_waits(int device) {

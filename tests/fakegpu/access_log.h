@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/fakegpu/clock.h"
@@ -31,6 +32,10 @@ class AccessLog {
 
   void launch(const DeviceStream& stream, const std::string& name,
               const std::vector<ByteRange>& reads, const std::vector<ByteRange>& writes);
+
+  /// The host reads and writes, now. What it did before a launch, that is behind.
+  void host_uses(const std::string& name, const std::vector<ByteRange>& reads,
+                 const std::vector<ByteRange>& writes);
 
   /// What an event knows that is recorded now.
   Clock record(const DeviceStream& stream);
@@ -56,6 +61,7 @@ class AccessLog {
   std::vector<Race> take_races();
   void reset();
   void ignore_wait(std::int64_t k, int device);
+  void ignore_host_wait(std::int64_t k, int device);
   std::int64_t num_waits(int device);
   std::vector<std::int64_t> redundant_waits(int device);
   std::int64_t num_operations(int device);
@@ -89,6 +95,7 @@ class AccessLog {
   const Clock& now(const DeviceStream& stream);
   void note(const Access& access, const Clock& clock);
   void note_in(Blocks::iterator block, const Access& access, const Clock& clock);
+  void check_host(const std::string& name, const ByteRange& range, bool writes);
   void check_freed(const DeviceStream& owner);
   void add(const Blocks::const_iterator& block, const Access& first, const Operation& second,
            const ByteRange& range, bool is_freed);
@@ -110,6 +117,8 @@ class AccessLog {
   std::array<std::vector<std::int64_t>, kNumDevices> redundant_;
   std::optional<std::int64_t> ignored_;
   int ignored_device_ = -1;
+  /// Number and device.
+  std::pair<std::int64_t, int> ignored_host_wait_{0, -1};
 };
 
 }  // namespace fakegpu

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -38,6 +39,7 @@ class Call {
     stream.synchronize();
     {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      const at::DisableRecordFunctionGuard not_of_the_host;
       cpu_operator().redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
     }
     for (const Written& written : written_) take_shape(written.tensor, written.alias);

@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
@@ -75,6 +76,7 @@ at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   const at::Tensor source = from_stream == nullptr ? from : aliases.of(from);
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::DisableRecordFunctionGuard not_of_the_host;
     target.copy_(source);
   }
   std::vector<ByteRange> reads;

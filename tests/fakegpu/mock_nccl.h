@@ -20,6 +20,7 @@
 #include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,8 @@ void hang(int nth_operation, int rank = -1);
 void hang_init(int rank = -1);
 /// comm_get_async_error gives `result` once the nth operation has been issued.
 void fail_async(int nth_operation, ncclResult_t result, int rank = -1);
+/// Runs in the call that issues the nth operation, behind its issue.
+void meanwhile(int nth_operation, int rank, std::function<void()> function);
 /// Each operation takes that much longer.
 void delay(int milliseconds);
 /// What the table says from the next install on. Before 2.24 there are no 8-bit floats.

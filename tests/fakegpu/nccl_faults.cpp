@@ -1,6 +1,7 @@
 #include "tests/fakegpu/nccl_faults.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace mock_nccl {
 namespace {
@@ -44,6 +45,10 @@ Faults::Operation Faults::begin_operation(int rank) {
     if (is_meant(error.nth, error.rank, of_all, of_rank, rank))
       operation.async_error = error.result;
   }
+  for (const Wishes::Interlude& wish : wishes.interludes) {
+    if (is_meant(wish.nth, wish.rank, of_all, of_rank, rank))
+      operation.meanwhile.push_back(wish.function);
+  }
   return operation;
 }
 
@@ -75,6 +80,12 @@ void fail_async(int nth_operation, ncclResult_t result, int rank) {
   Faults& faults = Faults::get();
   const std::lock_guard lock(faults.mutex);
   faults.wishes.async_errors.push_back({"", nth_operation, rank, result});
+}
+
+void meanwhile(int nth_operation, int rank, std::function<void()> function) {
+  Faults& faults = Faults::get();
+  const std::lock_guard lock(faults.mutex);
+  faults.wishes.interludes.push_back({nth_operation, rank, std::move(function)});
 }
 
 void delay(int milliseconds) {

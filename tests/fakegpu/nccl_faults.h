@@ -5,6 +5,7 @@
 // Thread rule: any thread.
 
 #include <array>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -28,6 +29,7 @@ class Faults {
     bool hangs;
     ncclResult_t async_error;
     int delay_ms;
+    std::vector<std::function<void()>> meanwhile{};
   };
   Operation begin_operation(int rank);
   bool hangs_init(int rank);
@@ -44,6 +46,12 @@ class Faults {
     std::vector<std::pair<int, int>> hanging_operations;  // nth, rank
     std::vector<Failure> async_errors;
     std::vector<int> hanging_inits;  // ranks
+    struct Interlude {
+      int nth;
+      int rank;
+      std::function<void()> function;
+    };
+    std::vector<Interlude> interludes;
     int delay_ms = 0;
     std::map<std::pair<std::string, int>, int> calls;  // by function and rank; -2: of all
     std::map<int, int> operations;                     // by rank; -2: of all

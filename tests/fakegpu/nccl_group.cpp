@@ -108,6 +108,7 @@ void Group::issue_together(const std::vector<Pending>& calls) {
   fakegpu::AccessLog::get().launch(stream, name, reads, writes);
   communicator.issue(stream, std::move(op_calls), operation.hangs, operation.delay_ms);
   if (operation.async_error != ncclSuccess) communicator.async_error = operation.async_error;
+  for (const std::function<void()>& function : operation.meanwhile) function();
   for (fakegpu::DeviceStream* const other : others) wait_for(stream, *other);
 }
 

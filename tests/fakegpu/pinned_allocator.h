@@ -1,7 +1,7 @@
 #pragma once
 
 // Pinned host memory: memory of the host that this allocator knows again. The race checker sees
-// what the device does with it. Thread rule: any thread.
+// what the device does with it, and the host's operators. Thread rule: any thread.
 
 #include <c10/core/Allocator.h>
 

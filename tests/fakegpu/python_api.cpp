@@ -29,6 +29,7 @@ const char* fakegpu_races() {
 
 void fakegpu_reset() { fakegpu::reset(); }
 void fakegpu_ignore_wait(std::int64_t k, int device) { fakegpu::ignore_wait(k, device); }
+void fakegpu_ignore_host_wait(std::int64_t k, int device) { fakegpu::ignore_host_wait(k, device); }
 std::int64_t fakegpu_num_waits(int device) { return fakegpu::num_waits(device); }
 
 std::int64_t fakegpu_num_operations(int device) { return fakegpu::num_operations(device); }

@@ -9,6 +9,10 @@ namespace {
 
 void write(std::ostream& out, const Operation& operation) {
   out << operation.name;
+  if (operation.is_of_host) {
+    out << " of the host";
+    return;
+  }
   if (operation.number != 0) out << " #" << operation.number;
   out << " on device " << int{operation.stream.device_index()} << " stream "
       << operation.stream.id();
@@ -29,6 +33,7 @@ std::string Race::text() const {
 std::vector<Race> races() { return AccessLog::get().take_races(); }
 void reset() { AccessLog::get().reset(); }
 void ignore_wait(std::int64_t k, int device) { AccessLog::get().ignore_wait(k, device); }
+void ignore_host_wait(std::int64_t k, int device) { AccessLog::get().ignore_host_wait(k, device); }
 std::int64_t num_waits(int device) { return AccessLog::get().num_waits(device); }
 std::int64_t num_operations(int device) { return AccessLog::get().num_operations(device); }
 std::int64_t num_host_waits(int device) { return AccessLog::get().num_host_waits(device); }

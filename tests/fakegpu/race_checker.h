@@ -3,7 +3,8 @@
 // Finds operations on memory of the fake device that nothing orders, whether or not they met in
 // time. Each operator and each of mock NCCL's operations notes the bytes that it reads and writes,
 // with a vector clock of its stream; two that overlap, one of which writes, and of which neither
-// clock knows the other, are a race.
+// clock knows the other, are a race. So is an operator of the host's on pinned memory that the
+// device may still use (host_accesses.cpp); what is launched behind one is ordered with it.
 //
 // What orders: a stream's own order; an event's wait behind its record; synchronising with a
 // stream, an event or a device and a blocking copy to or from the host order everything launched
@@ -34,8 +35,10 @@ namespace fakegpu {
 /// An operation as the checker knows it: its place in the order of launches, and its stream.
 struct Operation {
   std::string name;
+  /// Where `is_of_host`: the other operation's.
   c10::Stream stream;
   std::uint64_t number;
+  bool is_of_host = false;
 };
 
 struct Race {
@@ -62,6 +65,9 @@ void reset();
 void ignore_wait(std::int64_t k, int device = -1);
 /// Waits since the reset, dropped ones included.
 std::int64_t num_waits(int device = -1);
+/// From the reset on the checker does not know of the k-th (from 1) of num_host_waits; the host
+/// waits all the same.
+void ignore_host_wait(std::int64_t k, int device);
 /// Operations launched on a device since the reset: operators, copies, and what NCCL does together.
 std::int64_t num_operations(int device);
 /// How often the host has blocked for a device since the reset: synchronising, a blocking copy, an

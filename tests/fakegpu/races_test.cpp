@@ -8,6 +8,7 @@
 
 #include "tests/fakegpu/with_device.h"
 #include "tests/support/catch.h"
+#include "tests/support/expect.h"
 
 namespace fakegpu::test {
 namespace {
@@ -168,6 +169,58 @@ TEST_CASE_METHOD(WithDevice, "a copy that does not block orders nothing") {
   SECTION("of the device's tensor") { x.add_(1); }
   SECTION("of the pinned one") { pinned.copy_(at::zeros({8}, on_device()), true); }
   REQUIRE(races().size() == 1);
+}
+
+TEST_CASE_METHOD(WithDevice, "the host uses pinned memory when it has waited for the device") {
+  const auto waits = GENERATE(false, true);
+  const at::Tensor on_host = at::zeros({64}, at::TensorOptions().pinned_memory(true));
+  REQUIRE(on_host.is_pinned());
+  on_host.fill_(1);
+  at::Tensor x = at::ones({64}, on_device());
+  reset();
+  const c10::Stream side = new_stream();
+  wait(default_stream(), side);
+  const auto copy = [&](const at::Tensor& to, const at::Tensor& from) {
+    const c10::StreamGuard on_side(side);
+    to.copy_(from, /*non_blocking=*/true);
+    if (waits) guard().synchronizeStream(side);
+  };
+  // To the device: the host may read meanwhile, and not write.
+  copy(x, on_host);
+  REQUIRE(on_host.sum().item<float>() == 64);
+  REQUIRE(race_texts() == Texts{});
+  on_host.narrow(0, 8, 4).mul_(3);
+  const std::vector<Race> written = races();
+  REQUIRE(written.size() == (waits ? 0 : 1));
+  if (!waits) {
+    REQUIRE(written[0].block == on_host.data_ptr());
+    REQUIRE(written[0].begin == 32);
+    REQUIRE(written[0].end == 48);
+    REQUIRE(libddp::test::contains(written[0].text(), "of the host"));
+  }
+  // From it: neither.
+  copy(on_host, x);
+  const at::Tensor sum = at::zeros({64}).add_(on_host);
+  REQUIRE(race_texts().size() == (waits ? 0 : 1));
+  // What is launched behind the host's use is ordered with it.
+  guard().synchronizeStream(side);
+  on_host.fill_(5);
+  copy(x, on_host);
+  REQUIRE(race_texts() == Texts{});
+}
+
+TEST_CASE_METHOD(WithDevice, "a wait of the host can be left out of what the checker knows") {
+  const at::Tensor on_host = at::zeros({64}, at::TensorOptions().pinned_memory(true));
+  const at::Tensor x = at::ones({64}, on_device());
+  for (const std::int64_t ignored : {0, 1, 2}) {
+    reset();
+    ignore_host_wait(ignored, 0);
+    on_host.copy_(x, /*non_blocking=*/true);
+    guard().synchronizeStream(default_stream());
+    on_host.add_(1);
+    REQUIRE(num_host_waits(0) == 1);
+    REQUIRE(races().size() == (ignored == 1 ? 1 : 0));
+  }
 }
 
 TEST_CASE_METHOD(WithDevice, "copies between devices are ordered with both") {

@@ -152,6 +152,11 @@ class AdamW(torch.optim.AdamW):
         for parameter, entries in zip(new, _C.make_adamw_state(local, amsgrad), strict=True):
             self.state[parameter].update(_dtensors.like(parameter, entries))
 
+    def _scaling(self, name: str, parameters: list[torch.Tensor]) -> torch.Tensor | None:
+        """What a GradScaler has left here: where the loss is, which parameters need not be."""
+        value = getattr(self, name, None)
+        return None if value is None else value.to(parameters[0].device)
+
     def _update(self, parameters: list[torch.Tensor], group: dict) -> None:
         states = [self.state[p] for p in parameters]
         steps = [state["step"] for state in states]
@@ -164,8 +169,8 @@ class AdamW(torch.optim.AdamW):
             "weight_decay": group["weight_decay"],
             "amsgrad": group["amsgrad"],
             "maximize": group["maximize"],
-            "grad_scale": getattr(self, "grad_scale", None),
-            "found_inf": getattr(self, "found_inf", None),
+            "grad_scale": self._scaling("grad_scale", parameters),
+            "found_inf": self._scaling("found_inf", parameters),
         }
         if self._shards is not None:
             self._shards.update(parameters, steps, **options)

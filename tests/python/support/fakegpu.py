@@ -89,6 +89,11 @@ def ignore_wait(k: int, device: int = -1) -> None:
     load().fakegpu_ignore_wait(ctypes.c_int64(k), device)
 
 
+def ignore_host_wait(k: int, device: int) -> None:
+    """The checker does not know of the k-th (from 1) of num_host_waits."""
+    load().fakegpu_ignore_host_wait(ctypes.c_int64(k), device)
+
+
 def num_waits(device: int = -1) -> int:
     """Waits for events since the reset."""
     return load().fakegpu_num_waits(device)
