@@ -42,6 +42,11 @@ LauncherLine::LauncherLine(UniqueFd socket) : socket_(std::move(socket)) {
   thread_ = start_service_thread("libddp-launcher", [this] { read(); });
 }
 
+LauncherLine::~LauncherLine() {
+  ::shutdown(socket_.get(), SHUT_RDWR);
+  thread_.join();
+}
+
 LauncherLine* LauncherLine::connect() {
   const std::optional<std::string> name = env_text(kVariable);
   if (!name) return nullptr;
@@ -69,8 +74,6 @@ LauncherLine* LauncherLine::connect() {
   const bool is_welcome = line->is_welcome_;
   lock.unlock();
   if (is_welcome) return line.release();
-  ::shutdown(line->socket_.get(), SHUT_RDWR);
-  line->thread_.join();
   if (!deadline.expired()) return nullptr;  // not one of its workers
   throw TimeoutError(fmt::format(
       "libddp: the launcher of {}={} did not answer within {} min. Hint: see what it does.",

@@ -41,6 +41,8 @@ class LauncherLine {
   /// where the launcher does not answer.
   static LauncherLine* find();
 
+  ~LauncherLine();
+
   /// This process leaves its epoch: what asks it to leave is done with.
   void arrive();
   /// It is ready for the next one. `why`: what it came for, in a line; empty at its start.
@@ -65,7 +67,8 @@ class LauncherLine {
   // Under mutex_.
   bool is_welcome_ = false;
   bool is_over_ = false;
-  bool is_between_epochs_ = false;
+  /// It has not been in one either.
+  bool is_between_epochs_ = true;
   std::optional<Assignment> next_;
   std::thread thread_;
 };

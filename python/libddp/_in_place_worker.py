@@ -154,7 +154,7 @@ class Worker:
             self.line = None
 
     def ask_to_leave(self, reason: str) -> None:
-        if self.line is not None and not self.is_ready and not self.is_asked:
+        if self.was_in and not self.is_ready and not self.is_asked:
             self.is_asked = True
             self._send({"leave": reason})
 

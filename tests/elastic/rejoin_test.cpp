@@ -71,7 +71,9 @@ class Line {
 /// A free port of this host.
 int free_port() {
   const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{.sin_family = AF_INET, .sin_addr = {::htonl(INADDR_LOOPBACK)}};
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof(address);
   auto* const name = reinterpret_cast<sockaddr*>(&address);
   if (::bind(socket.get(), name, length) != 0 || ::getsockname(socket.get(), name, &length) != 0) {

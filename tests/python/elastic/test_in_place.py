@@ -264,7 +264,8 @@ PLAIN = ENDS.replace("{run}", "main()")
     ids=["exit", "plain", "stuck", "late", "mismatch"],
 )
 def test_how_it_ends(tmp_path, text, how, flags, status, told, starts):
-    found, output = run(text, tmp_path, *IN_PLACE, *flags, options=how)
+    modules = "--preload-modules=torch,libddp.distributed,libddp.elastic"
+    found, output = run(text, tmp_path, *IN_PLACE, modules, *flags, options=how)
     assert (found, told in output) == (status, True), output
     lines = [line.split() for line in (tmp_path / "ranks").read_text().splitlines()]
     pids = [len({line[2] for line in lines if line[0] == rank}) for rank in "01"]
