@@ -21,8 +21,11 @@
 #include "libddp/bootstrap/run_key.h"
 #include "libddp/slots/json_text.h"
 #include "libddp/slots/memory_limit.h"
+#include "libddp/slots/object_folder.h"
+#include "libddp/slots/snapshot_folder.h"
 #include "libddp/snapshot/job_ranks.h"
 #include "libddp/snapshot/rank_memory.h"
+#include "libddp/snapshot/remote_storage.h"
 #include "libddp/snapshot/run_name.h"
 #include "libddp/snapshot/saved_version.h"
 #include "libddp/snapshot/version_reader.h"
@@ -172,6 +175,7 @@ bool Snapshot::join(bool may_create) {
 
 std::string Snapshot::find_run(bool may_create) const {
   if (!options_.run.empty()) return options_.run;
+  if (options_.remote) return ObjectFolder(options_.remote->objects).run(may_create);
   return options_.folder.empty() ? run_of_launcher() : run_of_folder(options_.folder, may_create);
 }
 
@@ -184,7 +188,7 @@ void Snapshot::learn_of(const std::vector<std::string>& told) {
   std::string newest;
   ranks_->together("look into the folder", [&] {
     if (ranks_->rank() != 0) return;
-    const auto entries = SnapshotFolder(options_.folder).list();
+    const auto entries = store()->list();
     newest = entries.empty() ? "0" : std::to_string(entries.front().saved.sequence);
   });
   sequence_ = std::max<std::uint64_t>(sequence_, std::stoull(ranks_->from_first(newest)));
@@ -196,10 +200,16 @@ int Snapshot::num_threads() const {
 }
 
 KeeperStorage Snapshot::storage() const {
-  return {.folder = absolute_folder(options_.folder),
+  return {.folder = options_.remote ? options_.folder : absolute_folder(options_.folder),
           .start = start_,
           .keep = options_.keep,
-          .commits = ranks_->is_on_first_host()};
+          .commits = ranks_->is_on_first_host(),
+          .helper = options_.remote ? options_.remote->helper : StorageHelper{}};
+}
+
+std::shared_ptr<const SnapshotStore> Snapshot::store() const {
+  if (options_.remote) return std::make_shared<ObjectFolder>(options_.remote->objects);
+  return std::make_shared<SnapshotFolder>(absolute_folder(options_.folder));
 }
 
 Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTensor>& tensors,
@@ -359,11 +369,11 @@ Snapshot::Versions Snapshot::versions_in_memory() {
 Snapshot::Versions Snapshot::versions_in_folder() {
   Versions found;
   if (options_.folder.empty()) return found;
-  const SnapshotFolder folder(absolute_folder(options_.folder));
+  const auto folder = store();
   std::string own;
   ranks_->together("look into the folder", [&] {
     if (ranks_->rank() != 0) return;
-    for (const SnapshotFolder::Entry& entry : folder.list()) {
+    for (const SnapshotStore::Entry& entry : folder->list()) {
       own += fmt::format("{} {} {}\n", entry.saved.step, entry.saved.sequence, entry.path);
     }
   });
@@ -371,7 +381,7 @@ Snapshot::Versions Snapshot::versions_in_folder() {
   std::string line;
   while (std::getline(lines, line)) {
     std::istringstream words(line);
-    SnapshotFolder::Entry entry;
+    SnapshotStore::Entry entry;
     words >> entry.saved.step >> entry.saved.sequence;
     words.get();
     std::getline(words, entry.path);

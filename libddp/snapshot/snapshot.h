@@ -43,7 +43,9 @@ class JobRanks;
 class OwnPieces;
 class RankMemory;
 class SavedVersion;
+class SnapshotStore;
 struct KeeperStorage;
+struct RemoteStorage;
 struct SavedStep;
 
 enum class Storage { Memory, Folder };
@@ -51,6 +53,8 @@ enum class Storage { Memory, Folder };
 struct SnapshotOptions {
   /// All ranks see it, and it is the job's alone; empty: memory only.
   std::string folder = {};
+  /// `folder` is an address of objects ("s3://bucket/run"), and this reaches it; null: a folder.
+  std::shared_ptr<const RemoteStorage> remote = {};
   /// Snapshots that stay in it.
   int keep = 2;
   /// 1: the next host's keeper gets a copy of each save, behind the training, so that the loss of a
@@ -134,6 +138,8 @@ class Snapshot {
   void learn_of(const std::vector<std::string>& told);
   int num_threads() const;
   KeeperStorage storage() const;
+  /// REQUIRES a folder.
+  std::shared_ptr<const SnapshotStore> store() const;
   SavePlace agree_on_place(const std::string& what, std::int64_t step, const OwnPieces& own,
                            std::size_t values_bytes);
   void check_same_step(const Numbers& offers);

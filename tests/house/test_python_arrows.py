@@ -21,6 +21,8 @@ ROOMS = {
             "errors",
             "_version",
             "_load",
+            "_objects",
+            "_upload",
             "_torch_backend",
             "_torch_patches",
             "_program_line",

@@ -19,7 +19,7 @@ from libddp.distributed._from_c10d import from_c10d
 from libddp.distributed._groups import find
 from libddp.distributed.fsdp.state import _collective_errors
 from libddp.errors import ArgumentError, SnapshotError, StateError
-from libddp.snapshot import _random
+from libddp.snapshot import _place, _random
 from libddp.snapshot._pieces import Piece, StoredBy
 from libddp.snapshot._replicated import MODEL, ReplicatedState
 from libddp.snapshot._sharded import ShardedState, is_sharded
@@ -65,8 +65,8 @@ class Snapshot:
     the next older save is taken.
 
     Args:
-        folder: where snapshots are stored; one that all ranks see and that is this job's alone.
-            None: memory only.
+        folder: where snapshots are stored; one that all ranks see and that is this job's alone,
+            or an address that fsspec knows ("s3://bucket/run"). None: memory only.
         keep: snapshots that stay in the folder.
         replicas: 1 sends each save to the next host too, behind the training, so that a host that
             is lost loses no step; several hosts with a run key (docs/security.md).
@@ -78,7 +78,7 @@ class Snapshot:
         random: the states of random number generators are saved and restored, too.
 
     Raises:
-        ArgumentError: an argument that does not do.
+        ArgumentError: an argument that does not do; an address whose library is not installed.
 
     Note:
         Making one, `save`, `load` and `wait` are collectives. What fails on one rank raises on all,
@@ -103,9 +103,13 @@ class Snapshot:
     ) -> None:
         self._group = _group_of(process_group)
         self._random = random
+        place = _place.of(folder)
         self._core = _C.Snapshot(
             group=self._group,
-            folder=_local_folder(folder),
+            folder=place.folder,
+            objects=place.objects,
+            helper=place.helper,
+            environment=place.environment,
             keep=keep,
             replicas=replicas,
             run=run or "",
@@ -369,20 +373,6 @@ def _group_of(process_group):
     if process_group is None and not (dist.is_available() and dist.is_initialized()):
         return None
     return find(process_group) or from_c10d(process_group)
-
-
-def _local_folder(folder: str | os.PathLike | None) -> str:
-    if folder is None:
-        return ""
-    path = os.fspath(folder).removeprefix("file://")
-    if "://" in path:
-        raise ArgumentError(
-            f"libddp snapshot: {path} is no folder of this machine. Hint: store in a folder that "
-            "all ranks see; the data of such an address can be mounted as one."
-        )
-    if not path:
-        raise ArgumentError("libddp snapshot: the folder is ''. Hint: None is memory only.")
-    return path
 
 
 def _note_step(step: int) -> None:
