@@ -1,5 +1,6 @@
 #include "bindings/python_objects.h"
 
+#include <memory>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -41,12 +42,24 @@ std::string PythonObjects::read(const std::string& name, std::uint64_t offset,
 
 void PythonObjects::write(const std::string& name, std::uint64_t bytes,
                           const std::function<void(const Append&)>& produce) {
-  std::string all;
-  all.reserve(bytes);
-  produce([&](std::span<const std::byte> part) {
-    all.append(reinterpret_cast<const char*>(part.data()), part.size());
-  });
-  in_python([&] { objects_.attr("write")(name, py::bytes(all)); });
+  // Its last reference goes with the GIL, too.
+  const auto with_gil = [](py::object* held) {
+    const py::gil_scoped_acquire acquire;
+    delete held;
+  };
+  const std::unique_ptr<py::object, decltype(with_gil)> file(
+      in_python([&] { return new py::object(objects_.attr("writing")(name, bytes)); }), with_gil);
+  try {
+    produce([&](std::span<const std::byte> part) {
+      in_python([&] {
+        file->attr("append")(py::bytes(reinterpret_cast<const char*>(part.data()), part.size()));
+      });
+    });
+  } catch (...) {
+    in_python([&] { file->attr("discard")(); });
+    throw;
+  }
+  in_python([&] { file->attr("close")(); });
 }
 
 void PythonObjects::create(const std::string& name, const std::string& text) {

@@ -23,6 +23,7 @@
 #include "libddp/slots/memory_limit.h"
 #include "libddp/slots/object_folder.h"
 #include "libddp/slots/snapshot_folder.h"
+#include "libddp/snapshot/direct_save.h"
 #include "libddp/snapshot/job_ranks.h"
 #include "libddp/snapshot/rank_memory.h"
 #include "libddp/snapshot/remote_storage.h"
@@ -134,6 +135,11 @@ std::shared_ptr<Snapshot> Snapshot::create(Group group, Options options) {
                     "of several hosts.",
                     options.replicas));
   }
+  if (!options.in_memory && (options.folder.empty() || options.replicas > 0)) {
+    throw ArgumentError(
+        "libddp snapshot: in_memory=false needs a folder, and sends nothing to other hosts. Hint: "
+        "name one.");
+  }
   return std::shared_ptr<Snapshot>(new Snapshot(std::move(ranks), std::move(options)));
 }
 
@@ -151,6 +157,7 @@ void Snapshot::check_process() const {
 
 bool Snapshot::join(bool may_create) {
   if (memory_) return true;
+  if (!options_.in_memory) return false;
   std::string run;
   ranks_->together("find its run", [&] {
     if (ranks_->rank() == 0) run = find_run(may_create);
@@ -184,14 +191,17 @@ void Snapshot::learn_of(const std::vector<std::string>& told) {
     sequence_ = std::max(sequence_, each.sequence);
     generation_ = std::max(generation_, each.generation);
   }
-  if (options_.folder.empty()) return;
+  if (!options_.folder.empty()) sequence_ = std::max(sequence_, newest_in_folder());
+}
+
+std::uint64_t Snapshot::newest_in_folder() {
   std::string newest;
   ranks_->together("look into the folder", [&] {
     if (ranks_->rank() != 0) return;
     const auto entries = store()->list();
     newest = entries.empty() ? "0" : std::to_string(entries.front().saved.sequence);
   });
-  sequence_ = std::max<std::uint64_t>(sequence_, std::stoull(ranks_->from_first(newest)));
+  return std::stoull(ranks_->from_first(newest));
 }
 
 int Snapshot::num_threads() const {
@@ -207,7 +217,7 @@ KeeperStorage Snapshot::storage() const {
           .helper = options_.remote ? options_.remote->helper : StorageHelper{}};
 }
 
-std::shared_ptr<const SnapshotStore> Snapshot::store() const {
+std::shared_ptr<SnapshotStore> Snapshot::store() const {
   if (options_.remote) return std::make_shared<ObjectFolder>(options_.remote->objects);
   return std::make_shared<SnapshotFolder>(absolute_folder(options_.folder));
 }
@@ -225,8 +235,21 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
           "libddp snapshot: it has no folder to store into. Hint: make the Snapshot with one.");
     }
     check_values(values);
+    if (storage == Storage::Memory && !options_.in_memory) {
+      throw ArgumentError(
+          "libddp snapshot: it keeps nothing in memory. Hint: save into its folder.");
+    }
     own.emplace(tensors, *ranks_);
   });
+  if (!options_.in_memory) {
+    sequence_ = std::max(sequence_, newest_in_folder()) + 1;
+    const std::uint64_t bytes = save_directly(
+        *ranks_, *store(), {.step = step, .sequence = sequence_}, options_.keep, *own, values);
+    return {.step = step,
+            .bytes = bytes,
+            .stall = std::chrono::steady_clock::now() - began,
+            .is_stored = true};
+  }
   join(/*may_create=*/true);
   const SavePlace place = agree_on_place(what, step, *own, values.size());
   const SavedStep saved{.step = step, .sequence = sequence_ + 1};

@@ -468,6 +468,7 @@ class _Objects(Protocol):
     def read(self, name: str, offset: int, size: int) -> bytes: ...
     def create(self, name: str, content: bytes) -> None: ...
     def remove(self, names: list[str]) -> None: ...
+    def writing(self, name: str, size: int) -> Any: ...
 
 class Snapshot:
     """Saves and loads of tensors that all ranks agree on; libddp/snapshot/snapshot.h."""
@@ -485,6 +486,7 @@ class Snapshot:
         objects: _Objects | None = None,
         helper: Sequence[str] = (),
         environment: Sequence[str] = (),
+        in_memory: bool = True,
     ) -> None:
         """`folder` is the address of `objects`, where there are some; `helper` is the program that
         the keeper starts to store there, `environment` its variables (NAME=value)."""

@@ -92,13 +92,6 @@ class Objects:
             return self._files.modified(self._path(name)).timestamp()
         return None
 
-    def write(self, name: str, content: bytes) -> None:
-        """It is there as a whole, or not."""
-        try:
-            self._files.pipe_file(self._path(name), content)
-        except Exception as error:
-            raise _refused(f"{self.address}/{name}", "written", error) from error
-
     def create(self, name: str, content: bytes) -> None:
         """Unless it is there. Of two at once one wins where the service can tell (S3, GCS)."""
         path = self._path(name)

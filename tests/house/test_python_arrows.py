@@ -54,7 +54,7 @@ ROOMS = {
     "snapshot": ({"distributed.fsdp.snapshot"}, {"state", "wrap", "group", "leaves"}),
     "fsdp": (
         {"distributed.fsdp", "_torch_patches.checkpoint_state"},
-        {"snapshot", "state", "wrap", "patches", "group", "leaves"},
+        {"snapshots", "snapshot", "state", "wrap", "patches", "group", "leaves"},
     ),
     "snapshots": ({"snapshot"}, {"snapshot", "state", "wrap", "group", "leaves"}),
     "faces": (

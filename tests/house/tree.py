@@ -41,7 +41,16 @@ ROOMS = {
     "activation": {"autograd", "base"},
     "slots": {"memory", "kernels", "base"},
     "keeper": {"slots", "bootstrap", "transport", "kernels", "base"},
-    "snapshot": {"keeper", "slots", "group", "bootstrap", "transport", "memory", "base"},
+    "snapshot": {
+        "keeper",
+        "slots",
+        "group",
+        "bootstrap",
+        "transport",
+        "memory",
+        "kernels",
+        "base",
+    },
 }
 #: Rooms that know no torch.
 CORE = {

@@ -113,7 +113,7 @@ class Folder:
         return found[0]
 
     def index_of_its_own(self) -> dict[str, Any] | None:
-        """An index.json of snapshots in the folder itself: save_snapshot's, or that of one."""
+        """An index.json of snapshots in the folder itself: save_snapshot's of before, or one."""
         path = self.path / _INDEX
         try:
             if path.stat().st_size > _MAX_INDEX_BYTES:
@@ -129,8 +129,8 @@ class Folder:
         where = shown_path(self.path)
         if index is not None and index["version"] == 1:
             raise SnapshotError(
-                f"{where} has a snapshot of save_snapshot, which has no checksums. Hint: "
-                "load_snapshot loads it, libddp consolidate makes one file of it."
+                f"{where} has a snapshot in save_snapshot's earlier format, which has no "
+                "checksums. Hint: load_snapshot loads it, libddp consolidate makes one file of it."
             )
         if index is not None:
             raise SnapshotError(

@@ -126,8 +126,8 @@ def _print_folder(found: dict[str, Any]) -> None:
     old = found["save_snapshot"]
     if old is not None:
         print(
-            f"  index.json: a snapshot of save_snapshot, {show_bytes(old['bytes'])}, "
-            f"{old['world_size']} ranks, {when(old['time'])}"
+            "  index.json: a snapshot in save_snapshot's earlier format, "
+            f"{show_bytes(old['bytes'])}, {old['world_size']} ranks, {when(old['time'])}"
         )
 
 

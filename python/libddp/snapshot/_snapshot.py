@@ -29,6 +29,8 @@ _C = load()
 _log = logging.getLogger("libddp.snapshot")
 #: As a process_group: this process alone, whatever groups there are.
 ALONE: Any = object()
+#: As an extra: None itself.
+NO_EXTRA: Any = object()
 #: Of the values of a rank.
 _FORMAT = 1
 #: Keys of tensors that are no model's: each rank's own, and those that ranks have in common.
@@ -76,6 +78,8 @@ class Snapshot:
         linger: seconds for which the memory stays when no process of the job is there.
         process_group: of the ranks; None = the default group; this process alone without one.
         random: the states of random number generators are saved and restored, too.
+        in_memory: False: nothing is kept in memory, and no keeper is there. `save(storage=True)`
+            returns when the folder has it, which takes no memory beside what is saved.
 
     Raises:
         ArgumentError: an argument that does not do; an address whose library is not installed.
@@ -100,6 +104,7 @@ class Snapshot:
         linger: float = 60.0,
         process_group: dist.ProcessGroup | None = None,
         random: bool = True,
+        in_memory: bool = True,
     ) -> None:
         self._group = _group_of(process_group)
         self._random = random
@@ -115,6 +120,7 @@ class Snapshot:
             run=run or "",
             linger=linger,
             num_threads=0,
+            in_memory=in_memory,
         )
         self._pid = os.getpid()
         self._is_closed = False
@@ -266,7 +272,8 @@ class Snapshot:
         if state is not None:
             values["state"] = common.encode(state, "state")
         else:
-            values["extra"] = own.encode({} if extra is None else extra, "extra")
+            extra = {} if extra is None else None if extra is NO_EXTRA else extra
+            values["extra"] = own.encode(extra, "extra")
         if self._random:
             values["random"] = own.encode(_random.state(), "random")
         values["stateful"] = {

@@ -62,6 +62,7 @@ class FaultyS3:
 
     def __enter__(self) -> FaultyS3:
         self._thread.start()
+        self._ask("POST", "/moto-api/reset")  # all servers of a process have one state
         return self
 
     def __exit__(self, *what) -> None:
