@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/python_objects.h"
+#include "libddp/snapshot/remote_storage.h"
 #include "libddp/snapshot/saved_version.h"
 
 namespace py = pybind11;
@@ -37,10 +39,19 @@ std::chrono::milliseconds milliseconds(double seconds) {
 }
 
 std::shared_ptr<Snapshot> make_snapshot(Group group, std::string folder, int keep, int replicas,
-                                        std::string run, double linger, int num_threads) {
+                                        std::string run, double linger, int num_threads,
+                                        const py::object& objects, StorageHelper helper,
+                                        bool in_memory) {
+  std::shared_ptr<const RemoteStorage> remote;
+  if (!objects.is_none()) {
+    remote = std::make_shared<RemoteStorage>(RemoteStorage{
+        .objects = std::make_shared<PythonObjects>(objects), .helper = std::move(helper)});
+  }
   const py::gil_scoped_release release;
   return Snapshot::create(std::move(group), {.folder = std::move(folder),
+                                             .remote = std::move(remote),
                                              .keep = keep,
+                                             .in_memory = in_memory,
                                              .replicas = replicas,
                                              .run = std::move(run),
                                              .linger = milliseconds(linger),
@@ -93,9 +104,19 @@ void bind_snapshot(py::module_& module) {
       .def_property_readonly("values", &SavedVersion::values)
       .def_property_readonly("tensors", &pieces_of);
   py::class_<Snapshot, std::shared_ptr<Snapshot>>(module, "Snapshot")
-      .def(py::init(&make_snapshot), py::kw_only(), py::arg("group"), py::arg("folder"),
-           py::arg("keep"), py::arg("replicas"), py::arg("run"), py::arg("linger"),
-           py::arg("num_threads"))
+      .def(py::init([](Group group, std::string folder, int keep, int replicas, std::string run,
+                       double linger, int num_threads, const py::object& objects,
+                       std::vector<std::string> helper, std::vector<std::string> environment,
+                       bool in_memory) {
+             return make_snapshot(
+                 std::move(group), std::move(folder), keep, replicas, std::move(run), linger,
+                 num_threads, objects,
+                 {.program = std::move(helper), .environment = std::move(environment)}, in_memory);
+           }),
+           py::kw_only(), py::arg("group"), py::arg("folder"), py::arg("keep"), py::arg("replicas"),
+           py::arg("run"), py::arg("linger"), py::arg("num_threads"),
+           py::arg("objects") = py::none(), py::arg("helper") = std::vector<std::string>(),
+           py::arg("environment") = std::vector<std::string>(), py::arg("in_memory") = true)
       .def("save", &save, py::arg("step"), py::arg("tensors"), py::arg("values"),
            py::arg("in_folder"))
       .def("prepare", &prepare, py::arg("tensors"))

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/python_objects.h"
 #include "libddp/keeper/keeper_client.h"
+#include "libddp/slots/object_folder.h"
 #include "libddp/slots/scatter.h"
 #include "libddp/snapshot/run_name.h"
 #include "libddp/snapshot/saved_version.h"
@@ -27,34 +29,36 @@ Deadline within(double seconds) {
 }
 
 /// Paths are bytes: what is no UTF-8 stays what it is.
-py::list entries_of(const SnapshotFolder& folder) {
+py::list entries_of(const SnapshotStore& store) {
   py::list found;
-  for (const SnapshotFolder::Entry& entry : folder.list()) {
+  for (const SnapshotStore::Entry& entry : store.list()) {
     found.append(py::make_tuple(entry.saved.step, entry.saved.sequence, py::bytes(entry.path)));
   }
   return found;
 }
 
-py::list unfinished_in(const SnapshotFolder& folder) {
+py::list unfinished_in(const SnapshotStore& store) {
   py::list found;
-  for (const SnapshotFolder::Part& part : folder.unfinished()) {
+  for (const SnapshotStore::Part& part : store.unfinished()) {
     found.append(
         py::make_tuple(part.saved.step, part.saved.sequence, part.start, py::bytes(part.path)));
   }
   return found;
 }
 
-SnapshotFolder::Entry entry_of(std::int64_t step, std::uint64_t sequence, std::string path) {
+SnapshotStore::Entry entry_of(std::int64_t step, std::uint64_t sequence, std::string path) {
   return {.saved = {.step = step, .sequence = sequence}, .path = std::move(path)};
 }
 
-std::shared_ptr<FileSource> open_rank(const SnapshotFolder& folder, const std::string& path,
-                                      const StoredRank& rank) {
-  return std::make_shared<FileSource>(folder.open({.saved = {}, .path = path}, rank));
+/// What Python may hold: it changes nothing.
+std::shared_ptr<ChunkSource> open_rank(const SnapshotStore& store, std::int64_t step,
+                                       std::uint64_t sequence, const std::string& path,
+                                       const StoredRank& rank) {
+  return std::const_pointer_cast<ChunkSource>(store.source(entry_of(step, sequence, path), rank));
 }
 
 /// Key, dtype, shape of the whole tensor, range of elements.
-py::list stored_pieces(const FileSource& file) {
+py::list stored_pieces(const ChunkSource& file) {
   py::list found;
   for (const Piece& piece : file.layout().pieces()) {
     found.append(py::make_tuple(piece.key, piece.dtype, piece.shape, piece.begin, piece.end));
@@ -65,7 +69,7 @@ py::list stored_pieces(const FileSource& file) {
 /// Begin, end, and the tensors that lie there.
 using FoundDamage = std::tuple<std::uint64_t, std::uint64_t, std::string>;
 
-std::vector<FoundDamage> damage_of(const FileSource& file, int num_threads) {
+std::vector<FoundDamage> damage_of(const ChunkSource& file, int num_threads) {
   std::vector<FoundDamage> found;
   for (const Damage& each : find_damage(file, num_threads)) {
     found.emplace_back(each.begin, each.end, file.layout().describe(each.begin, each.end));
@@ -74,10 +78,11 @@ std::vector<FoundDamage> damage_of(const FileSource& file, int num_threads) {
 }
 
 /// All of it, in one process.
-std::shared_ptr<SavedVersion> open_version(const SnapshotFolder& folder, std::int64_t step,
-                                           std::uint64_t sequence, std::string path) {
+std::shared_ptr<SavedVersion> open_version(const std::shared_ptr<const SnapshotStore>& store,
+                                           std::int64_t step, std::uint64_t sequence,
+                                           std::string path) {
   auto version = std::make_shared<SavedVersion>(
-      SavedVersion::on_storage(folder, entry_of(step, sequence, std::move(path))));
+      SavedVersion::on_storage(store, entry_of(step, sequence, std::move(path))));
   version->open(/*rank=*/0);
   return version;
 }
@@ -105,23 +110,34 @@ void bind_files(py::module_& module) {
   py::class_<SnapshotIndex>(module, "SnapshotIndex")
       .def_readonly("world_size", &SnapshotIndex::world_size)
       .def_readonly("ranks", &SnapshotIndex::ranks);
-  py::class_<FileSource, std::shared_ptr<FileSource>>(module, "FileSource")
+  py::class_<ChunkSource, std::shared_ptr<ChunkSource>>(module, "StoredSource")
       .def_property_readonly("pieces", &stored_pieces)
       .def_property_readonly("data_bytes",
-                             [](const FileSource& self) { return self.layout().data_bytes(); })
+                             [](const ChunkSource& self) { return self.layout().data_bytes(); })
       .def("damage", &damage_of, py::arg("num_threads"), unlocked);
-  py::class_<SnapshotFolder>(module, "SnapshotFolder")
-      .def(py::init<std::string>(), py::arg("path"))
+  py::class_<SnapshotStore, std::shared_ptr<SnapshotStore>>(module, "SnapshotStore")
       .def("list", &entries_of)
       .def("unfinished", &unfinished_in)
       .def(
           "read",
-          [](const SnapshotFolder& self, std::int64_t step, std::uint64_t sequence,
+          [](const SnapshotStore& self, std::int64_t step, std::uint64_t sequence,
              std::string path) { return self.read(entry_of(step, sequence, std::move(path))); },
           py::arg("step"), py::arg("sequence"), py::arg("path"), unlocked)
-      .def("open", &open_rank, py::arg("path"), py::arg("rank"), unlocked)
+      .def("open", &open_rank, py::arg("step"), py::arg("sequence"), py::arg("path"),
+           py::arg("rank"), unlocked)
       .def("open_version", &open_version, py::arg("step"), py::arg("sequence"), py::arg("path"),
            unlocked);
+  py::class_<SnapshotFolder, SnapshotStore, std::shared_ptr<SnapshotFolder>>(module,
+                                                                             "SnapshotFolder")
+      .def(py::init<std::string>(), py::arg("path"));
+  py::class_<ObjectFolder, SnapshotStore, std::shared_ptr<ObjectFolder>>(module, "ObjectFolder")
+      .def(py::init([](const py::object& objects) {
+             return std::make_shared<ObjectFolder>(std::make_shared<PythonObjects>(objects));
+           }),
+           py::arg("objects"))
+      .def(
+          "run", [](ObjectFolder& self) { return self.run(/*may_create=*/false); }, unlocked,
+          "Empty where there is none.");
 }
 
 }  // namespace

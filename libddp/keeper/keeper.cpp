@@ -419,7 +419,9 @@ bool Keeper::is_over() {
   // A job that has finished, or has left nothing, needs only what is being stored.
   const bool has_nothing = has_served_ && !is_needed && memories_.is_empty();
   const bool is_done = (has_finished_ && clients_.empty()) || has_nothing;
-  return lingering_->expired() || (is_done && persister_.is_idle());
+  if (is_done && persister_.is_idle()) return true;
+  // What is on its way to storage is finished as long as it gets anywhere.
+  return lingering_->expired() && !persister_.is_moving(options_.storage_patience);
 }
 
 std::string Keeper::status() const {

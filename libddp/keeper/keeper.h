@@ -56,6 +56,8 @@ class Keeper {
     std::uint64_t bytes_per_second = 0;
     /// So long nothing may move on a connection to another keeper.
     std::chrono::milliseconds patience{10'000};
+    /// So long nothing may move of what is being stored, when nobody is there any more.
+    std::chrono::milliseconds storage_patience{120'000};
     /// What replicas may take.
     std::function<MemoryLimit()> memory_limit = libddp::memory_limit;
   };

@@ -53,6 +53,8 @@ KeeperStorage storage_of(const json& object) {
   read(object, "start", storage.start);
   read(object, "keep", storage.keep);
   read(object, "commits", storage.commits);
+  read(object, "helper", storage.helper.program);
+  read(object, "environment", storage.helper.environment);
   if (storage.folder.empty() || storage.keep < 1) throw SnapshotError("'storage' names no folder");
   const bool is_word =
       !storage.start.empty() &&
@@ -80,7 +82,9 @@ std::string KeeperRequest::encode() const {
     document["storage"] = {{"folder", storage->folder},
                            {"start", storage->start},
                            {"keep", storage->keep},
-                           {"commits", storage->commits}};
+                           {"commits", storage->commits},
+                           {"helper", storage->helper.program},
+                           {"environment", storage->helper.environment}};
   }
   return to_text(document);
 }

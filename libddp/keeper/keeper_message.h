@@ -13,15 +13,17 @@
 #include <string_view>
 #include <vector>
 
+#include "libddp/keeper/helper_objects.h"
 #include "libddp/slots/slot.h"
 #include "libddp/transport/frame.h"
 
 namespace libddp {
 
-inline constexpr FrameLimits kKeeperLimits{.max_bytes = 256u << 10, .max_descriptors = 250};
+inline constexpr FrameLimits kKeeperLimits{.max_bytes = 1u << 20, .max_descriptors = 250};
 
 /// Where the snapshots of a job are stored.
 struct KeeperStorage {
+  /// Or an address of objects.
   std::string folder;
   /// Of the start of the job: letters and digits.
   std::string start;
@@ -29,6 +31,8 @@ struct KeeperStorage {
   int keep = 2;
   /// This host's keeper commits (SnapshotFolder): the one of rank 0.
   bool commits = false;
+  /// For an address in place of a folder: what brings objects there.
+  StorageHelper helper = {};
 };
 
 struct KeeperRequest {

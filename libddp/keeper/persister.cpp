@@ -9,17 +9,38 @@
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
 #include "libddp/base/service_thread.h"
-#include "libddp/slots/snapshot_folder.h"
 
 namespace libddp {
 namespace {
 
 /// Between two looks for the parts of other hosts.
 constexpr std::chrono::milliseconds kPause{50};
+/// The same where each look is a request to a service.
+constexpr std::chrono::milliseconds kAddressPause{1'000};
 
 bool contains(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
+
+/// Tells of each chunk that is taken.
+class WatchedSource final : public ChunkSource {
+ public:
+  WatchedSource(const ChunkSource& source, const std::function<void()>& taken)
+      : source_(source), taken_(taken) {}
+
+  const PieceLayout& layout() const override { return source_.layout(); }
+  std::uint32_t checksum(std::size_t index) const override { return source_.checksum(index); }
+  std::span<const std::byte> chunk(std::size_t index,
+                                   std::vector<std::byte>& scratch) const override {
+    taken_();
+    return source_.chunk(index, scratch);
+  }
+  std::string name() const override { return source_.name(); }
+
+ private:
+  const ChunkSource& source_;
+  const std::function<void()> taken_;
+};
 
 }  // namespace
 
@@ -32,6 +53,7 @@ Persister::~Persister() {
     const std::lock_guard lock(mutex_);
     is_stopping_ = true;
   }
+  opened_.abandon();
   wake_.notify_all();
   thread_.join();
 }
@@ -63,6 +85,13 @@ bool Persister::is_idle() const {
                      [](const auto& entry) { return entry.second.num_waiting == 0; });
 }
 
+bool Persister::is_moving(std::chrono::milliseconds patience) const {
+  const std::lock_guard lock(mutex_);
+  if (jobs_.empty() && !is_storing_ && !is_awaiting_) return false;
+  const std::chrono::steady_clock::duration moved{moved_.load()};
+  return std::chrono::steady_clock::now().time_since_epoch() - moved < patience;
+}
+
 void Persister::run() {
   while (true) {
     std::optional<Job> job;
@@ -72,16 +101,26 @@ void Persister::run() {
       if (commits_.empty()) {
         wake_.wait(lock, is_due);
       } else {
-        wake_.wait_for(lock, kPause, is_due);
+        wake_.wait_for(lock, is_awaiting_ ? kAddressPause : kPause, is_due);
       }
       if (is_stopping_) return;
       if (!jobs_.empty()) {
         job = std::move(jobs_.front());
         jobs_.pop_front();
+        is_storing_ = true;
       }
     }
-    if (job) store(*job);
+    if (job) {
+      note_move();
+      store(*job);
+      note_move();
+    }
     commit_what_is_there();
+    const std::lock_guard lock(mutex_);
+    is_storing_ = false;
+    is_awaiting_ = std::any_of(commits_.begin(), commits_.end(), [](const Commit& commit) {
+      return !commit.storage.helper.program.empty();
+    });
   }
 }
 
@@ -101,9 +140,10 @@ void Persister::store(const Job& job) {
   }
   std::string error;
   try {
-    SnapshotFolder(job.storage.folder)
-        .add_rank(job.saved, job.storage.start, rank, job.memory->identity().world_size,
-                  SlotSource(*job.memory, job.slot), slot.values());
+    const SlotSource source(*job.memory, job.slot);
+    opened_.open(job.storage)
+        ->add_rank(job.saved, job.storage.start, rank, job.memory->identity().world_size,
+                   WatchedSource(source, [this] { note_move(); }), slot.values());
   } catch (const std::exception& failure) {
     error = failure.what();
   }
@@ -151,13 +191,13 @@ void Persister::commit_what_is_there() {
       continue;
     }
     try {
-      SnapshotFolder folder(commit.storage.folder);
+      const auto store = opened_.open(commit.storage);
       const auto missing =
-          folder.missing_ranks(commit.saved, commit.storage.start, commit.world_size);
+          store->missing_ranks(commit.saved, commit.storage.start, commit.world_size);
       if (!missing.empty()) continue;
-      folder.commit(commit.saved, commit.storage.start, commit.world_size);
+      store->commit(commit.saved, commit.storage.start, commit.world_size);
       newest = std::max(newest, commit.saved.sequence);
-      folder.keep_newest(commit.storage.keep, commit.storage.start);
+      store->keep_newest(commit.storage.keep, commit.storage.start);
     } catch (const std::exception& failure) {
       commit.error = failure.what();
       note_failure(commit);

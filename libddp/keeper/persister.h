@@ -6,13 +6,16 @@
 // A slot is held while its bytes are read; one that its writer has taken for a newer save meanwhile
 // is skipped: the writer stores that one instead. The keeper of rank 0 commits a snapshot when
 // the parts of all ranks are in the folder, whichever host stored them. An error is logged once and
-// kept for whoever asks; the older snapshots stay.
+// kept for whoever asks; the older snapshots stay. Where storage is an address, a helper brings the
+// bytes there out of the slot, which is held as long: no copy of it is made on this host.
 // Thread rule: any thread.
 //
 //   Persister persister([&] { wake_up(); });
 //   persister.add({.memory = memory, .slot = 0, .saved = saved, .storage = storage});
 //   persister.state(0).stored;        // of rank 0, when it is done
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -26,6 +29,7 @@
 #include <vector>
 
 #include "libddp/keeper/keeper_message.h"
+#include "libddp/keeper/opened_storage.h"
 #include "libddp/slots/slot_memory.h"
 
 namespace libddp {
@@ -52,12 +56,15 @@ class Persister {
 
   /// `changed` is called, in the persister's thread, when a state has changed.
   explicit Persister(std::function<void()> changed);
-  /// Finishes the job in progress and drops the others.
+  /// Finishes the job in progress, unless that is on its way to an address, and drops the others.
   ~Persister();
 
   void add(Job job);
   State state(int rank) const;
   bool is_idle() const;
+  /// It is storing, and something has moved within `patience`; or what is stored at an address
+  /// waits for parts of other hosts, not longer.
+  bool is_moving(std::chrono::milliseconds patience) const;
 
  private:
   struct Commit {
@@ -71,6 +78,7 @@ class Persister {
   };
 
   void run();
+  void note_move() { moved_ = std::chrono::steady_clock::now().time_since_epoch().count(); }
   void store(const Job& job);
   /// It is stored, or waits for the parts of other ranks.
   bool is_known(const Job& job) const;
@@ -89,7 +97,14 @@ class Persister {
   std::vector<Commit> commits_;
   /// The last save that could not be stored, for the ranks that come to it later.
   Commit failed_;
+  OpenedStorage opened_;
   bool is_stopping_ = false;
+  /// A job is in progress.
+  bool is_storing_ = false;
+  /// Commits at an address wait.
+  bool is_awaiting_ = false;
+  /// When a chunk was stored last, in the steady clock's units.
+  std::atomic<std::chrono::steady_clock::rep> moved_{0};
   std::thread thread_;
 };
 

@@ -87,19 +87,20 @@ class Scattering {
 void scatter(const ChunkSource& source, std::vector<Segment> segments, int num_threads) {
   const Scattering scattering(source, std::move(segments));
   const std::vector<std::size_t> wanted = scattering.wanted();
-  for_each_chunk(wanted.size(), num_threads, [&](std::size_t i) { scattering.run(wanted[i]); });
+  for_each_chunk(wanted.size(), source.num_readers(num_threads),
+                 [&](std::size_t i) { scattering.run(wanted[i]); });
 }
 
 void verify(const ChunkSource& source, int num_threads) {
   const Scattering scattering(source, {});
-  for_each_chunk(num_chunks(source.layout().data_bytes()), num_threads,
+  for_each_chunk(num_chunks(source.layout().data_bytes()), source.num_readers(num_threads),
                  [&](std::size_t i) { scattering.run(i); });
 }
 
 std::vector<Damage> find_damage(const ChunkSource& source, int num_threads) {
   const std::uint64_t data_bytes = source.layout().data_bytes();
   std::vector<char> is_damaged(num_chunks(data_bytes));
-  for_each_chunk(is_damaged.size(), num_threads, [&](std::size_t i) {
+  for_each_chunk(is_damaged.size(), source.num_readers(num_threads), [&](std::size_t i) {
     std::vector<std::byte> scratch;
     const std::span<const std::byte> bytes = source.chunk(i, scratch);
     is_damaged[i] = crc32c(bytes.data(), bytes.size()) != source.checksum(i);

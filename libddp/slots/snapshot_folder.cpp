@@ -106,7 +106,7 @@ void remove(const std::string& path) {
 
 SnapshotFolder::SnapshotFolder(std::string path) : path_(std::move(path)) {}
 
-std::vector<SnapshotFolder::Entry> SnapshotFolder::list() const {
+std::vector<SnapshotStore::Entry> SnapshotFolder::list() const {
   std::vector<Entry> entries;
   for (const auto& [name, path] : names_in(path_)) {
     if (name.start.empty()) entries.push_back({.saved = name.saved, .path = path});
@@ -114,7 +114,7 @@ std::vector<SnapshotFolder::Entry> SnapshotFolder::list() const {
   return entries;
 }
 
-std::vector<SnapshotFolder::Part> SnapshotFolder::unfinished() const {
+std::vector<SnapshotStore::Part> SnapshotFolder::unfinished() const {
   std::vector<Part> parts;
   for (const auto& [name, path] : names_in(path_)) {
     if (!name.start.empty()) {
@@ -167,8 +167,8 @@ std::vector<int> SnapshotFolder::missing_ranks(const SavedStep& saved, const std
   return missing;
 }
 
-SnapshotFolder::Entry SnapshotFolder::commit(const SavedStep& saved, const std::string& start,
-                                             int world_size) {
+SnapshotStore::Entry SnapshotFolder::commit(const SavedStep& saved, const std::string& start,
+                                            int world_size) {
   const std::string folder = part_path(saved, start);
   SnapshotIndex index{.saved = saved, .ranks = {}, .world_size = world_size};
   for (int rank = 0; rank < world_size; ++rank) {

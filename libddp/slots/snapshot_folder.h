@@ -14,58 +14,39 @@
 // there, writes index.json, and renames the folder: a snapshot has its name when the disk has all
 // of it, so whoever sees the name can load it, whatever died before. Names of a job that died
 // differ from those of its next start, so that no two starts write one snapshot. Older ones are
-// removed behind the commit. Errors are SnapshotErrors with the path and the system's reason.
-// Thread rule: one at a time per rank; of all ranks and hosts one commits.
+// removed behind the commit. Thread rule and errors: as SnapshotStore.
 //
 //   SnapshotFolder folder("out/run");
 //   folder.add_rank({.step = 800, .sequence = 13}, "4f2a", 0, 2, source, values);   // each rank
 //   if (folder.missing_ranks(saved, "4f2a", 2).empty()) folder.commit(saved, "4f2a", 2);
 //   folder.keep_newest(2, "4f2a");
 
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "libddp/slots/chunk_source.h"
-#include "libddp/slots/slot.h"
-#include "libddp/slots/snapshot_index.h"
+#include "libddp/slots/snapshot_store.h"
 
 namespace libddp {
 
-class SnapshotFolder {
+class SnapshotFolder final : public SnapshotStore {
  public:
-  /// One that is whole.
-  struct Entry {
-    SavedStep saved;
-    std::string path;
-  };
-
-  /// One that is being written, or that a start of the job has left so when it died.
-  struct Part {
-    SavedStep saved;
-    std::string start;
-    std::string path;
-  };
-
   explicit SnapshotFolder(std::string path);
 
-  /// By sequence, the newest first. A folder that is not there has none.
-  std::vector<Entry> list() const;
-  /// What is no snapshot yet, or not any more; by sequence, the newest first.
-  std::vector<Part> unfinished() const;
-  SnapshotIndex read(const Entry& entry) const;
-  /// The bytes of one rank of it.
+  std::vector<Entry> list() const override;
+  std::vector<Part> unfinished() const override;
+  SnapshotIndex read(const Entry& entry) const override;
   FileSource open(const Entry& entry, const StoredRank& rank) const;
-
-  /// `start`: letters and digits, of the start of the job, equal on all ranks.
+  std::shared_ptr<const ChunkSource> source(const Entry& entry,
+                                            const StoredRank& rank) const override {
+    return std::make_shared<FileSource>(open(entry, rank));
+  }
   void add_rank(const SavedStep& saved, const std::string& start, int rank, int world_size,
-                const ChunkSource& source, const std::string& values);
+                const ChunkSource& source, const std::string& values) override;
   std::vector<int> missing_ranks(const SavedStep& saved, const std::string& start,
-                                 int world_size) const;
-  /// REQUIRES missing_ranks() empty.
-  Entry commit(const SavedStep& saved, const std::string& start, int world_size);
-  /// Removes older snapshots than the newest `count`, and what is unfinished of other starts or
-  /// older than the newest.
-  void keep_newest(int count, const std::string& start);
+                                 int world_size) const override;
+  Entry commit(const SavedStep& saved, const std::string& start, int world_size) override;
+  void keep_newest(int count, const std::string& start) override;
 
  private:
   std::string part_path(const SavedStep& saved, const std::string& start) const;

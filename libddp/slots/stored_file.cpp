@@ -9,11 +9,13 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <utility>
 
 #include "libddp/base/error.h"
 #include "libddp/base/printable.h"
 #include "libddp/base/system_error.h"
+#include "libddp/base/unique_fd.h"
 #include "libddp/kernels/crc32c.h"
 
 namespace libddp {
@@ -121,17 +123,44 @@ std::string head_of(const PieceLayout& layout) {
   return head + layout.text();
 }
 
+/// Of a file that is opened and has the size that is known.
+StoredSource::Read file_reader(const std::string& path, std::uint64_t bytes_known) {
+  const auto fd = std::make_shared<UniqueFd>(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!*fd) refuse_stored_file(path, errno_text("open", errno));
+  struct stat status {};
+  if (::fstat(fd->get(), &status) != 0) refuse_stored_file(path, errno_text("fstat", errno));
+  const auto size = static_cast<std::uint64_t>(status.st_size);
+  if (!S_ISREG(status.st_mode) || size != bytes_known) {
+    refuse_stored_file(path, fmt::format("it has {} bytes, not {}", size, bytes_known));
+  }
+  return [fd, path](void* to, std::uint64_t bytes, std::uint64_t offset) {
+    auto* at = static_cast<std::byte*>(to);
+    while (bytes > 0) {
+      const ssize_t count = ::pread(fd->get(), at, bytes, static_cast<off_t>(offset));
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) refuse_stored_file(path, errno_text("read", errno));
+      if (count == 0) refuse_stored_file(path, "it ends early");
+      at += count;
+      offset += static_cast<std::uint64_t>(count);
+      bytes -= static_cast<std::uint64_t>(count);
+    }
+  };
+}
+
 }  // namespace
 
-StoredFile write_stored_file(const std::string& path, const ChunkSource& source) {
+void refuse_stored_file(const std::string& path, const std::string& why) {
+  fail(path, why, "it was truncated, replaced or damaged; take another copy");
+}
+
+StoredFile send_stored(const std::string& path, const ChunkSource& source,
+                       const std::function<void(std::span<const std::byte>)>& append) {
   const std::uint64_t data_bytes = source.layout().data_bytes();
   const std::string head = head_of(source.layout());
   StoredFile stored{.bytes = head.size() + data_bytes,
                     .header_sum = crc32c(head.data(), head.size()),
                     .chunk_sums = {}};
-  FreshFile file(path);
-  file.reserve(stored.bytes);
-  file.append(std::as_bytes(std::span(head)));
+  append(std::as_bytes(std::span(head)));
   std::vector<std::byte> scratch;
   for (std::size_t i = 0; i < num_chunks(data_bytes); ++i) {
     const std::span<const std::byte> bytes = source.chunk(i, scratch);
@@ -143,8 +172,16 @@ StoredFile write_stored_file(const std::string& path, const ChunkSource& source)
                        begin + bytes.size(), source.layout().describe(begin, begin + bytes.size())),
            "look at this machine's memory; the next save is not affected");
     }
-    file.append(bytes);
+    append(bytes);
   }
+  return stored;
+}
+
+StoredFile write_stored_file(const std::string& path, const ChunkSource& source) {
+  FreshFile file(path);
+  file.reserve(head_of(source.layout()).size() + source.layout().data_bytes());
+  StoredFile stored =
+      send_stored(path, source, [&](std::span<const std::byte> bytes) { file.append(bytes); });
   file.put_in_place();
   return stored;
 }
@@ -156,27 +193,20 @@ void sync_folder(const std::string& path) {
   fail(path, errno_text(folder ? "fsync" : "open", errno), "look at the folder and its disk");
 }
 
-FileSource::FileSource(std::string path, StoredFile known)
-    : path_(std::move(path)),
-      known_(std::move(known)),
-      fd_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
-  if (!fd_) refuse(errno_text("open", errno));
-  struct stat status {};
-  if (::fstat(fd_.get(), &status) != 0) refuse(errno_text("fstat", errno));
-  const auto size = static_cast<std::uint64_t>(status.st_size);
-  if (!S_ISREG(status.st_mode) || size != known_.bytes) {
-    refuse(fmt::format("it has {} bytes, not {}", size, known_.bytes));
-  }
+StoredSource::StoredSource(std::string path, StoredFile known, Read read)
+    : path_(std::move(path)), known_(std::move(known)), read_(std::move(read)) {
+  const auto refuse = [&](const std::string& why) { refuse_stored_file(path_, why); };
+  const std::uint64_t size = known_.bytes;
   unsigned char count[kCountBytes] = {};
   if (size < kCountBytes) refuse("it is too short");
-  read(count, kCountBytes, 0);
+  read_(count, kCountBytes, 0);
   std::uint64_t text_bytes = 0;
   for (std::size_t i = kCountBytes; i-- > 0;) text_bytes = text_bytes << 8 | count[i];
   if (text_bytes > PieceLayout::kMaxTextBytes || text_bytes > size - kCountBytes) {
     refuse(fmt::format("it counts a header of {} bytes", text_bytes));
   }
   std::string text(text_bytes, '\0');
-  read(text.data(), text_bytes, kCountBytes);
+  read_(text.data(), text_bytes, kCountBytes);
   if (crc32c(text.data(), text.size(), crc32c(count, kCountBytes)) != known_.header_sum) {
     refuse("its header has another checksum");
   }
@@ -192,28 +222,14 @@ FileSource::FileSource(std::string path, StoredFile known)
   }
 }
 
-std::span<const std::byte> FileSource::chunk(std::size_t index,
-                                             std::vector<std::byte>& scratch) const {
+std::span<const std::byte> StoredSource::chunk(std::size_t index,
+                                               std::vector<std::byte>& scratch) const {
   scratch.resize(chunk_bytes(layout_.data_bytes(), index));
-  read(scratch.data(), scratch.size(), data_begin_ + index * kChunkBytes);
+  read_(scratch.data(), scratch.size(), data_begin_ + index * kChunkBytes);
   return scratch;
 }
 
-void FileSource::refuse(const std::string& why) const {
-  fail(path_, why, "it was truncated, replaced or damaged; take another copy");
-}
-
-void FileSource::read(void* to, std::uint64_t bytes, std::uint64_t offset) const {
-  auto* at = static_cast<std::byte*>(to);
-  while (bytes > 0) {
-    const ssize_t count = ::pread(fd_.get(), at, bytes, static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) refuse(errno_text("read", errno));
-    if (count == 0) refuse("it ends early");
-    at += count;
-    offset += static_cast<std::uint64_t>(count);
-    bytes -= static_cast<std::uint64_t>(count);
-  }
-}
+FileSource::FileSource(const std::string& path, StoredFile known)
+    : StoredSource(path, known, file_reader(path, known.bytes)) {}
 
 }  // namespace libddp

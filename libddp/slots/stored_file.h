@@ -12,12 +12,13 @@
 //   const StoredFile file = write_stored_file("out/rank-0-of-2.safetensors", SlotSource(memory,
 //   0)); const FileSource same("out/rank-0-of-2.safetensors", file); verify(same);
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "libddp/base/unique_fd.h"
 #include "libddp/slots/chunk_source.h"
 
 namespace libddp {
@@ -38,14 +39,25 @@ struct StoredFile {
 /// source is damaged; then nothing of it is left.
 StoredFile write_stored_file(const std::string& path, const ChunkSource& source);
 
+/// The same bytes to wherever `append` brings them, each chunk checked on its way; `path`: for
+/// messages. Throws SnapshotError if the source is damaged.
+StoredFile send_stored(const std::string& path, const ChunkSource& source,
+                       const std::function<void(std::span<const std::byte>)>& append);
+
+/// Throws SnapshotError: the file at `path` cannot be used, for that reason.
+[[noreturn]] void refuse_stored_file(const std::string& path, const std::string& why);
+
 /// Makes the names in a folder survive a loss of power. Throws SnapshotError.
 void sync_folder(const std::string& path);
 
-class FileSource final : public ChunkSource {
+/// Such bytes, wherever they are.
+class StoredSource : public ChunkSource {
  public:
-  /// Reads the header. Throws SnapshotError for a file that is missing, has another size or header
-  /// than `known`, or is none of ours.
-  FileSource(std::string path, StoredFile known);
+  /// Fills `bytes` at `to` from `offset` on, or throws SnapshotError; by several threads at once.
+  using Read = std::function<void(void* to, std::uint64_t bytes, std::uint64_t offset)>;
+
+  /// Reads the header. Throws SnapshotError if it is another one than `known`, or none of ours.
+  StoredSource(std::string path, StoredFile known, Read read);
 
   const PieceLayout& layout() const override { return layout_; }
   std::uint32_t checksum(std::size_t index) const override { return known_.chunk_sums[index]; }
@@ -54,14 +66,17 @@ class FileSource final : public ChunkSource {
   std::string name() const override { return path_; }
 
  private:
-  [[noreturn]] void refuse(const std::string& why) const;
-  void read(void* to, std::uint64_t bytes, std::uint64_t offset) const;
-
   const std::string path_;
   const StoredFile known_;
-  UniqueFd fd_;
+  const Read read_;
   std::uint64_t data_begin_ = 0;
   PieceLayout layout_;
+};
+
+class FileSource final : public StoredSource {
+ public:
+  /// Throws as StoredSource does, and for a file that is missing or has another size.
+  FileSource(const std::string& path, StoredFile known);
 };
 
 }  // namespace libddp

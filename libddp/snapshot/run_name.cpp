@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -19,18 +17,12 @@
 #include "libddp/base/printable.h"
 #include "libddp/base/random.h"
 #include "libddp/base/unique_fd.h"
+#include "libddp/slots/run_file.h"
 
 namespace libddp {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kFile = "run";
-
-bool is_name(const std::string& run) {
-  const auto is_letter = [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_'; };
-  return !run.empty() && run.size() <= 40 && std::all_of(run.begin(), run.end(), is_letter);
-}
 
 [[noreturn]] void refuse(const fs::path& path, const std::string& why) {
   throw SnapshotError(
@@ -42,10 +34,7 @@ bool is_name(const std::string& run) {
 std::string read_run(const fs::path& path) {
   std::ifstream file(path);
   if (!file) return "";
-  std::string run{std::istreambuf_iterator<char>(file), {}};
-  while (!run.empty() && run.back() == '\n') run.pop_back();
-  if (!is_name(run)) refuse(path, "it is no name of a run");
-  return run;
+  return run_in_text({std::istreambuf_iterator<char>(file), {}}, path.string());
 }
 
 /// FNV-1a: short, and the same in every process.
@@ -71,7 +60,7 @@ std::string beginning_of(pid_t pid) {
 }  // namespace
 
 void check_run_name(const std::string& run) {
-  if (run.empty() || is_name(run)) return;
+  if (run.empty() || is_run_name(run)) return;
   throw ArgumentError(
       fmt::format("libddp snapshot: run='{}' is no name of a run. Hint: at most 40 "
                   "letters, digits, '-' and '_'.",
@@ -79,7 +68,7 @@ void check_run_name(const std::string& run) {
 }
 
 std::string run_of_folder(const std::string& folder, bool may_create) {
-  const fs::path path = fs::path(folder) / kFile;
+  const fs::path path = fs::path(folder) / kRunFile;
   std::error_code error;
   if (fs::exists(folder, error) && !fs::is_directory(folder, error)) {
     refuse(folder, "it is no folder");
@@ -110,7 +99,8 @@ std::string run_of_folder(const std::string& folder, bool may_create) {
 std::string run_of_launcher() {
   for (const char* variable : {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"}) {
     const auto id = env_text(variable);
-    if (id && *id != "none") return is_name(*id) ? *id : fmt::format("job-{:016x}", hash_of(*id));
+    if (id && *id != "none")
+      return is_run_name(*id) ? *id : fmt::format("job-{:016x}", hash_of(*id));
   }
   const pid_t parent = ::getppid();
   return fmt::format("parent-{}-{}", parent, beginning_of(parent));

@@ -41,11 +41,12 @@ SavedVersion SavedVersion::in_memory(const SavedStep& saved, int world_size,
   return version;
 }
 
-SavedVersion SavedVersion::on_storage(SnapshotFolder folder, SnapshotFolder::Entry entry) {
+SavedVersion SavedVersion::on_storage(std::shared_ptr<const SnapshotStore> store,
+                                      SnapshotStore::Entry entry) {
   SavedVersion version;
   version.saved_ = entry.saved;
-  version.folder_ = std::make_shared<SnapshotFolder>(std::move(folder));
-  version.entry_ = std::make_shared<SnapshotFolder::Entry>(std::move(entry));
+  version.store_ = std::move(store);
+  version.entry_ = std::make_shared<SnapshotStore::Entry>(std::move(entry));
   return version;
 }
 
@@ -65,10 +66,10 @@ void SavedVersion::open(int rank) {
     keep_values(place.memory->identity().rank, place.memory->slot(place.slot).values());
   }
   if (entry_) {
-    const SnapshotIndex index = folder_->read(*entry_);
+    const SnapshotIndex index = store_->read(*entry_);
     world_size_ = index.world_size;
     for (const StoredRank& stored : index.ranks) {
-      add_source(std::make_shared<FileSource>(folder_->open(*entry_, stored)));
+      add_source(store_->source(*entry_, stored));
       keep_values(stored.rank, stored.values);
     }
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// One save that can be loaded: in the memories of this host's ranks, or in a folder.
+// One save that can be loaded: in the memories of this host's ranks, or stored.
 // Thread rule: one thread.
 //
 //   for (const auto& version : snapshot.versions()) version->name();   // "memory, step 700"
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "libddp/slots/slot_memory.h"
-#include "libddp/slots/snapshot_folder.h"
+#include "libddp/slots/snapshot_store.h"
 
 namespace libddp {
 
@@ -26,7 +26,8 @@ class SavedVersion {
   /// What this host has of it.
   static SavedVersion in_memory(const SavedStep& saved, int world_size, std::uint64_t generation,
                                 std::vector<Place> places);
-  static SavedVersion on_storage(SnapshotFolder folder, SnapshotFolder::Entry entry);
+  static SavedVersion on_storage(std::shared_ptr<const SnapshotStore> store,
+                                 SnapshotStore::Entry entry);
 
   const SavedStep& saved() const { return saved_; }
   bool is_in_memory() const { return !entry_; }
@@ -63,8 +64,8 @@ class SavedVersion {
   int world_size_ = 0;
   std::uint64_t generation_ = 0;
   std::vector<Place> places_;
-  std::shared_ptr<SnapshotFolder> folder_;
-  std::shared_ptr<SnapshotFolder::Entry> entry_;
+  std::shared_ptr<const SnapshotStore> store_;
+  std::shared_ptr<SnapshotStore::Entry> entry_;
   std::vector<std::shared_ptr<const ChunkSource>> sources_;
   std::map<std::string, Piece> pieces_;
   std::string values_;

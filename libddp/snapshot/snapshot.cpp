@@ -21,9 +21,13 @@
 #include "libddp/bootstrap/run_key.h"
 #include "libddp/slots/json_text.h"
 #include "libddp/slots/memory_limit.h"
+#include "libddp/slots/object_folder.h"
+#include "libddp/slots/snapshot_folder.h"
+#include "libddp/snapshot/direct_save.h"
 #include "libddp/snapshot/job_ranks.h"
 #include "libddp/snapshot/rank_memory.h"
 #include "libddp/snapshot/ready_pages.h"
+#include "libddp/snapshot/remote_storage.h"
 #include "libddp/snapshot/run_name.h"
 #include "libddp/snapshot/saved_version.h"
 #include "libddp/snapshot/version_reader.h"
@@ -134,6 +138,11 @@ std::shared_ptr<Snapshot> Snapshot::create(Group group, Options options) {
                     "of several hosts.",
                     options.replicas));
   }
+  if (!options.in_memory && (options.folder.empty() || options.replicas > 0)) {
+    throw ArgumentError(
+        "libddp snapshot: in_memory=false needs a folder, and sends nothing to other hosts. Hint: "
+        "name one.");
+  }
   return std::shared_ptr<Snapshot>(new Snapshot(std::move(ranks), std::move(options)));
 }
 
@@ -151,6 +160,7 @@ void Snapshot::check_process() const {
 
 bool Snapshot::join(bool may_create) {
   if (memory_) return true;
+  if (!options_.in_memory) return false;
   std::string run;
   ranks_->together("find its run", [&] {
     if (ranks_->rank() == 0) run = find_run(may_create);
@@ -175,6 +185,7 @@ bool Snapshot::join(bool may_create) {
 
 std::string Snapshot::find_run(bool may_create) const {
   if (!options_.run.empty()) return options_.run;
+  if (options_.remote) return ObjectFolder(options_.remote->objects).run(may_create);
   return options_.folder.empty() ? run_of_launcher() : run_of_folder(options_.folder, may_create);
 }
 
@@ -183,14 +194,17 @@ void Snapshot::learn_of(const std::vector<std::string>& told) {
     sequence_ = std::max(sequence_, each.sequence);
     generation_ = std::max(generation_, each.generation);
   }
-  if (options_.folder.empty()) return;
+  if (!options_.folder.empty()) sequence_ = std::max(sequence_, newest_in_folder());
+}
+
+std::uint64_t Snapshot::newest_in_folder() {
   std::string newest;
   ranks_->together("look into the folder", [&] {
     if (ranks_->rank() != 0) return;
-    const auto entries = SnapshotFolder(options_.folder).list();
+    const auto entries = store()->list();
     newest = entries.empty() ? "0" : std::to_string(entries.front().saved.sequence);
   });
-  sequence_ = std::max<std::uint64_t>(sequence_, std::stoull(ranks_->from_first(newest)));
+  return std::stoull(ranks_->from_first(newest));
 }
 
 int Snapshot::num_threads() const {
@@ -199,10 +213,16 @@ int Snapshot::num_threads() const {
 }
 
 KeeperStorage Snapshot::storage() const {
-  return {.folder = absolute_folder(options_.folder),
+  return {.folder = options_.remote ? options_.folder : absolute_folder(options_.folder),
           .start = start_,
           .keep = options_.keep,
-          .commits = ranks_->is_on_first_host()};
+          .commits = ranks_->is_on_first_host(),
+          .helper = options_.remote ? options_.remote->helper : StorageHelper{}};
+}
+
+std::shared_ptr<SnapshotStore> Snapshot::store() const {
+  if (options_.remote) return std::make_shared<ObjectFolder>(options_.remote->objects);
+  return std::make_shared<SnapshotFolder>(absolute_folder(options_.folder));
 }
 
 Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTensor>& tensors,
@@ -218,8 +238,21 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
           "libddp snapshot: it has no folder to store into. Hint: make the Snapshot with one.");
     }
     check_values(values);
+    if (storage == Storage::Memory && !options_.in_memory) {
+      throw ArgumentError(
+          "libddp snapshot: it keeps nothing in memory. Hint: save into its folder.");
+    }
     own.emplace(tensors, *ranks_);
   });
+  if (!options_.in_memory) {
+    sequence_ = std::max(sequence_, newest_in_folder()) + 1;
+    const std::uint64_t bytes = save_directly(
+        *ranks_, *store(), {.step = step, .sequence = sequence_}, options_.keep, *own, values);
+    return {.step = step,
+            .bytes = bytes,
+            .stall = std::chrono::steady_clock::now() - began,
+            .is_stored = true};
+  }
   join(/*may_create=*/true);
   const SavePlace place = agree_on_place(what, step, *own, values.size());
   ready_.reset();
@@ -324,6 +357,7 @@ std::uint64_t Snapshot::on_host(const Numbers& numbers, std::size_t index) const
 void Snapshot::prepare(const std::vector<SnapshotTensor>& tensors) {
   const std::lock_guard lock(mutex_);
   check_process();
+  if (!options_.in_memory) return;
   std::optional<PieceLayout> layout;
   ranks_->together("prepare its memory",
                    [&] { layout = PieceLayout::of(OwnPieces(tensors, *ranks_).pieces()); });
@@ -399,11 +433,11 @@ Snapshot::Versions Snapshot::versions_in_memory() {
 Snapshot::Versions Snapshot::versions_in_folder() {
   Versions found;
   if (options_.folder.empty()) return found;
-  const SnapshotFolder folder(absolute_folder(options_.folder));
+  const auto folder = store();
   std::string own;
   ranks_->together("look into the folder", [&] {
     if (ranks_->rank() != 0) return;
-    for (const SnapshotFolder::Entry& entry : folder.list()) {
+    for (const SnapshotStore::Entry& entry : folder->list()) {
       own += fmt::format("{} {} {}\n", entry.saved.step, entry.saved.sequence, entry.path);
     }
   });
@@ -411,7 +445,7 @@ Snapshot::Versions Snapshot::versions_in_folder() {
   std::string line;
   while (std::getline(lines, line)) {
     std::istringstream words(line);
-    SnapshotFolder::Entry entry;
+    SnapshotStore::Entry entry;
     words >> entry.saved.step >> entry.saved.sequence;
     words.get();
     std::getline(words, entry.path);

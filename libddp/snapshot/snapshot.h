@@ -44,7 +44,9 @@ class OwnPieces;
 class RankMemory;
 class ReadyPages;
 class SavedVersion;
+class SnapshotStore;
 struct KeeperStorage;
+struct RemoteStorage;
 struct SavedStep;
 
 enum class Storage { Memory, Folder };
@@ -52,8 +54,13 @@ enum class Storage { Memory, Folder };
 struct SnapshotOptions {
   /// All ranks see it, and it is the job's alone; empty: memory only.
   std::string folder = {};
+  /// `folder` is an address of objects ("s3://bucket/run"), and this reaches it; null: a folder.
+  std::shared_ptr<const RemoteStorage> remote = {};
   /// Snapshots that stay in it.
   int keep = 2;
+  /// False: nothing is kept in memory and no keeper is there; saves are in the folder when save()
+  /// returns, one chunk at a time on their way.
+  bool in_memory = true;
   /// 1: the next host's keeper gets a copy of each save, behind the training, so that the loss of a
   /// host loses no step. Needs a run key (docs/security.md) and several hosts.
   int replicas = 0;
@@ -145,6 +152,9 @@ class Snapshot {
   void learn_of(const std::vector<std::string>& told);
   int num_threads() const;
   KeeperStorage storage() const;
+  /// REQUIRES a folder.
+  std::shared_ptr<SnapshotStore> store() const;
+  std::uint64_t newest_in_folder();
   SavePlace agree_on_place(const std::string& what, std::int64_t step, const OwnPieces& own,
                            std::size_t values_bytes);
   void check_same_step(const Numbers& offers);

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Literal, overload
+from typing import Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -470,6 +470,17 @@ class SavedVersion:
 #: Key, tensor, shape of the whole one, range of elements, libddp.snapshot._pieces.StoredBy.
 _SnapshotTensor = tuple[str, Tensor, Sequence[int], int, int, int]
 
+class _Objects(Protocol):
+    """libddp._objects.Objects."""
+
+    address: str
+
+    def list(self) -> list[str]: ...
+    def read(self, name: str, offset: int, size: int) -> bytes: ...
+    def create(self, name: str, content: bytes) -> None: ...
+    def remove(self, names: list[str]) -> None: ...
+    def writing(self, name: str, size: int) -> Any: ...
+
 class Snapshot:
     """Saves and loads of tensors that all ranks agree on; libddp/snapshot/snapshot.h."""
 
@@ -483,7 +494,14 @@ class Snapshot:
         run: str,
         linger: float,
         num_threads: int,
-    ) -> None: ...
+        objects: _Objects | None = None,
+        helper: Sequence[str] = (),
+        environment: Sequence[str] = (),
+        in_memory: bool = True,
+    ) -> None:
+        """`folder` is the address of `objects`, where there are some; `helper` is the program that
+        the keeper starts to store there, `environment` its variables (NAME=value)."""
+
     def save(
         self, step: int, tensors: Sequence[_SnapshotTensor], values: str, in_folder: bool
     ) -> tuple[int, int, float, bool]:
@@ -517,8 +535,8 @@ class SnapshotIndex:
     @property
     def ranks(self) -> list[StoredRank]: ...
 
-class FileSource:
-    """A file of a snapshot; libddp/slots/stored_file.h."""
+class StoredSource:
+    """What a rank has stored; libddp/slots/stored_file.h."""
 
     @property
     def pieces(self) -> list[tuple[str, str, list[int], int, int]]:
@@ -529,10 +547,9 @@ class FileSource:
     def damage(self, num_threads: int) -> list[tuple[int, int, str]]:
         """Begin and end among the bytes of the data, and the tensors that lie there."""
 
-class SnapshotFolder:
-    """libddp/slots/snapshot_folder.h. Paths are os.fsencode's."""
+class SnapshotStore:
+    """libddp/slots/snapshot_store.h. Paths are os.fsencode's."""
 
-    def __init__(self, path: bytes) -> None: ...
     def list(self) -> list[tuple[int, int, bytes]]:
         """Step, sequence, path; the newest first."""
 
@@ -540,8 +557,20 @@ class SnapshotFolder:
         """Step, sequence, start, path; the newest first."""
 
     def read(self, step: int, sequence: int, path: bytes) -> SnapshotIndex: ...
-    def open(self, path: bytes, rank: StoredRank) -> FileSource: ...
+    def open(self, step: int, sequence: int, path: bytes, rank: StoredRank) -> StoredSource: ...
     def open_version(self, step: int, sequence: int, path: bytes) -> SavedVersion: ...
+
+class SnapshotFolder(SnapshotStore):
+    """libddp/slots/snapshot_folder.h."""
+
+    def __init__(self, path: bytes) -> None: ...
+
+class ObjectFolder(SnapshotStore):
+    """libddp/slots/object_folder.h."""
+
+    def __init__(self, objects: _Objects) -> None: ...
+    def run(self) -> str:
+        """The name of the job that stores there; "" where there is none."""
 
 def read_tensors(
     version: SavedVersion, tensors: Sequence[tuple[str, Tensor]], num_threads: int

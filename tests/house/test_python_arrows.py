@@ -22,6 +22,8 @@ ROOMS = {
             "_epochs",
             "_version",
             "_load",
+            "_objects",
+            "_upload",
             "_torch_backend",
             "_torch_patches",
             "_program_line",
@@ -53,7 +55,7 @@ ROOMS = {
     "snapshot": ({"distributed.fsdp.snapshot"}, {"state", "wrap", "group", "leaves"}),
     "fsdp": (
         {"distributed.fsdp", "_torch_patches.checkpoint_state"},
-        {"snapshot", "state", "wrap", "patches", "group", "leaves"},
+        {"snapshots", "snapshot", "state", "wrap", "patches", "group", "leaves"},
     ),
     "snapshots": ({"snapshot"}, {"snapshot", "state", "wrap", "group", "leaves"}),
     "faces": (

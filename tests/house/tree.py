@@ -42,7 +42,16 @@ ROOMS = {
     "slots": {"memory", "kernels", "base"},
     "keeper": {"slots", "bootstrap", "transport", "kernels", "base"},
     "elastic": {"group", "transport", "base"},
-    "snapshot": {"keeper", "slots", "group", "bootstrap", "transport", "memory", "base"},
+    "snapshot": {
+        "keeper",
+        "slots",
+        "group",
+        "bootstrap",
+        "transport",
+        "memory",
+        "kernels",
+        "base",
+    },
 }
 #: Rooms that know no torch.
 CORE = {

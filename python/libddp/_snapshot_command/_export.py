@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from libddp._load import load
+from libddp._snapshot_command._address import open_folder
 from libddp._snapshot_command._folder import Folder, Stored
 from libddp._snapshot_command._pieces import Tensor, lacks, open_files, tensors_of
 from libddp._snapshot_command._text import shown, shown_path
@@ -27,7 +28,7 @@ _BATCH_BYTES = 64 << 20
 
 def run(chosen: argparse.Namespace) -> int:
     """The command; returns the exit status."""
-    folder = Folder(chosen.folder)
+    folder = open_folder(chosen.folder)
     if chosen.output.is_dir():
         raise ArgumentError(f"{shown_path(chosen.output)} is a folder. Hint: name the file in it.")
     if chosen.output.exists() and not chosen.force:

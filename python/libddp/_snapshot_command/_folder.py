@@ -68,7 +68,7 @@ class Folder:
                 f"{shown_path(path)} is {what}. Hint: pass the folder that libddp.Snapshot was "
                 "given."
             )
-        self.path = path
+        self.path: Path | bytes = path
         self.core = _C.SnapshotFolder(os.fsencode(path))
 
     def snapshots(self) -> list[Stored]:
@@ -78,6 +78,21 @@ class Folder:
     def unfinished(self) -> list[Part]:
         """The newest first."""
         return [_part(*part) for part in self.core.unfinished()]
+
+    def modified(self, stored: Stored) -> float | None:
+        """When its index was written; seconds since 1970."""
+        return modified(stored.path)
+
+    def run(self) -> str:
+        """The name of the job that stores here, "" where nothing says it.
+
+        Raises: SnapshotError, the file of it cannot be read.
+        """
+        return _C.run_of_folder(os.fsencode(self.path))
+
+    def open(self, stored: Stored, rank):
+        """The bytes of one of its ranks. Raises: SnapshotError, they cannot be read."""
+        return self.core.open(stored.step, stored.sequence, stored.path, rank)
 
     def read(self, stored: Stored):
         """Its index. Raises: SnapshotError, it cannot be read; names the file."""
@@ -98,7 +113,7 @@ class Folder:
         return found[0]
 
     def index_of_its_own(self) -> dict[str, Any] | None:
-        """An index.json of snapshots in the folder itself: save_snapshot's, or that of one."""
+        """An index.json of snapshots in the folder itself: save_snapshot's of before, or one."""
         path = self.path / _INDEX
         try:
             if path.stat().st_size > _MAX_INDEX_BYTES:
@@ -114,8 +129,8 @@ class Folder:
         where = shown_path(self.path)
         if index is not None and index["version"] == 1:
             raise SnapshotError(
-                f"{where} has a snapshot of save_snapshot, which has no checksums. Hint: "
-                "load_snapshot loads it, libddp consolidate makes one file of it."
+                f"{where} has a snapshot in save_snapshot's earlier format, which has no "
+                "checksums. Hint: load_snapshot loads it, libddp consolidate makes one file of it."
             )
         if index is not None:
             raise SnapshotError(

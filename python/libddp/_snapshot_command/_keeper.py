@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from libddp._load import load
+from libddp._snapshot_command._folder import Folder
 from libddp._snapshot_command._text import shown_path
 from libddp.errors import NetworkError, SnapshotError, TimeoutError
 
@@ -14,7 +12,7 @@ _C = load()
 _PATIENCE = 10.0
 
 
-def run_of(folder: Path | None, name: str | None) -> str:
+def run_of(folder: Folder | None, name: str | None) -> str:
     """The name of the job; "" where nothing says it.
 
     Raises:
@@ -24,7 +22,7 @@ def run_of(folder: Path | None, name: str | None) -> str:
     if name is not None:
         _C.check_run_name(name)
         return name
-    return "" if folder is None else _C.run_of_folder(os.fsencode(folder))
+    return "" if folder is None else folder.run()
 
 
 def connect(run: str):
@@ -48,9 +46,9 @@ def refuse_none(run: str) -> SnapshotError:
     )
 
 
-def refuse_nameless(folder: Path) -> SnapshotError:
+def refuse_nameless(folder: Folder) -> SnapshotError:
     """The same where nothing says which job it is."""
     return SnapshotError(
-        f"{shown_path(folder)} does not say which job stores there. Hint: no save was made with it "
-        "yet, or the Snapshot has run=...: pass that as --run."
+        f"{shown_path(folder.path)} does not say which job stores there. Hint: no save was made "
+        "with it yet, or the Snapshot has run=...: pass that as --run."
     )

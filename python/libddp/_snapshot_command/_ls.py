@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Any
 
+from libddp._snapshot_command._address import open_folder
 from libddp._snapshot_command._folder import REMOVED, Folder, Stored, modified
 from libddp._snapshot_command._keeper import connect, refuse_none, run_of
 from libddp._snapshot_command._text import listed, shown, shown_path, table, when
@@ -17,10 +18,10 @@ from libddp.plan.sizes import show_bytes
 
 def run(chosen: argparse.Namespace) -> int:
     """The command; returns the exit status."""
-    folder = None if chosen.folder is None else Folder(chosen.folder)
+    folder = None if chosen.folder is None else open_folder(chosen.folder)
     found = _look(folder)
     try:
-        found["run"] = run_of(chosen.folder, chosen.run) or None
+        found["run"] = run_of(folder, chosen.run) or None
         keeper = connect(found["run"]) if found["run"] else None
         found["keeper"] = json.loads(keeper.status()) if keeper else None
         if keeper is None and folder is None:
@@ -85,7 +86,7 @@ def _entry(folder: Folder, stored: Stored) -> dict[str, Any]:
         "save": stored.sequence,
         "bytes": None,
         "ranks": None,
-        "time": modified(stored.path),
+        "time": folder.modified(stored),
         "path": shown_path(stored.path),
         "error": None,
     }
@@ -125,8 +126,8 @@ def _print_folder(found: dict[str, Any]) -> None:
     old = found["save_snapshot"]
     if old is not None:
         print(
-            f"  index.json: a snapshot of save_snapshot, {show_bytes(old['bytes'])}, "
-            f"{old['world_size']} ranks, {when(old['time'])}"
+            "  index.json: a snapshot in save_snapshot's earlier format, "
+            f"{show_bytes(old['bytes'])}, {old['world_size']} ranks, {when(old['time'])}"
         )
 
 

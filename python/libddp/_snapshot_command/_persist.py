@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 from typing import Any
 
-from libddp._snapshot_command._folder import Folder
+from libddp._snapshot_command._address import open_folder
 from libddp._snapshot_command._keeper import connect, refuse_nameless, refuse_none, run_of
 from libddp._snapshot_command._text import listed, shown_path
 from libddp.errors import NetworkError, SnapshotError, TimeoutError
@@ -18,10 +17,10 @@ _ELSEWHERE = "run the same command on the other hosts"
 
 def run(chosen: argparse.Namespace) -> int:
     """The command; returns the exit status."""
-    Folder(chosen.folder)
-    name = run_of(chosen.folder, chosen.run)
+    folder = open_folder(chosen.folder)
+    name = run_of(folder, chosen.run)
     if not name:
-        raise refuse_nameless(chosen.folder)
+        raise refuse_nameless(folder)
     keeper = connect(name)
     if keeper is None:
         raise refuse_none(name)
@@ -44,7 +43,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _print(what: str, told: dict[str, Any]) -> None:
-    folder = Folder(Path(told["folder"]))
+    folder = open_folder(told["folder"])
     whole = [each for each in folder.snapshots() if each.sequence == told["sequence"]]
     if whole:
         print(f"{shown_path(whole[0].path)}: {what} of {told['world_size']} ranks is stored")

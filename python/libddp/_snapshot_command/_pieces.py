@@ -42,7 +42,7 @@ class Tensor:
 def open_files(folder: Folder, stored: Stored) -> dict:
     """Rank -> its file. Raises: SnapshotError for the first that cannot be read."""
     index = folder.read(stored)
-    return {rank.rank: folder.core.open(stored.path, rank) for rank in index.ranks}
+    return {rank.rank: folder.open(stored, rank) for rank in index.ranks}
 
 
 def tensors_of(files: Mapping) -> dict[str, Tensor]:

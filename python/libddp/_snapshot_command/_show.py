@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from libddp._snapshot_command._folder import Folder, modified
+from libddp._snapshot_command._address import open_folder
 from libddp._snapshot_command._pieces import Tensor, open_files, tensors_of
 from libddp._snapshot_command._text import brief, listed, shown, shown_path, table, when
 from libddp.errors import SnapshotError
@@ -17,13 +17,13 @@ _MAX_PIECES = 8
 
 def run(chosen: argparse.Namespace) -> int:
     """The command; returns the exit status."""
-    folder = Folder(chosen.folder)
+    folder = open_folder(chosen.folder)
     stored = folder.choose(chosen.step)
     index = folder.read(stored)
     files = open_files(folder, stored)
     tensors = tensors_of(files)
     size = show_bytes(sum(rank.bytes for rank in index.ranks))
-    print(f"{shown_path(stored.path)}: {stored.name}, {size}, {when(modified(stored.path))}")
+    print(f"{shown_path(stored.path)}: {stored.name}, {size}, {when(folder.modified(stored))}")
     own = [rank.rank for rank in index.ranks]
     print(f"ranks: {index.world_size}, of which {listed(own) or 'none'} stored something")
     print(f"{len(tensors)} tensors")

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+from libddp._snapshot_command._address import open_folder
 from libddp._snapshot_command._folder import Folder, Stored
 from libddp._snapshot_command._pieces import lacks, tensors_of
 from libddp._snapshot_command._text import shown_path
@@ -16,7 +17,7 @@ from libddp.plan.sizes import show_bytes
 
 def run(chosen: argparse.Namespace) -> int:
     """The command; returns the exit status."""
-    folder = Folder(chosen.folder)
+    folder = open_folder(chosen.folder)
     newest = folder.choose(chosen.step)
     is_whole = True
     for stored in folder.snapshots() if chosen.all else [newest]:
@@ -48,7 +49,7 @@ def _damages(folder: Folder, stored: Stored) -> tuple[list[str], int, int]:
     found, files, size = [], {}, 0
     for rank in index.ranks:
         try:
-            file = files[rank.rank] = folder.core.open(stored.path, rank)
+            file = files[rank.rank] = folder.open(stored, rank)
             damages = file.damage(threads)
         except SnapshotError as error:
             found.append(str(error))

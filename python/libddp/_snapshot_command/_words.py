@@ -67,7 +67,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, argparse.Namespace]:
 
 def _ls() -> Parser:
     parser = Parser("libddp snapshot ls", _LS)
-    parser.add_argument("folder", type=Path, nargs="?", help="of libddp.Snapshot")
+    parser.add_argument("folder", nargs="?", help="of libddp.Snapshot, or its address")
     _add_run(parser)
     parser.add_argument("--json", action="store_true", help="everything in bytes, on one line")
     return parser
@@ -124,7 +124,7 @@ _PARSERS = {
 
 
 def _add_folder(parser) -> None:
-    parser.add_argument("folder", type=Path, help="of libddp.Snapshot")
+    parser.add_argument("folder", help="of libddp.Snapshot, or its address")
 
 
 def _add_run(parser) -> None:

@@ -20,7 +20,7 @@ from libddp.distributed._from_c10d import from_c10d
 from libddp.distributed._groups import find
 from libddp.distributed.fsdp.state import _collective_errors
 from libddp.errors import ArgumentError, SnapshotError, StateError
-from libddp.snapshot import _random
+from libddp.snapshot import _place, _random
 from libddp.snapshot._expected import expected_pieces, state_parts
 from libddp.snapshot._pieces import Piece, StoredBy
 from libddp.snapshot._replicated import MODEL
@@ -31,6 +31,8 @@ _C = load()
 _log = logging.getLogger("libddp.snapshot")
 #: As a process_group: this process alone, whatever groups there are.
 ALONE: Any = object()
+#: As an extra: None itself.
+NO_EXTRA: Any = object()
 #: Of the values of a rank.
 _FORMAT = 1
 #: Keys of tensors that are no model's: each rank's own, and those that ranks have in common.
@@ -67,8 +69,8 @@ class Snapshot:
     the next older save is taken.
 
     Args:
-        folder: where snapshots are stored; one that all ranks see and that is this job's alone.
-            None: memory only.
+        folder: where snapshots are stored; one that all ranks see and that is this job's alone,
+            or an address that fsspec knows ("s3://bucket/run"). None: memory only.
         keep: snapshots that stay in the folder.
         replicas: 1 sends each save to the next host too, behind the training, so that a host that
             is lost loses no step; several hosts with a run key (docs/security.md).
@@ -78,9 +80,11 @@ class Snapshot:
         linger: seconds for which the memory stays when no process of the job is there.
         process_group: of the ranks; None = the default group; this process alone without one.
         random: the states of random number generators are saved and restored, too.
+        in_memory: False: nothing is kept in memory, and no keeper is there. `save(storage=True)`
+            returns when the folder has it, which takes no memory beside what is saved.
 
     Raises:
-        ArgumentError: an argument that does not do.
+        ArgumentError: an argument that does not do; an address whose library is not installed.
 
     Note:
         Making one, `save`, `load` and `wait` are collectives. What fails on one rank raises on all,
@@ -102,17 +106,23 @@ class Snapshot:
         linger: float = 60.0,
         process_group: dist.ProcessGroup | None = None,
         random: bool = True,
+        in_memory: bool = True,
     ) -> None:
         self._group = _group_of(process_group)
         self._random = random
+        place = _place.of(folder)
         self._core = _C.Snapshot(
             group=self._group,
-            folder=_local_folder(folder),
+            folder=place.folder,
+            objects=place.objects,
+            helper=place.helper,
+            environment=place.environment,
             keep=keep,
             replicas=replicas,
             run=run or "",
             linger=linger,
             num_threads=0,
+            in_memory=in_memory,
         )
         self._pid = os.getpid()
         self._is_closed = False
@@ -305,7 +315,8 @@ class Snapshot:
         if state is not None:
             values["state"] = common.encode(state, "state")
         else:
-            values["extra"] = own.encode({} if extra is None else extra, "extra")
+            extra = {} if extra is None else None if extra is NO_EXTRA else extra
+            values["extra"] = own.encode(extra, "extra")
         if self._random:
             values["random"] = own.encode(_random.state(), "random")
         values["stateful"] = {
@@ -421,20 +432,6 @@ def _group_of(process_group):
     if process_group is None and not (dist.is_available() and dist.is_initialized()):
         return None
     return find(process_group) or from_c10d(process_group)
-
-
-def _local_folder(folder: str | os.PathLike | None) -> str:
-    if folder is None:
-        return ""
-    path = os.fspath(folder).removeprefix("file://")
-    if "://" in path:
-        raise ArgumentError(
-            f"libddp snapshot: {path} is no folder of this machine. Hint: store in a folder that "
-            "all ranks see; the data of such an address can be mounted as one."
-        )
-    if not path:
-        raise ArgumentError("libddp snapshot: the folder is ''. Hint: None is memory only.")
-    return path
 
 
 def _note_step(step: int) -> None:

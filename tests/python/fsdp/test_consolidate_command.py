@@ -58,7 +58,7 @@ def test_a_file_is_replaced_only_on_demand(checkpoints, tmp_path, capsys):
 
 def test_wrong_input(checkpoints, tmp_path, capsys):
     path = tmp_path / "model.safetensors"
-    file = next((checkpoints / "snapshot").glob("rank-0-*"))
+    file = next((checkpoints / "snapshot").rglob("rank-0-*"))
     for arguments, text in (
         ((tmp_path / "nowhere", path), "nowhere is no folder. Hint: pass the one that"),
         ((file, path), "is no folder"),

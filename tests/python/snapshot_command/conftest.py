@@ -1,4 +1,4 @@
-"""Folders of snapshots: two of a sharded model of two ranks, and one of save_snapshot."""
+"""Folders of snapshots: two of a sharded model of two ranks, and one of an earlier version."""
 
 import shutil
 
@@ -10,7 +10,7 @@ from libddp.__main__ import main
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
-    """ "run": steps 5 and 7 of two ranks; "old": save_snapshot's."""
+    """ "run": steps 5 and 7 of two ranks; "old": save_snapshot's of before."""
     folder = tmp_path_factory.mktemp("saved")
     ranks.run(saved_runs.save, 2, str(folder))
     return folder

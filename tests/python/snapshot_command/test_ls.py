@@ -58,7 +58,7 @@ def test_folders_without_snapshots(saved, tmp_path, command):
     assert (status, printed.out) == (0, f"{tmp_path}: no snapshots of libddp.Snapshot\n")
     status, printed = command("ls", saved / "old")
     assert status == 0
-    assert "index.json: a snapshot of save_snapshot, " in printed.out
+    assert "index.json: a snapshot in save_snapshot's earlier format, " in printed.out
     assert ", 2 ranks, " in printed.out
 
 
@@ -102,5 +102,5 @@ def test_an_old_index_that_is_odd(tmp_path, command):
     (tmp_path / "index.json").write_text(text)
     status, printed = command("ls", tmp_path)
     assert status == 0
-    assert "a snapshot of save_snapshot, -, 0 ranks" in printed.out
+    assert "a snapshot in save_snapshot's earlier format, -, 0 ranks" in printed.out
     assert saved_runs.ODD_NAME not in printed.out

@@ -63,7 +63,11 @@ def test_wrong_input(subcommand, saved, folder, tmp_path, command):
         (tmp_path / "nowhere", [], "nowhere is no folder. Hint: "),
         (empty, [], "has no snapshot that is whole. Hint: save with storage=True"),
         (saved / "run", ["--step", "6"], "has no snapshot of step 6. Hint: it has 7, 5."),
-        (saved / "old", [], "a snapshot of save_snapshot, which has no checksums. Hint: "),
+        (
+            saved / "old",
+            [],
+            "a snapshot in save_snapshot's earlier format, which has no checksums. Hint: ",
+        ),
         (saved / "run" / "step-7.2", [], "is one snapshot. Hint: pass the folder that it is in"),
         (folder, [], "it is of version 3, this is version 2"),
     ):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
+from pathlib import Path
 
 import fsdp_models as models
 import torch
@@ -21,7 +23,7 @@ def build():
 
 
 def save(folder):
-    """One of two ranks: `folder`/run has steps 5 and 7, `folder`/old is save_snapshot's."""
+    """One of two ranks: `folder`/run has steps 5 and 7, `folder`/old is of an earlier version."""
     from libddp.distributed import destroy_process_group, init_process_group
 
     init_process_group("libddp")
@@ -35,7 +37,8 @@ def save(folder):
             extra = {"step": step, "long": LONG, "list": list(range(1000)), ODD_NAME: 1}
             snapshot.save(step, model, optimizer, extra=extra, storage=True)
             snapshot.wait(60)
-    models.libddp_fsdp().save_snapshot(f"{folder}/old", model)
+    if torch.distributed.get_rank() == 0:
+        shutil.copytree(Path(__file__).parents[1] / "fsdp" / "old_snapshot", f"{folder}/old")
     destroy_process_group()
 
 

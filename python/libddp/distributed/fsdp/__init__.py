@@ -6,6 +6,9 @@
 What only describes (strategies, precisions, configurations) is torch's own. See docs/fsdp.md.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 import torch.distributed.fsdp as _torch
 from torch.distributed.fsdp import (
     BackwardPrefetch,
@@ -38,7 +41,12 @@ from libddp.distributed.fsdp._fsdp_module import (
 from libddp.distributed.fsdp._fully_shard import fully_shard
 from libddp.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
 from libddp.distributed.fsdp.snapshot._consolidate import consolidate, save_safetensors
-from libddp.distributed.fsdp.snapshot._snapshot import load_snapshot, save_snapshot
+
+if TYPE_CHECKING:
+    from libddp.snapshot._in_one_call import load_snapshot, save_snapshot
+
+#: Of libddp.snapshot, which builds on this package: they come when they are asked for.
+_SNAPSHOTS = ("load_snapshot", "save_snapshot")
 
 __all__ = [
     "BackwardPrefetch",
@@ -74,5 +82,7 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    """What newer versions of torch have to describe meshes and placements with."""
+    """Also what newer versions of torch have to describe meshes and placements with."""
+    if name in _SNAPSHOTS:
+        return getattr(import_module("libddp.snapshot._in_one_call"), name)
     return getattr(_torch, name)

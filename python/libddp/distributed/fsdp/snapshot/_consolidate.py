@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -9,14 +10,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from libddp._load import load
 from libddp.distributed._groups import native
 from libddp.distributed.fsdp.snapshot import _model_tensors
 from libddp.distributed.fsdp.snapshot._files import INDEX, Snapshot
+from libddp.distributed.fsdp.snapshot._model_tensors import MODEL
 from libddp.distributed.fsdp.snapshot._safetensors import Writer
 from libddp.distributed.fsdp.state import _collective_errors
 from libddp.distributed.fsdp.state._shard_specs import whole_of
 from libddp.distributed.fsdp.state._sharded_state_dict import sharded_state
 from libddp.errors import SnapshotError
+
+_C = load()
 
 
 @torch.no_grad()
@@ -63,7 +68,7 @@ def consolidate(folder: str | os.PathLike, path: str | os.PathLike, prefix="mode
     """Writes a sharded checkpoint's model into one file. One process, no process group.
 
     Args:
-        folder: what save_snapshot or torch's DCP has written.
+        folder: what save_snapshot, libddp.Snapshot (its newest) or torch's DCP has written.
         path: of the file.
         prefix: what the keys of the model begin with; it is left out in the file.
 
@@ -74,7 +79,7 @@ def consolidate(folder: str | os.PathLike, path: str | os.PathLike, prefix="mode
         SnapshotError: the checkpoint is damaged, nothing in it begins with `prefix`, or `path`
             cannot be written.
     """
-    found = _Snapshot(folder) if (Path(folder) / INDEX).exists() else _Dcp(folder)
+    found = _opened(Path(folder))
     tensors = {k: v for k, v in found.tensors.items() if k.startswith(prefix)}
     if not tensors:
         raise SnapshotError(
@@ -90,8 +95,34 @@ def consolidate(folder: str | os.PathLike, path: str | os.PathLike, prefix="mode
     return len(names)
 
 
+def _opened(folder: Path) -> _Snapshot | _OldSnapshot | _Dcp:
+    snapshots = _C.SnapshotFolder(os.fsencode(folder))
+    if newest := snapshots.list():
+        return _Snapshot(snapshots, newest[0])
+    return _OldSnapshot(folder) if (folder / INDEX).exists() else _Dcp(folder)
+
+
 class _Snapshot:
-    """Ours."""
+    """Ours, each byte checked on its way."""
+
+    def __init__(self, snapshots, newest: tuple[int, int, bytes]) -> None:
+        self._version = snapshots.open_version(*newest)
+        self.tensors = {
+            key: (dtype, torch.Size(shape)) for key, (dtype, shape) in self._version.tensors.items()
+        }
+        model = json.loads(self._version.values).get("model") or {}
+        names = model.get("aliases") or {}
+        self.aliases = {MODEL + name: MODEL + first for name, first in names.items()}
+
+    def read(self, key: str) -> torch.Tensor:
+        dtype, shape = self.tensors[key]
+        found = torch.empty(shape, dtype=dtype, device="cpu")
+        _C.read_tensors(self._version, [(key, found)], len(os.sched_getaffinity(0)))
+        return found
+
+
+class _OldSnapshot:
+    """Ours of before."""
 
     def __init__(self, folder) -> None:
         self._snapshot = Snapshot.open(Path(folder))

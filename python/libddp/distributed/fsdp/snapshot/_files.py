@@ -1,4 +1,6 @@
-"""The files of a snapshot: what lies where, and reading any range of any tensor.
+"""The files that save_snapshot wrote once: what lies where, and reading any range of any tensor.
+
+They have no checksums; nothing writes them any more.
 
     index.json                               written last; without it there is no snapshot
     rank-0-of-2.3f9c01ab.safetensors         what rank 0 had; the id is that of this saving
@@ -11,17 +13,15 @@ the bytes [offset, offset + length) of its file. Thread rule: immutable once ope
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from libddp.distributed.fsdp.snapshot._safetensors import DTYPES, Reader, sync_folder, writing
+from libddp.distributed.fsdp.snapshot._safetensors import DTYPES, Reader
 from libddp.errors import SnapshotError
 
 INDEX, FORMAT, VERSION = "index.json", "libddp-snapshot", 1
@@ -98,30 +98,11 @@ def read_index(folder: Path) -> dict[str, Any]:
     if index.get("format") != FORMAT or index.get("version") != VERSION:
         raise SnapshotError(
             f"libddp snapshot {folder}: {INDEX} says {index.get('format')!r} version "
-            f"{index.get('version')!r}, this is {FORMAT!r} version {VERSION}. Hint: load it with "
-            f"the version of libddp that wrote it ({index.get('libddp')})."
+            f"{index.get('version')!r}, this is {FORMAT!r} version {VERSION}. Hint: pass the "
+            "folder that it is in, or load it with the version of libddp that wrote it "
+            f"({index.get('libddp')})."
         )
     return index
-
-
-def write_index(folder: Path, index: dict[str, Any]) -> None:
-    """Puts it in place at once: from then on this is the folder's snapshot.
-
-    Raises: SnapshotError, the system refuses.
-    """
-    text, fresh = json.dumps(index), folder / (INDEX + ".tmp")
-    with writing(folder):
-        try:
-            with open(fresh, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, folder / INDEX)
-        except OSError:
-            with contextlib.suppress(OSError):
-                fresh.unlink(missing_ok=True)
-            raise
-        sync_folder(folder)
 
 
 def _open(folder: Path, name: str, size: int) -> Reader:
