@@ -120,12 +120,10 @@ class Demo:
 
     def stop(self, host: int) -> None:
         """The training ends by itself behind a step, and nothing is left in memory."""
-        stop = Path(self.settings.out_dir) / "stop"
-        stop.touch()
+        (Path(self.settings.out_dir) / "stop").touch()
         launcher = self.hosts.launchers[host]
         self.until(lambda: launcher.poll() == 0, "the training does not end")
         del self.hosts.launchers[host]
-        stop.unlink()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         limit = time.monotonic() + self.settings.deadline
