@@ -1,6 +1,6 @@
 """Kills and moves a training while it runs, and shows what each event has cost.
 
-    python demo.py                         # all acts: about a minute, root for the hosts' deaths
+    python demo.py                         # all acts: a minute or two, root for the hosts' deaths
     python demo.py --acts=worker,agent     # these; --help lists the keys
 
 `libddp run` trains train_elastic.py with a snapshot in memory every few steps, first with two
