@@ -1,6 +1,6 @@
 """Kills and moves a training while it runs, and shows what each event has cost.
 
-    python demo.py                         # all acts: about a minute, root for the hosts' deaths
+    python demo.py                         # all acts: a minute or two, root for the hosts' deaths
     python demo.py --acts=worker,agent     # these; --help lists the keys
 
 `libddp run` trains train_elastic.py with a snapshot in memory every few steps, first with two
@@ -120,12 +120,10 @@ class Demo:
 
     def stop(self, host: int) -> None:
         """The training ends by itself behind a step, and nothing is left in memory."""
-        stop = Path(self.settings.out_dir) / "stop"
-        stop.touch()
+        (Path(self.settings.out_dir) / "stop").touch()
         launcher = self.hosts.launchers[host]
         self.until(lambda: launcher.poll() == 0, "the training does not end")
         del self.hosts.launchers[host]
-        stop.unlink()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         limit = time.monotonic() + self.settings.deadline

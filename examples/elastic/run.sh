@@ -4,7 +4,7 @@
 #   bash examples/elastic/run.sh [OUT_DIR] [--key=value ...]
 #
 # OUT_DIR (default: out/elastic in the checkout) receives demo.json, loss.png, the steps and what the
-# launchers have said. About a minute behind the installation. The hosts are network namespaces,
+# launchers have said. A minute or two behind the installation. The hosts are network namespaces,
 # which need root: without, a host can come and leave, and its death is left out.
 
 set -euo pipefail

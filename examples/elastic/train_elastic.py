@@ -101,6 +101,7 @@ class Training:
         self.snapshot.wait()
         self.snapshot.close()
         if self.rank == 0:
+            (self.out / "stop").unlink(missing_ok=True)  # it has done its work
             print(f"trained {step} steps", flush=True)
         destroy_process_group()
 

@@ -19,6 +19,9 @@ const option kLongOptions[] = {
     {"optimizer", required_argument, nullptr, 'o'},
     {"lr", required_argument, nullptr, 'l'},
     {"device", required_argument, nullptr, 'v'},
+    {"snapshot-every", required_argument, nullptr, 'e'},
+    {"snapshot-storage", required_argument, nullptr, 'g'},
+    {"snapshot-folder", required_argument, nullptr, 'f'},
     {"help", no_argument, nullptr, 'h'},
     {nullptr, 0, nullptr, 0},
 };
@@ -63,6 +66,9 @@ void set_option(Options& options, int code, const std::string& value) {
   if (code == 'o') options.optimizer = optimizer_kind(value);
   if (code == 'l') options.learning_rate = number<double>("--lr", value, 0.0);
   if (code == 'v') options.device = device_kind(value);
+  if (code == 'e') options.snapshot_every = number<std::int64_t>("--snapshot-every", value, 0);
+  if (code == 'g') options.snapshot_storage = number<std::int64_t>("--snapshot-storage", value, 0);
+  if (code == 'f') options.snapshot_folder = value;
   if (code == 'h') options.help = true;
 }
 
@@ -79,7 +85,10 @@ std::string usage() {
          "  --lr X           learning rate (0.001)\n"
          "  --device NAME    cpu, cuda (the GPU of number LOCAL_RANK), or auto: cuda where there "
          "is\n"
-         "                   one, else cpu (auto)\n";
+         "                   one, else cpu (auto)\n"
+         "  --snapshot-every N    steps between snapshots in memory, for restarts; 0: none (0)\n"
+         "  --snapshot-storage N  steps between those in the folder too; 0: none (0)\n"
+         "  --snapshot-folder DIR a folder of this run that all ranks see (snapshots)\n";
 }
 
 Options parse_options(int argc, char** argv) {

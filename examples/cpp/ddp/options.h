@@ -21,6 +21,10 @@ struct Options {
   OptimizerKind optimizer = OptimizerKind::AdamW;
   DeviceKind device = DeviceKind::Auto;
   double learning_rate = 1e-3;
+  /// Steps between snapshots in memory, and between those in the folder too; 0: none.
+  std::int64_t snapshot_every = 0;
+  std::int64_t snapshot_storage = 0;
+  std::string snapshot_folder = "snapshots";
   bool help = false;
 };
 

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "restarts.h"
 #include "training.h"
 #include "transformer.h"
 
@@ -26,14 +27,17 @@ void train(const Options& options, const Text& text) {
   libddp::FullyShardedDataParallel model(net, sharding);
   const auto forward = [&](const at::Tensor& tokens) { return model.forward(tokens); };
   const auto optimizer = make_optimizer(options, net->parameters());
-  for (std::int64_t step = 0; step < options.steps; ++step) {
+  Restarts restarts(options, group, net->named_parameters(), *optimizer, Parameters::Sharded);
+  for (std::int64_t step = restarts.resume(); step < options.steps; ++step) {
     optimizer->zero_grad();
     Batch batch = text.batch(options.seed, step, group->rank());
     const at::Tensor loss = forward_and_backward(forward, std::move(batch), text.shape(), device);
     model.clip_grad_norm(kMaxNorm);
     optimizer->step();
     report(group, step, loss);
+    restarts.save(step + 1);
   }
+  restarts.close();
   group->shutdown();
 }
 

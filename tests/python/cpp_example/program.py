@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -130,6 +133,55 @@ def run_by_hand(command: list):
     """Both ranks of a command to their ends, rank 0's first."""
     with by_hand(command) as (first, second):
         return finish(first), finish(second)
+
+
+def run_killed_once(command: list, folder: Path, num_steps: int) -> str:
+    """What rank 0 prints under `libddp run` that starts both ranks again after rank 1's death.
+
+    That comes by SIGKILL when so many steps are printed.
+    """
+    status, printed = folder / "status.json", folder / "printed.txt"
+    flags = [f"--status-json={status}", "--max-restarts=1", "--monitor-interval=0.1"]
+    words = ["exec", *launcher("libddp"), *flags, *command]
+    process = start(["bash", "-c", shlex.join(map(str, words)) + f" > {shlex.quote(str(printed))}"])
+    try:
+        limit = time.monotonic() + RUN_SECONDS
+        while len(pids := _pids(status)) < 2 or printed.read_text().count("\n") < num_steps:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < limit, f"{pids}, {printed.read_text()}"
+            time.sleep(0.02)
+        os.kill(pids[1], signal.SIGKILL)
+        done = finish(process)
+    finally:
+        end(process)
+    assert done.returncode == 0, done.stderr
+    return printed.read_text()
+
+
+def _pids(status: Path) -> dict[int, int]:
+    """Of each rank."""
+    if not status.exists():
+        return {}
+    return {each["rank"]: each["pid"] for each in json.loads(status.read_text())["ranks"]}
+
+
+def check_restarted(train: Path, folder: Path, *options: str) -> None:
+    """A run whose rank 1 is killed has, in repeated steps too, the losses of one where none is."""
+    command = [train, f"--data={SOURCES / 'transformer.cpp'}", "--device=cpu", *options]
+    command.append("--steps=400")
+    first, _ = run_by_hand(command)
+    assert first.returncode == 0, first.stderr
+    wanted = LINE.findall(first.stdout)
+    command += ["--snapshot-every=3", "--snapshot-storage=100"]
+    command.append(f"--snapshot-folder={folder / 'snapshots'}")
+    printed = run_killed_once(command, folder, num_steps=25)
+    (resumed,) = re.findall(r"^resuming at step (\d+)$", printed, re.M)
+    assert 20 <= int(resumed) < 400
+    before, after = printed.split(f"resuming at step {resumed}\n")
+    assert LINE.findall(before) == wanted[: before.count("\n")]
+    assert LINE.findall(after) == wanted[int(resumed) :]
+    assert before.count("\n") - int(resumed) <= 3
+    assert len(list((folder / "snapshots").glob("step-*"))) == 2
 
 
 def losses(output: str) -> list[tuple[float, float]]:

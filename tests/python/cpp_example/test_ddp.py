@@ -67,6 +67,7 @@ def test_adamw_s_losses_are_python_s_bit_for_bit(train, optimizer):
         (["--lr=nan"], "--lr 'nan' is not a number from 0 to"),
         (["--optimizer=adam"], "--optimizer 'adam' is not 'adamw', 'zero1' or 'sgd'"),
         (["--device=gpu"], "--device 'gpu' is not 'auto', 'cpu' or 'cuda'"),
+        (["--snapshot-every=-1"], "--snapshot-every '-1' is not a number from 0 to"),
         (["--data"], "option '--data' needs a value"),
         (["--epochs=3"], "unknown option '--epochs=3'"),
         (["extra"], "unexpected argument 'extra'"),
@@ -117,3 +118,8 @@ def test_when_a_rank_is_killed_the_other_ends_and_names_it(train, killed):
     assert f"\ntrain: rank {1 - killed}: libddp[group world, rank " in left.stderr
     assert f"rank {killed} (pid {both[killed].pid}" in left.stderr
     assert "died" in left.stderr
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "zero1"])
+def test_a_rank_that_is_killed_costs_less_than_an_interval(train, tmp_path, optimizer):
+    program.check_restarted(train, tmp_path, f"--optimizer={optimizer}")

@@ -34,3 +34,7 @@ def test_work_that_is_sharded_already_is_not_shared(train):
         done = program.run([train, "--optimizer=zero1"], RANK="0", **place)
     assert done.returncode == 1
     assert "--optimizer 'zero1' is for a data-parallel model, this one is sharded." in done.stderr
+
+
+def test_a_rank_that_is_killed_costs_less_than_an_interval(train, tmp_path):
+    program.check_restarted(train, tmp_path, "--optimizer=adamw")
