@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
 #include "libddp/base/random.h"
 #include "libddp/elastic/rejoin.h"
@@ -28,7 +29,7 @@ using namespace libddp::test;
 
 namespace {
 
-constexpr std::chrono::seconds kLimit{60};
+constexpr std::chrono::seconds kLimit{30};
 
 /// What the launcher has of one worker.
 class Line {
@@ -88,13 +89,27 @@ float sum_of(const Group& group) {
   return sum[0].item<float>();
 }
 
+/// The first rejoin of a process; its launcher may not listen yet.
+Group join(std::chrono::milliseconds limit) {
+  for (const Deadline deadline = Deadline::after(kLimit);;) {
+    try {
+      return rejoin(nullptr, limit);
+    } catch (const TimeoutError&) {
+      throw;
+    } catch (const NetworkError&) {
+      if (deadline.expired()) throw;
+      ::usleep(10'000);
+    }
+  }
+}
+
 /// A program: in epoch 0 rank 1 is killed; in epoch 1 all wait for a message that nobody sends.
 std::string train(const std::string& socket) {
   ::setenv("LIBDDP_IN_PLACE", socket.c_str(), 1);
   std::string told;
   int epoch = 0;
   try {
-    for (Group group = rejoin(nullptr, kLimit);; group = rejoin(group, kLimit)) {
+    for (Group group = join(kLimit);; group = rejoin(group, kLimit)) {
       try {
         told += fmt::format("{} of {} sum {}; ", group->rank(), group->size(), sum_of(group));
         const bool is_first = ::getenv("EPOCH") == nullptr && epoch == 0;
@@ -110,7 +125,8 @@ std::string train(const std::string& socket) {
   }
 }
 
-std::string launch(UnixListener& listener) {
+std::string launch(const std::string& name) {
+  UnixListener listener = UnixListener::open_as(name);  // a child of fork() has none of its parent
   const auto accept = [&] {
     UniqueFd socket = listener.accept(kLimit);
     if (!socket) throw std::runtime_error("nobody came");
@@ -150,9 +166,10 @@ std::string launch(UnixListener& listener) {
 }  // namespace
 
 TEST_CASE("a survivor and a newcomer meet in a new group", "[elastic][rejoin]") {
-  UnixListener listener = UnixListener::open_as("libddp-test-" + random_hex(8));
-  const auto results = fork_ranks(
-      3, [&](int process) { return process == 2 ? launch(listener) : train(listener.name()); });
+  const std::string name = "libddp-test-" + random_hex(8);
+  const auto results =
+      fork_ranks(3, [&](int process) { return process == 2 ? launch(name) : train(name); });
+  CAPTURE(results[0].text, results[1].text, results[2].text);
   const int killed = results[0].signal == SIGKILL ? 0 : 1;
   REQUIRE(results[killed].signal == SIGKILL);
   const RankResult& survivor = results[1 - killed];
@@ -163,7 +180,7 @@ TEST_CASE("a survivor and a newcomer meet in a new group", "[elastic][rejoin]") 
 }
 
 TEST_CASE("rejoin says what it misses", "[elastic][rejoin]") {
-  UnixListener other = UnixListener::open_as("libddp-test-" + random_hex(8));
+  const std::string name = "libddp-test-" + random_hex(8);
   const auto results = fork_ranks(3, [&](int process) -> std::string {
     ::unsetenv("LIBDDP_IN_PLACE");
     if (process == 0) return message_of<StateError>([] { rejoin(nullptr); });
@@ -171,15 +188,15 @@ TEST_CASE("rejoin says what it misses", "[elastic][rejoin]") {
       ::setenv("LIBDDP_IN_PLACE", "libddp-test-nobody", 1);
       return message_of<NetworkError>([] { rejoin(nullptr); });
     }
-    ::setenv("LIBDDP_IN_PLACE", other.name().c_str(), 1);
+    ::setenv("LIBDDP_IN_PLACE", name.c_str(), 1);
     const pid_t launcher = ::fork();
     if (launcher == 0) {
-      Line line(other.accept(kLimit));
+      UnixListener listener = UnixListener::open_as(name);
+      Line line(listener.accept(kLimit));
       line.hear();
       ::pause();
     }
-    const std::string told =
-        message_of<TimeoutError>([] { rejoin(nullptr, std::chrono::milliseconds(300)); });
+    const std::string told = message_of<TimeoutError>([] { join(std::chrono::milliseconds(300)); });
     ::kill(launcher, SIGKILL);
     ::waitpid(launcher, nullptr, 0);
     return told;
