@@ -22,6 +22,14 @@ bool contains(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
+/// The writer of its slot, until the job is done; where it is in there already, the job finds
+/// another save than its own.
+void keep_away(Persister::Job& job) {
+  Slot& slot = job.memory->slot(job.slot);
+  if (job.hold || !slot.try_hold()) return;
+  job.hold = {&slot, [memory = job.memory](void* held) { static_cast<Slot*>(held)->release(); }};
+}
+
 /// Tells of each chunk that is taken.
 class WatchedSource final : public ChunkSource {
  public:
@@ -62,8 +70,9 @@ void Persister::add(Job job) {
   const int rank = job.memory->identity().rank;
   {
     const std::lock_guard lock(mutex_);
+    if (job.saved == current_) keep_away(job);
     std::erase_if(jobs_, [&](const Job& other) {
-      if (other.memory->identity().rank != rank) return false;
+      if (other.memory->identity().rank != rank || other.saved == current_) return false;
       --states_[rank].num_waiting;
       return true;
     });
@@ -105,8 +114,7 @@ void Persister::run() {
       }
       if (is_stopping_) return;
       if (!jobs_.empty()) {
-        job = std::move(jobs_.front());
-        jobs_.pop_front();
+        job = take();
         is_storing_ = true;
       }
     }
@@ -122,6 +130,21 @@ void Persister::run() {
       return !commit.storage.helper.program.empty();
     });
   }
+}
+
+Persister::Job Persister::take() {
+  const auto of_current = std::find_if(jobs_.begin(), jobs_.end(),
+                                       [&](const Job& each) { return each.saved == current_; });
+  const auto next = of_current == jobs_.end() ? jobs_.begin() : of_current;
+  Job job = std::move(*next);
+  jobs_.erase(next);
+  if (job.saved != current_) {
+    current_ = job.saved;
+    for (Job& other : jobs_) {
+      if (other.saved == current_) keep_away(other);
+    }
+  }
+  return job;
 }
 
 void Persister::store(const Job& job) {

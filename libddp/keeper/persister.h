@@ -79,6 +79,8 @@ class Persister {
 
   void run();
   void note_move() { moved_ = std::chrono::steady_clock::now().time_since_epoch().count(); }
+  /// The next one; REQUIRES that there is one, and the mutex.
+  Job take();
   void store(const Job& job);
   /// It is stored, or waits for the parts of other ranks.
   bool is_known(const Job& job) const;
@@ -101,6 +103,9 @@ class Persister {
   bool is_stopping_ = false;
   /// A job is in progress.
   bool is_storing_ = false;
+  /// The save of the job that began last: all ranks of this host store it before a newer one, or
+  /// where storage is slower than the saves they would never store the same one.
+  std::optional<SavedStep> current_;
   /// Commits at an address wait.
   bool is_awaiting_ = false;
   /// When a chunk was stored last, in the steady clock's units.

@@ -17,6 +17,7 @@ import traceback
 import rows_agent  # noqa: F401
 import rows_keeper  # noqa: F401
 import rows_misuse  # noqa: F401
+import rows_s3  # noqa: F401
 import rows_storage  # noqa: F401
 import rows_workers  # noqa: F401
 from rows import ROWS, Arena, Row, Skipped, run

@@ -8,6 +8,7 @@ import pytest
 import rows_agent  # noqa: F401
 import rows_keeper  # noqa: F401
 import rows_misuse  # noqa: F401
+import rows_s3  # noqa: F401
 import rows_storage  # noqa: F401
 import rows_workers  # noqa: F401
 from rows import ROWS, Arena, Skipped, run
