@@ -96,6 +96,19 @@ std::vector<Told> heard(const std::vector<std::string>& texts) {
   return all;
 }
 
+/// There are saves in memory, and none that all ranks have: `members` have the newest one.
+void warn_of_lost(const Told& newest, const std::set<int>& members) {
+  std::vector<int> lost;
+  for (int rank = 0; rank < newest.world_size; ++rank) {
+    if (members.count(rank) == 0) lost.push_back(rank);
+  }
+  log(LogLevel::Warn, "snapshot_not_whole_in_memory",
+      {{"step", std::to_string(newest.step)},
+       {"ranks", std::to_string(newest.world_size)},
+       {"lost_ranks", fmt::format("{}", fmt::join(lost, ","))},
+       {"reason", "no living host has what these ranks saved, nor a copy"}});
+}
+
 /// Ends the reservation of slots, however a save ends.
 class Reservation {
  public:
@@ -426,6 +439,10 @@ Snapshot::Versions Snapshot::versions_in_memory() {
     const SavedStep saved{.step = first.step, .sequence = first.sequence};
     found.push_back(std::make_shared<SavedVersion>(SavedVersion::in_memory(
         saved, first.world_size, first.generation, places_of(saved, first.generation, memories))));
+  }
+  if (found.empty() && !saves.empty() && ranks_->rank() == 0) {
+    const auto& [newest, members] = saves.rbegin()->second;
+    warn_of_lost(newest, members);
   }
   return found;
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import random
 import shutil
 from pathlib import Path
@@ -41,6 +42,31 @@ def flip_bits(forks: Forks, folder: Path, config: dict, flips: int, seed: str) -
     status = forks.wait(forks.start("checks:_flip", argument, {}, output), 120)
     assert status == 0, f"{status}: {output.read_text()[-3000:]}"
     return json.loads(result.read_text())
+
+
+def memories_of(pid: int) -> dict[int, Path]:
+    """Memory files that a process has open, by their numbers."""
+    found = {}
+    for path in sorted(Path(f"/proc/{pid}/fd").iterdir()):
+        try:
+            if os.readlink(path).startswith("/memfd:"):
+                found[path.stat().st_ino] = path
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return found
+
+
+def flip_byte(numbers: random.Random, paths: list[Path]) -> int:
+    """A bit of a byte of one of them that is used; returns where it is."""
+    path = numbers.choice(paths)
+    with open(path, "r+b", buffering=0) as memory:
+        size = os.fstat(memory.fileno()).st_size
+        # Holes between the parts are no bytes of anything.
+        used = [o for o in range(0, size, 512) if any(os.pread(memory.fileno(), 512, o))]
+        offset = numbers.choice([512 * 0, 512 * 1, *used]) + numbers.randrange(512)
+        (byte,) = os.pread(memory.fileno(), 1, offset)
+        os.pwrite(memory.fileno(), bytes([byte ^ 1 << numbers.randrange(8)]), offset)
+    return offset
 
 
 class Loader:

@@ -57,8 +57,8 @@ class Job:
         self.killed_at = 0.0
         self.environment: dict[str, str] = {}
 
-    def begin(self, ranks: int, function: str = "train:main", **config) -> None:
-        """Its ranks start."""
+    def begin(self, ranks: int, function: str = "train:main", hosts=None, **config) -> None:
+        """Its ranks start; each on the host of that name, if they have names."""
         self.start, self.ranks = self.start + 1, ranks
         settings = self.config | config | {"start": self.start}
         if settings.get("mode") != "plain":
@@ -72,11 +72,24 @@ class Job:
                     "WORLD_SIZE": str(ranks),
                     "LIBDDP_KEEPER_LOG": str(self.keeper_log),
                     **self.environment,
+                    **(self._host(hosts[rank]) if hosts else {}),
                 },
                 self.output,
             )
             for rank in range(ranks)
         ]
+
+    def _host(self, name: str) -> dict[str, str]:
+        """What makes a process one of another host."""
+        return {"LIBDDP_HOST_ID": name, "LIBDDP_RUN_KEY_FILE": self.key_file()}
+
+    def key_file(self) -> str:
+        """By which hosts know each other."""
+        key = self.base / "key"
+        if not key.exists():
+            key.write_bytes(os.urandom(32) + b"x")  # a newline at the end would not count
+            key.chmod(0o600)
+        return str(key)
 
     def begin_agent(self, ranks: int, restarts: int = 3, **config) -> int:
         """torch's agent starts them; returns its process id."""
@@ -166,14 +179,17 @@ class Job:
     def run_name(self) -> str:
         return (self.folder / "run").read_text().strip()
 
-    def keepers(self) -> list[int]:
-        """Of this job."""
+    def keepers(self, host: str | None = None) -> list[int]:
+        """Of this job, on all hosts or on that one."""
         name = self.run_name()
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                given = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             except OSError:
+                continue
+            if host is not None and f"LIBDDP_HOST_ID={host}".encode() not in given:
                 continue
             if words[0].endswith(b"libddp-keeper") and words[1:2] == [name.encode()]:
                 found.append(int(pid))

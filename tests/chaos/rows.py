@@ -78,13 +78,13 @@ class Arena:
         path.mkdir()
         return path
 
-    def reference(self, ranks: int, config: dict) -> dict[tuple[int, int], str]:
+    def reference(self, ranks: int, config: dict, hosts=None) -> dict[tuple[int, int], str]:
         """(rank, step) -> loss of a run without snapshots and without a fault."""
         matters = {k: config[k] for k in ("mode", "steps", "width") if k in config}
-        key = json.dumps([ranks, matters], sort_keys=True)
+        key = json.dumps([ranks, matters, hosts], sort_keys=True)
         if key not in self._references:
             job = Job(self.forks, self.fresh("reference"), matters | {"is_saved": False})
-            job.begin(ranks)
+            job.begin(ranks, hosts=hosts)
             job.finish()
             self._references[key] = job.losses(ranks)
         return self._references[key]
@@ -103,8 +103,8 @@ class Trial:
     def job(self, **config) -> Job:
         return Job(self.arena.forks, self.arena.fresh("trial"), config)
 
-    def reference(self, job: Job, ranks: int = 2) -> dict[tuple[int, int], str]:
-        return self.arena.reference(ranks, job.config)
+    def reference(self, job: Job, ranks: int = 2, hosts=None) -> dict[tuple[int, int], str]:
+        return self.arena.reference(ranks, job.config, hosts)
 
 
 def run(arena: Arena, this: Row, number: int, trials: int) -> float | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+from pathlib import Path
 
 from misuse import WANTED
-from rows import Trial, row
+from rows import Skipped, Trial, row
 
 
 def _misused(trial: Trial, case: str) -> None:
@@ -31,6 +34,33 @@ def _register(case: str) -> None:
 
 for _case in WANTED:
     _register(_case)
+
+
+_NUMBERS = r"this host's 2 ranks need (\d+) bytes of memory, and the control group / has (\d+) left"
+
+
+@row("a memory limit of the control group below two copies", quick=1)
+def memory_limit(trial: Trial) -> None:
+    """The first save is refused on all ranks with a StateError that has both numbers and says whose
+    limit it is; no memory was taken for it, and the next start under a wider limit goes on.
+    """
+    if os.geteuid() != 0 or "0::/\n" not in Path("/proc/self/cgroup").read_text():
+        raise Skipped("needs root, and no control group of version 2 of its own")
+    job = trial.job(mode="ddp", steps=6, block_mib=4, linger=1.0)
+    wanted = trial.reference(job)
+    job.begin(2, memory_mib=9 + trial.number % 7)
+    assert job.await_end() == [1, 1], job.story()
+    for rank in (0, 1):
+        failed = " ".join(job.steps("failed", rank)[0].words)
+        assert failed.startswith("StateError"), f"{failed}\n{job.story()}"
+        numbers = re.search(_NUMBERS, failed)
+        assert numbers, failed
+        assert int(numbers[1]) > 4 * 4 << 20, failed
+        assert int(numbers[2]) == (9 + trial.number % 7) << 20, failed
+    job.begin(2, memory_mib=64)
+    job.finish()
+    assert job.newest("resumed", 0) == 0, job.story()
+    job.check_losses(wanted)
 
 
 @row("two jobs in one folder", quick=0)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
-from checks import flip_bits, load_alone
+from checks import flip_bits, flip_byte, load_alone, memories_of
 from rows import Skipped, Trial, pause, row
 
 _MODES = ("ddp", "fsdp")
@@ -48,7 +47,8 @@ def flip_in_memory(trial: Trial) -> float:
     job.kill([0, 1])
     job.await_end()
     newest = max(job.newest("saved", rank) for rank in (0, 1))
-    offset = _flip_kept(trial, job)
+    (keeper,) = job.keepers()
+    offset = flip_byte(trial.random, list(memories_of(keeper).values()))
     job.begin(2)
     job.finish()
     at = {job.newest("resumed", rank, 1) for rank in (0, 1)}
@@ -57,24 +57,6 @@ def flip_in_memory(trial: Trial) -> float:
     assert is_named or at.pop() >= newest or offset < 4096, f"byte {offset}\n{job.story()}"
     job.check_losses(wanted)
     return job.steps("step", 0, 1)[0].time - job.killed_at
-
-
-def _flip_kept(trial: Trial, job) -> int:
-    (keeper,) = job.keepers()
-    memories = [
-        path
-        for path in sorted(Path(f"/proc/{keeper}/fd").iterdir())
-        if os.readlink(path).startswith("/memfd:")
-    ]
-    path = trial.random.choice(memories)
-    with open(path, "r+b", buffering=0) as memory:
-        size = os.fstat(memory.fileno()).st_size
-        # Holes between the parts are no bytes of anything.
-        used = [o for o in range(0, size, 512) if any(os.pread(memory.fileno(), 512, o))]
-        offset = trial.random.choice([512 * 0, 512 * 1, *used]) + trial.random.randrange(512)
-        (byte,) = os.pread(memory.fileno(), 1, offset)
-        os.pwrite(memory.fileno(), bytes([byte ^ 1 << trial.random.randrange(8)]), offset)
-    return offset
 
 
 @contextmanager

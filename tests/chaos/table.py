@@ -15,8 +15,10 @@ import time
 import traceback
 
 import rows_agent  # noqa: F401
+import rows_hosts  # noqa: F401
 import rows_keeper  # noqa: F401
 import rows_misuse  # noqa: F401
+import rows_network  # noqa: F401
 import rows_s3  # noqa: F401
 import rows_storage  # noqa: F401
 import rows_workers  # noqa: F401

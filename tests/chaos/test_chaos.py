@@ -6,8 +6,10 @@ mode only; the others take a second or two each.
 
 import pytest
 import rows_agent  # noqa: F401
+import rows_hosts  # noqa: F401
 import rows_keeper  # noqa: F401
 import rows_misuse  # noqa: F401
+import rows_network  # noqa: F401
 import rows_s3  # noqa: F401
 import rows_storage  # noqa: F401
 import rows_workers  # noqa: F401

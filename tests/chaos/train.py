@@ -5,7 +5,8 @@ depends on (dropout, AdamW, a schedule, the place in the data).
 
 It writes what it does to LOG/rank-R.txt, a line with one write each, behind the number of this
 start of the job and the time (monotonic): "pid PID", "resumed STEP SECONDS", "step STEP LOSS",
-"saving STEP", "saved STEP STALL", "failed TEXT", "wrong TEXT", "ended". STEP counts finished steps.
+"saving STEP", "saved STEP STALL", "copied STEP", "failed TEXT", "wrong TEXT", "ended". STEP counts
+finished steps.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ DEFAULTS = {
     "store_every": 0,
     "keep": 2,
     "linger": 20.0,
+    "replicas": 0,
     "init": "env://",
     "data_workers": 0,
     "block_mib": 0,  # of further state in each rank
@@ -42,6 +44,7 @@ DEFAULTS = {
     "save_first": False,  # before the first step, when the optimizer has no state
     "is_saved": True,
     "wait_at_end": False,
+    "memory_mib": 0,  # what the control group allows the process, as far as it reads
 }
 BATCH, EXAMPLES = 4, 4096
 
@@ -162,7 +165,7 @@ class Training:
     def _snapshot(self):
         if not self.config["is_saved"]:
             return None
-        options = {key: self.config[key] for key in ("folder", "keep", "linger")}
+        options = {key: self.config[key] for key in ("folder", "keep", "linger", "replicas")}
         return libddp.Snapshot(**options)
 
     def _resume(self) -> None:
@@ -210,6 +213,13 @@ class Training:
             schedule=self.schedule,
         )
         self.log.write("saved", self.step, report.stall)
+        if self.config["replicas"]:
+            self.log.write("copied", self._copied())
+
+    def _copied(self) -> int:
+        """The newest step of the host before this one that has come here."""
+        slots = [slot for kept in self.snapshot.status()["replicas"] for slot in kept["slots"]]
+        return max((slot.get("step", 0) for slot in slots), default=0)
 
     def _finish(self) -> None:
         if self.snapshot is not None and self.config["wait_at_end"]:
@@ -224,9 +234,26 @@ class Training:
         self.log.write("ended")
 
 
+def pretend_limit(mib: int) -> None:
+    """This process, in a mount namespace of its own, reads of such a limit of its control group,
+    of which nothing is used. Needs root, and a group of version 2 at the root.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    private, new_mounts = 1 << 14 | 1 << 18, 0x00020000  # MS_REC | MS_PRIVATE, CLONE_NEWNS
+    if libc.unshare(new_mounts) != 0 or libc.mount(None, b"/", None, private, None) != 0:
+        raise OSError(ctypes.get_errno(), "a mount namespace")
+    if libc.mount(b"tmpfs", b"/sys/fs/cgroup", b"tmpfs", 0, None) != 0:
+        raise OSError(ctypes.get_errno(), "a mount")
+    for name, number in (("memory.max", mib << 20), ("memory.current", 0)):
+        with open(f"/sys/fs/cgroup/{name}", "w") as file:
+            print(number, file=file)
+
+
 def main(config: dict) -> None:
     """One rank; RANK and WORLD_SIZE are in the environment."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if config.get("memory_mib"):
+        pretend_limit(config["memory_mib"])
     training = Training(config)
     try:
         training.run()

@@ -33,7 +33,8 @@ def start():
 def stop():
     from libddp.distributed import destroy_process_group
 
-    assert fakegpu.races() == []
+    found = fakegpu.races()
+    assert found == [], found
     destroy_process_group()
 
 
@@ -205,6 +206,27 @@ def test_offloaded_parameters_in_lower_precision():
     ranks.run(offloaded, 2, "FULL_SHARD", MixedPrecision(torch.bfloat16), 1e-4)
 
 
+def offloaded_hybrid():
+    """Two ranks own a block each and two more the same: as on the host."""
+    from torch.distributed.fsdp import ShardingStrategy
+
+    rank = start()
+    arguments = {"sharding_strategy": ShardingStrategy.HYBRID_SHARD}
+    arguments["device_mesh"] = models.two_by_two()
+    device = torch.device(DEVICE, rank)
+    on_device = models.wrap(models.build(), device_id=device, cpu_offload=True, **arguments)
+    on_host = models.wrap(models.build(), **arguments)
+    assert {p.device.type for p in on_device.parameters()} == {"cpu"}
+    assert {p.is_pinned() for p in on_device.parameters() if p.numel()} == {True}
+    require_close(trained(on_device, DEVICE, rank), trained(on_host, "cpu", rank), 1e-4)
+    require_close(whole(on_device).values(), whole(on_host).values(), STEPS_OF_ROUNDING)
+    stop()
+
+
+def test_offloaded_parameters_with_replicas():
+    ranks.run(offloaded_hybrid, 4)
+
+
 def offloaded_by_the_function(use_dtensor, pin_memory):
     rank = start()
     from torch.distributed.fsdp import CPUOffloadPolicy
@@ -269,17 +291,26 @@ def test_mistakes_are_named():
     ranks.run(mistakes, 2)
 
 
-def scaled():
+def scaled(offloads):
     rank = start()
+    device = torch.device(DEVICE, rank)
+    on_device = models.wrap(models.build(), device_id=device, cpu_offload=offloads)
+    on_host = models.wrap(models.build())
+    states = [train_scaled(on_device, DEVICE, rank), train_scaled(on_host, "cpu", rank)]
+    require_close(*(state.values() for state in states), STEPS_OF_ROUNDING)
+    stop()
+
+
+def train_scaled(model, device, rank):
+    """A step that one rank must skip, and one more; the parameters in the end."""
     from libddp.optim import AdamW
 
-    model = models.wrap(models.build(), device_id=torch.device(DEVICE, rank))
     optimizer = AdamW(model.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler(DEVICE, init_scale=8.0)
+    scaler = torch.amp.GradScaler(device, init_scale=8.0)
     before = whole(model)
     for step in range(2):
         optimizer.zero_grad()
-        scaler.scale(model(TOKENS[step].to(DEVICE))[1]).backward()
+        scaler.scale(model(TOKENS[step].to(device))[1]).backward()
         if step == 0 and rank == 1:
             next(p for p in model.parameters() if p.numel()).grad.fill_(float("inf"))
         scaler.step(optimizer)
@@ -289,8 +320,9 @@ def scaled():
         assert scaler.get_scale() == 4.0
     counts = {entries["step"].item() for entries in optimizer.state.values()}
     assert counts == {1.0}
-    stop()
+    return whole(model)
 
 
-def test_a_scaler_decides_for_all_ranks():
-    ranks.run(scaled, 2)
+@pytest.mark.parametrize("offloads", [False, True], ids=["device", "offloaded"])
+def test_a_scaler_decides_for_all_ranks(offloads):
+    ranks.run(scaled, 2, offloads)
