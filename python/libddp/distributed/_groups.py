@@ -9,7 +9,8 @@ Everything of ours that takes a `process_group` argument goes through it:
     group.rank(), group.size(), group.all_reduce(tensor)
 
 `find(group)` is the same for hot paths: None instead of an error where the group is not ours.
-Answers are kept as long as the torch group lives, and no longer.
+Answers are kept as long as the torch group lives, and no longer; not of groups that
+`torch.distributed._reconfigure` changes, which have another C++ group each time, and none at first.
 """
 
 from __future__ import annotations
@@ -68,6 +69,10 @@ def native(group=None) -> _C.ProcessGroup:
     found = find(group)
     if found is not None:
         return found
+    if isinstance(group, c10d.ProcessGroup) or group is None:
+        group = group or c10d._world.default_pg
+        if _CPU in group._device_types and _C.is_reconfigurable(_backend_of(group, _CPU)):
+            return _C.members_of(_backend_of(group, _CPU))  # raises, and says why
     if group is c10d.GroupMember.NON_GROUP_MEMBER:
         raise ArgumentError("libddp: this rank is not a member of the process group it was given.")
     name = group.name() if isinstance(group, c10d.ProcessGroup) else repr(group)
@@ -107,6 +112,8 @@ def _look_up(group):
     found = None
     if _CPU in group._device_types:
         found = _ours(group, _CPU)
+        if _C.is_reconfigurable(_backend_of(group, _CPU)):
+            return found
         others = found and [d for d in group._device_types if _ours(group, d) is None]
         if others:
             _C.from_c10d(group)  # that backend moves the accelerator's tensors of our group
@@ -116,6 +123,10 @@ def _look_up(group):
 
 def _ours(group, device: torch.device):
     """The C++ group behind the backend for a device; None where that is another library's."""
+    return _C.group_of_backend(_backend_of(group, device))
+
+
+def _backend_of(group, device: torch.device):
     backend = group._get_backend(device)
     # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps backends once
-    return _C.group_of_backend(getattr(backend, "wrapped_pg", backend))
+    return getattr(backend, "wrapped_pg", backend)
