@@ -34,11 +34,6 @@ std::string prefix_of(const ReconfigurePlan& plan) {
 
 std::string arrival_key(const MemberHandle& member) { return "arrival/" + member.instance; }
 
-/// Of the store's keys of one round.
-std::string round_prefix(const ReconfigurePlan& plan, const ReconfigureArrival& round) {
-  return fmt::format("{}{}/", prefix_of(plan), round.round());
-}
-
 }  // namespace
 
 ReconfigureMeeting::ReconfigureMeeting(const ReconfigurePlan& plan, ProcessGroup::Options options,
@@ -75,10 +70,14 @@ Group ReconfigureMeeting::meet() {
 
 void ReconfigureMeeting::open_store() {
   const MemberHandle& lead = plan_.lead();
+  const auto look = [this] { watch_.throw_if_ended(); };
   try {
     // Its store is there since before the handle was: nobody has to be waited for.
     connect_tcp({lead.address, lead.port}, deadline_);
-    store_ = open_tcp_store(lead.address, lead.port, StoreRole::Client, plan_.rank(), time_left());
+    store_ =
+        open_tcp_store(lead.address, lead.port, StoreRole::Client, plan_.rank(), time_left(), look);
+  } catch (const PeerError&) {
+    throw;
   } catch (const Error& error) {
     watch_.throw_if_ended();
     throw NetworkError(fmt::format(
@@ -88,7 +87,7 @@ void ReconfigureMeeting::open_store() {
         plan_.name(), error.what(), lead.address, lead.port, lead.who()));
   }
   store_->setTimeout(options_.timeout);
-  const StoreLimits limits{.deadline = deadline_, .look = [this] { watch_.throw_if_ended(); }};
+  const StoreLimits limits{.deadline = deadline_, .look = look};
   keys_ = std::make_unique<TorchStore>(store_, prefix_of(plan_), limits);
   if (!key_) return;
   sealed_ = std::make_unique<SealedStore>(*keys_, key_, "reconfigure " + plan_.lead().instance);
@@ -139,13 +138,18 @@ void ReconfigureMeeting::tell(const ReconfigureArrival& round, int rank, int wor
   told.group_name = options_.name;
   told.key = key_;
   // As ProcessGroup::create has it.
-  const std::string prefix = fmt::format("{}libddp/{}/", round_prefix(plan_, round), options_.name);
-  TorchStore store(store_, prefix, {.deadline = deadline_});
+  const std::string prefix = fmt::format("libddp/{}/", options_.name);
+  TorchStore store(store_of(round), prefix, {.deadline = deadline_});
   refuse_bootstrap(store, told, reason);
 }
 
+c10::intrusive_ptr<c10d::Store> ReconfigureMeeting::store_of(
+    const ReconfigureArrival& round) const {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix_of(plan_) + round.round(), store_);
+}
+
 Group ReconfigureMeeting::join() {
-  round_store_ = c10::make_intrusive<c10d::PrefixStore>(round_prefix(plan_, arrival_), store_);
+  round_store_ = store_of(arrival_);
   ProcessGroup::Options options = options_;
   options.join_timeout = time_left();
   options.look = [this] { watch_.throw_if_ended(); };

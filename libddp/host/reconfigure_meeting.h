@@ -52,6 +52,7 @@ class ReconfigureMeeting {
   void compare_with(int rank);
   [[noreturn]] void refuse(int rank, const ReconfigureArrival& theirs);
   void tell(const ReconfigureArrival& round, int rank, int world_size, const std::string& reason);
+  c10::intrusive_ptr<c10d::Store> store_of(const ReconfigureArrival& round) const;
   Group join();
   void take_back() noexcept;
   std::chrono::milliseconds time_left() const;

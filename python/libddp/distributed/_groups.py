@@ -69,10 +69,7 @@ def native(group=None) -> _C.ProcessGroup:
     found = find(group)
     if found is not None:
         return found
-    if isinstance(group, c10d.ProcessGroup) or group is None:
-        group = group or c10d._world.default_pg
-        if _CPU in group._device_types and _C.is_reconfigurable(_backend_of(group, _CPU)):
-            return _C.members_of(_backend_of(group, _CPU))  # raises, and says why
+    check_members(group)
     if group is c10d.GroupMember.NON_GROUP_MEMBER:
         raise ArgumentError("libddp: this rank is not a member of the process group it was given.")
     name = group.name() if isinstance(group, c10d.ProcessGroup) else repr(group)
@@ -81,6 +78,16 @@ def native(group=None) -> _C.ProcessGroup:
         'libddp.distributed.new_group(), or initialise torch.distributed with backend "libddp"; '
         "libddp.distributed.from_c10d() makes one of libddp's over it."
     )
+
+
+def check_members(group) -> None:
+    """Raises StateError where `group` is one of libddp's that has no members yet, or no more."""
+    if group is None:
+        group = c10d._world.default_pg
+    if isinstance(group, c10d.ProcessGroup) and _CPU in group._device_types:
+        backend = _backend_of(group, _CPU)
+        if _C.is_reconfigurable(backend):
+            _C.members_of(backend)
 
 
 def remember(torch_group: c10d.ProcessGroup, group: _C.ProcessGroup) -> None:
