@@ -53,13 +53,28 @@ BackendPtr create_backend(const c10d::DistributedBackendOptions& given, const py
   }
   options.inter = engine_of(inter);
   options.links = {.sockets_per_link = sockets_per_link, .wire_dtype = wire_dtype};
-  Group group;
-  {
-    py::gil_scoped_release release;
-    group = ProcessGroup::create(given.store, options);
-  }
+  py::gil_scoped_release release;
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  if (given.enable_reconfigure) return C10dBackend::create_reconfigurable(given.store, options);
+#endif
+  Group group = ProcessGroup::create(given.store, options);
   return c10::make_intrusive<C10dBackend>(given.store, std::move(group));
 }
+
+constexpr bool kHasReconfigure =
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+    true;
+#else
+    false;
+#endif
+
+bool is_reconfigurable(const BackendPtr& backend) {
+  const auto* const ours = dynamic_cast<C10dBackend*>(backend.get());
+  return ours != nullptr && ours->is_reconfigurable();
+}
+
+/// For the error where there is no group behind a backend of ours yet.
+Group members_of(const BackendPtr& backend) { return dynamic_cast<C10dBackend&>(*backend).group(); }
 
 template <class Source>
 Group wrap(const Source& source, const std::string& name, const std::vector<int>& global_ranks,
@@ -107,7 +122,13 @@ void bind_backend(py::module_& module) {
   bind_from_c10d<c10::intrusive_ptr<c10d::ProcessGroup>>(module);
   bind_from_c10d<BackendPtr>(module);
   module.def("group_of_backend", &C10dBackend::group_of, py::arg("backend"),
-             "The ProcessGroup behind a c10d backend of ours; None for others.");
+             "The ProcessGroup behind a c10d backend of ours; None for others, and while there is "
+             "none.");
+  module.attr("HAS_RECONFIGURE") = kHasReconfigure;
+  module.def("is_reconfigurable", &is_reconfigurable, py::arg("backend"),
+             "Whether it is a backend of ours whose members can change.");
+  module.def("members_of", &members_of, py::arg("backend"),
+             "As group_of_backend, of a backend of ours; raises where there is none.");
   module.def("rendezvous", &find_place, py::arg("init_method"), py::arg("rank") = py::none(),
              py::arg("world_size") = py::none(), py::arg("timeout"),
              "(store, rank, world_size) from env://, tcp:// or file://.");

@@ -268,12 +268,13 @@ void DeviceFlights::throw_if_failed() {
   std::rethrow_exception(error);
 }
 
+bool DeviceFlights::is_idle() const {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(lanes_.begin(), lanes_.end(),
+                     [](const auto& lane) { return lane.second.flights.empty(); });
+}
+
 void DeviceFlights::drain() {
-  const auto is_idle = [this] {
-    const std::lock_guard lock(mutex_);
-    return std::all_of(lanes_.begin(), lanes_.end(),
-                       [](const auto& lane) { return lane.second.flights.empty(); });
-  };
   while (!is_idle()) {
     watchdog_.wake();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -62,6 +62,7 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
   void end_all(const std::exception_ptr& error) noexcept;
   /// Waits until nothing is in flight, or the group has failed.
   void drain();
+  bool is_idle() const;
 
   /// In the flight recorder of the group, which has those of the host too.
   FlightRecorder::Ticket record(const OpDescription& description, std::uint64_t sequence);

@@ -73,6 +73,7 @@ class NcclBackend final : public Backend, public ListBackend {
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device) override;
   bool is_in_arena(const at::Tensor&) const override { return false; }
   void abort(const std::string& reason) noexcept override;
+  bool is_idle() const override { return flights_->is_idle(); }
   std::exception_ptr failure() const override { return flights_->failure(); }
   void shutdown() override;
 

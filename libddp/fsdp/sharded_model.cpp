@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -229,6 +230,12 @@ bool ShardedModel::backward_failed(const std::string& what) noexcept {
 
 void ShardedModel::begin_step() {
   recover();
+  const ShardOptions& options = units_.front()->options();
+  for (const Group& group : {options.shard, options.replicate}) {
+    // Alone, no collective would tell that the group has ended.
+    if (!group || group->size() > 1) continue;
+    if (const auto failure = group->failure()) std::rethrow_exception(failure);
+  }
   output_leaves_.clear();
   if (options_.faces) options_.faces->take_over();
   for (const ParamGroupPtr& unit : units_) unit->take_written();

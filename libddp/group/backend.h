@@ -146,6 +146,8 @@ class Backend {
   /// See ProcessGroup. Backends that cannot tell their peers do nothing.
   virtual void report_error([[maybe_unused]] const std::string& what) noexcept {}
   virtual void retract_error() noexcept {}
+  /// Whether no operation is in flight; also true where a backend cannot know.
+  virtual bool is_idle() const { return true; }
   /// Null while the backend is healthy.
   virtual std::exception_ptr failure() const = 0;
   /// The first peer that ended without leaving or gives no sign of life (PeerError with its rank),

@@ -19,6 +19,9 @@ void ProcessGroup::State::refuse_entry(const char* operation) const {
         "use it. Hint: make groups after forking, or start workers with the 'spawn' method.",
         identity.where(), operation, ::getpid()));
   }
+  if (const std::string why = why_retired(); !why.empty()) {
+    throw StateError(fmt::format("{} {}: {}", identity.where(), operation, why));
+  }
   throw StateError(
       fmt::format("{} {}: the group has been shut down (destroy_process_group). Hint: call "
                   "init_process_group again.",
@@ -124,6 +127,31 @@ void ProcessGroup::State::shut_down() {
   }
   backend->shutdown();
   if (interrupt) std::rethrow_exception(interrupt);
+}
+
+void ProcessGroup::State::retire(const std::string& reason) {
+  if (!made.is_current()) refuse_entry("retire");
+  {
+    const std::lock_guard lock(retired_mutex);
+    if (retired_because.empty()) retired_because = reason;
+  }
+  Backend* const device = known_device_backend.load();
+  if (!is_closed && !(backend->is_idle() && (device == nullptr || device->is_idle()))) {
+    backend->abort(reason);
+    if (device != nullptr) device->abort(reason);
+  }
+  shut_down();
+}
+
+std::string ProcessGroup::State::why_retired() const {
+  const std::lock_guard lock(retired_mutex);
+  return retired_because;
+}
+
+std::exception_ptr ProcessGroup::State::failure() const {
+  const std::string why = why_retired();
+  if (why.empty()) return backend->failure();
+  return std::make_exception_ptr(StateError(fmt::format("{}: {}", identity.where(), why)));
 }
 
 std::string ProcessGroup::State::flight_log() const {

@@ -51,6 +51,10 @@ struct ProcessGroup::State {
   std::atomic<bool> is_shut_down{false};
   /// It is over: there is nothing to abort any more.
   std::atomic<bool> is_closed{false};
+  std::string why_retired() const;
+  /// Why calls are refused since then, where it was no shutdown of the user's; else empty.
+  mutable std::mutex retired_mutex;
+  std::string retired_because;
 
   bool is_alone() const { return identity.world_size == 1; }
 
@@ -97,7 +101,11 @@ struct ProcessGroup::State {
   /// is then done on every rank.
   std::optional<c10::Device> device_of_barrier() const;
   void shut_down();
+  /// See ProcessGroup::retire.
+  void retire(const std::string& reason);
   std::string flight_log() const;
+  /// See ProcessGroup.
+  std::exception_ptr failure() const;
   /// Of a group of some of this one's ranks, in which this rank is `rank`.
   Options options_of_part(const std::vector<int>& ranks, int rank, const std::string& name) const;
 

@@ -43,6 +43,7 @@ Group ProcessGroup::create(c10::intrusive_ptr<c10d::Store> store, Options option
   state->backend = create_backend(c10::kCPU, {state->store, state->prefix, options});
   state->global_ranks = options.global_ranks;
   state->options = options;
+  state->options.look = nullptr;  // for joining alone; it may hold what shall not live as long
   log(LogLevel::Info, "group_created",
       {{"group", options.name},
        {"rank", options.rank},
@@ -261,9 +262,7 @@ WorkPtr ProcessGroup::reduce(const at::Tensor& tensor, int root, ReduceOptions r
   call.description.reduce_op = reduce.op;
   call.description.root = root;
   call.results.push_back(tensor);
-  if (is_root) {
-    if (operand.is_copy) copy_back_after(call, {operand});
-  }
+  if (is_root && operand.is_copy) copy_back_after(call, {operand});
   if (state.backend_for(call.device).reduces_to_root()) {
     return state.issue(std::move(call), tensor, &Backend::reduce, operand.wire, root, reduce.scale);
   }
@@ -590,11 +589,13 @@ void ProcessGroup::waits(std::vector<std::int64_t>& by_rank) const {
 
 std::string ProcessGroup::flight_log() const { return state_->flight_log(); }
 
-std::exception_ptr ProcessGroup::failure() const { return state_->backend->failure(); }
+std::exception_ptr ProcessGroup::failure() const { return state_->failure(); }
 
 void ProcessGroup::shutdown() {
   if (!state_->made.is_current()) state_->refuse_entry("shutdown");
   state_->shut_down();
 }
+
+void ProcessGroup::retire(const std::string& reason) { state_->retire(reason); }
 
 }  // namespace libddp

@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -82,6 +83,11 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
     /// Ranks on several hosts without a run key (docs/security.md) are an error; so they are with
     /// LIBDDP_REQUIRE_KEY=1, else they start with a warning.
     bool require_key = false;
+    /// How long joining may take; nullopt = `timeout`. Of this group alone, as is `look`.
+    std::optional<std::chrono::milliseconds> join_timeout{};
+    /// Called now and then while this rank waits for the others to join; what it throws (an Error)
+    /// ends that, and is told to them.
+    std::function<void()> look{};
   };
 
   /// Joins: every rank calls it with the same world_size and name and a store that all of them
@@ -198,10 +204,14 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// Nanoseconds that this rank has spent in long waits of collectives so far, by the rank that
   /// came last (ranks of this host; those of others count nothing). Fills `by_rank`.
   void waits(std::vector<std::int64_t>& by_rank) const;
-  /// Null while the group is healthy.
+  /// Null while the group is healthy; StateError once it has retired.
   std::exception_ptr failure() const;
   /// Leaves in order. Later calls throw StateError. The destructor does the same without waiting.
   void shutdown();
+  /// Leaves because the members go on in another group, of which `reason` tells: later calls throw
+  /// StateError with it. What is in flight here fails at once; where nothing is, this rank leaves
+  /// in order, so that peers which are still in the last operation finish it.
+  void retire(const std::string& reason);
 
  private:
   struct State;

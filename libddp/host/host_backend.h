@@ -76,6 +76,7 @@ class HostBackend : public Backend {
                                        std::chrono::milliseconds limit) override;
   void report_error(const std::string& what) noexcept override;
   void retract_error() noexcept override;
+  bool is_idle() const override { return queue_->is_idle() && messages_->is_idle(); }
   std::exception_ptr failure() const override;
   std::exception_ptr loss() const override;
   void shutdown() override;

@@ -105,10 +105,14 @@ InterStageMaker stage_maker(const GroupIdentity& identity, const BackendRequest&
   };
 }
 
+std::chrono::milliseconds join_timeout(const BackendRequest& request) {
+  return request.options.join_timeout.value_or(request.options.timeout);
+}
+
 std::unique_ptr<HostBackend> join_ranks(KeyValueStore& store, const GroupIdentity& identity,
                                         const BackendRequest& request,
                                         const std::function<void()>& look) {
-  const Deadline deadline = Deadline::after(request.options.timeout);
+  const Deadline deadline = Deadline::after(join_timeout(request));
   BootstrapOptions options = bootstrap_options(identity, request);
   options.look = look;
   OwnParts own;
@@ -131,7 +135,7 @@ std::unique_ptr<HostBackend> join_ranks(KeyValueStore& store, const GroupIdentit
                     peers);
   auto backend = std::make_unique<HostBackend>(identity, arena, std::move(comm), std::move(peers));
   // Nobody returns before everyone has met: the store may end with rank 0.
-  const auto left = deadline.remaining(request.options.timeout);
+  const auto left = deadline.remaining(join_timeout(request));
   backend->wait_for_all(std::chrono::ceil<std::chrono::milliseconds>(left) +
                         std::chrono::milliseconds(1));
   return backend;
@@ -145,9 +149,12 @@ std::unique_ptr<Backend> create_host_backend(const BackendRequest& request) {
                                request.options.world_size};
   const void* const bare = bare_store(request.store).get();
   const LossWatch others(bare, request.options.global_ranks);
-  const auto look = [&] { others.throw_if_lost(identity.where() + " create"); };
+  const auto look = [&] {
+    others.throw_if_lost(identity.where() + " create");
+    if (request.options.look) request.options.look();
+  };
   TorchStore keys(request.store, request.prefix,
-                  {.deadline = Deadline::after(request.options.timeout), .look = look});
+                  {.deadline = Deadline::after(join_timeout(request)), .look = look});
   try {
     std::unique_ptr<HostBackend> backend = join_ranks(keys, identity, request, look);
     backend->join_living(bare, request.options.global_ranks);

@@ -23,7 +23,8 @@
 
 namespace libddp {
 
-class MonitoredBarrier;
+class C10dMembership;
+class C10dReconfigurer;
 
 class C10dBackend final : public c10d::Backend {
  public:
@@ -34,18 +35,25 @@ class C10dBackend final : public c10d::Backend {
   /// Joins over `store`, whose keys belong to this group alone. Blocks until all ranks have come.
   static c10::intrusive_ptr<C10dBackend> create(c10::intrusive_ptr<c10d::Store> store,
                                                 ProcessGroup::Options options);
+  /// Meets nobody: it has no members until reconfigure(), as torch's enable_reconfigure=True wants
+  /// it. Of `options`, rank and world size are what is shown before; of `store` only its address is
+  /// used.
+  static c10::intrusive_ptr<C10dBackend> create_reconfigurable(
+      const c10::intrusive_ptr<c10d::Store>& store, ProcessGroup::Options options);
   C10dBackend(c10::intrusive_ptr<c10d::Store> store, Group group);
+  explicit C10dBackend(std::unique_ptr<C10dReconfigurer> reconfigurer);
   ~C10dBackend() override;
 
-  const Group& group() const { return group_; }
-  /// The group behind a backend of this class; null for others.
+  /// Throws StateError before the first reconfigure and after one that failed.
+  Group group() const;
+  /// The group behind a backend of this class; null for others, and while it has no members.
   static Group group_of(const c10::intrusive_ptr<c10d::Backend>& backend);
 
   const std::string getBackendName() const override { return kName; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}  // the group counts from 0 on every rank
-  std::uint64_t getSequenceNumberForGroup() override { return group_->sequence_number(); }
+  std::uint64_t getSequenceNumberForGroup() override;
   c10d::ErrorType getError() override;
   /// For init_process_group(device_id=...): the communicator of that device is made now, and not by
   /// the first collective; a collective.
@@ -60,6 +68,15 @@ class C10dBackend final : public c10d::Backend {
                                           const c10::intrusive_ptr<Options>& opts) override;
   void abort() override;
   void shutdown() override;
+
+  bool is_reconfigurable() const { return reconfigurer_ != nullptr; }
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  // torch's fault-tolerance API (docs/c10d.md), for groups of create_reconfigurable.
+  bool supportsReconfigure() const override { return is_reconfigurable(); }
+  c10d::ReconfigureHandle get_reconfigure_handle() const override;
+  /// Blocks until all members have come; the Work that it returns is done. Sets rank and size.
+  c10::intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions& opts) override;
+#endif
 
   using WorkHandle = c10::intrusive_ptr<c10d::Work>;
 
@@ -110,6 +127,7 @@ class C10dBackend final : public c10d::Backend {
   /// Issues an operation between the profiler's begin and end and wraps its work.
   template <class Issue>
   WorkHandle run(c10d::OpType type, TensorLists results, Issue&& issue);
+  void check_reconfigurable() const;
   WorkHandle exchange_one(Tensors& tensors, Exchange::Direction direction, int peer, int tag);
 
   /// What startCoalescing opened.
@@ -118,8 +136,9 @@ class C10dBackend final : public c10d::Backend {
     std::vector<WorkPtr> works;
   };
 
-  const Group group_;
-  const std::unique_ptr<MonitoredBarrier> monitored_barrier_;
+  const std::unique_ptr<C10dMembership> membership_;
+  /// Null in a group whose members stay.
+  const std::unique_ptr<C10dReconfigurer> reconfigurer_;
   std::mutex batch_mutex_;
   std::optional<Batch> batch_;
 };

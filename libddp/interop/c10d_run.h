@@ -4,11 +4,12 @@
 // Thread rule: as C10dBackend.
 //
 //   return run(c10d::OpType::BROADCAST, {tensors},
-//              [&] { return group_->broadcast(tensors[0], root, options); });
+//              [&](const Group& group) { return group->broadcast(tensors[0], root, options); });
 
 #include <utility>
 
 #include "libddp/interop/c10d_backend.h"
+#include "libddp/interop/c10d_membership.h"
 #include "libddp/interop/c10d_work.h"
 #include "libddp/interop/torch_errors.h"
 
@@ -17,8 +18,10 @@ namespace libddp {
 template <class Issue>
 C10dBackend::WorkHandle C10dBackend::run(c10d::OpType type, TensorLists results, Issue&& issue) {
   return for_torch([&]() -> WorkHandle {
-    auto handle = c10::make_intrusive<C10dWork>(type, *group_);
-    WorkPtr work = issue();
+    Group group = membership_->find();
+    if (!group) group = membership_->group(c10d::opTypeToString(type));
+    auto handle = c10::make_intrusive<C10dWork>(type, *group);
+    WorkPtr work = issue(group);
     {
       std::lock_guard lock(batch_mutex_);
       if (batch_ && work) batch_->works.push_back(work);

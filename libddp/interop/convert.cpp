@@ -3,6 +3,10 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/format.h>
 
+#include <variant>
+
+#include "libddp/base/printable.h"
+
 namespace libddp {
 namespace {
 
@@ -27,6 +31,22 @@ bool has_name(at::ScalarType dtype) {
 }
 
 }  // namespace
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+ReconfigureRequest reconfigure_request(const c10d::ReconfigureOptions& opts) {
+  if (!opts.hints.empty()) {
+    throw ArgumentError(fmt::format(
+        "libddp reconfigure(uuid={}): hints has '{}', and libddp's backend knows none. Hint: pass "
+        "no hints.",
+        opts.uuid, printable(opts.hints.begin()->first)));
+  }
+  ReconfigureRequest request{.uuid = opts.uuid};
+  std::visit([&](const auto& given) { request.handles.assign(given.begin(), given.end()); },
+             opts.handles);
+  request.is_ordered = std::holds_alternative<std::vector<std::string>>(opts.handles);
+  return request;
+}
+#endif
 
 CallOptions call_options(std::chrono::milliseconds timeout, bool async) {
   CallOptions options;

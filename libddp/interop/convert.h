@@ -9,15 +9,21 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
-#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "libddp/group/process_group.h"
+#include "libddp/host/reconfigure_plan.h"
 
 namespace libddp {
 
 /// kUnsetTimeout becomes the group's own.
 CallOptions call_options(std::chrono::milliseconds timeout, bool async);
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+/// A list of handles is ordered, a set is not. ArgumentError for hints, of which libddp knows none.
+ReconfigureRequest reconfigure_request(const c10d::ReconfigureOptions& opts);
+#endif
 
 /// SUM for PREMUL_SUM (see premultiplied). ArgumentError for one that libddp does not know.
 ReduceOp reduce_op(const c10d::ReduceOp& op);

@@ -72,7 +72,7 @@ StorePtr make_tcp_store(const std::string& host, c10d::TCPStoreOptions options, 
 }  // namespace
 
 StorePtr open_tcp_store(const std::string& host, std::uint16_t port, StoreRole role, int rank,
-                        std::chrono::milliseconds timeout) {
+                        std::chrono::milliseconds timeout, const std::function<void()>& look) {
   const Deadline deadline = Deadline::after(timeout);
   if (role == StoreRole::Client) wait_until_reachable(host, port, rank, timeout);
   c10d::TCPStoreOptions options;
@@ -87,7 +87,7 @@ StorePtr open_tcp_store(const std::string& host, std::uint16_t port, StoreRole r
     store = BlockingCalls("libddp-store")
                 .run<StorePtr>(
                     [host, options, deadline] { return make_tcp_store(host, options, deadline); },
-                    deadline);
+                    deadline, look);
   } catch (const c10::Error& error) {
     if (role == StoreRole::Server) refuse_port(host, port, error);
     throw NetworkError(fmt::format(

@@ -10,6 +10,7 @@
 //   auto store = open_tcp_store("10.0.0.7", 29500, StoreRole::Client, 3, std::chrono::minutes(5));
 
 #include <chrono>
+#include <functional>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -20,10 +21,12 @@ enum class StoreRole { Server, Client };
 
 /// A server listens at the address of `host` only; on all interfaces, as torch's own, where that is
 /// no single address of this host (the log says so).
+/// `look`: called ten times a second once somebody listens; what it throws ends the wait.
 /// Errors: NetworkError (the port is in use), TimeoutError (nobody listens or answers).
 c10::intrusive_ptr<c10d::Store> open_tcp_store(const std::string& host, std::uint16_t port,
                                                StoreRole role, int rank,
-                                               std::chrono::milliseconds timeout);
+                                               std::chrono::milliseconds timeout,
+                                               const std::function<void()>& look = {});
 
 /// Errors: ArgumentError (the folder does not exist or cannot be written), StoreError.
 c10::intrusive_ptr<c10d::Store> open_file_store(const std::string& path, int world_size,

@@ -44,6 +44,7 @@ def from_c10d(group=None) -> _C.ProcessGroup:
     found = _groups.find(group)
     if found is not None:
         return found
+    _groups.check_members(group)
     if group is None:
         group = c10d._world.default_pg
     if group is c10d.GroupMember.NON_GROUP_MEMBER:

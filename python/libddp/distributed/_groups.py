@@ -9,7 +9,8 @@ Everything of ours that takes a `process_group` argument goes through it:
     group.rank(), group.size(), group.all_reduce(tensor)
 
 `find(group)` is the same for hot paths: None instead of an error where the group is not ours.
-Answers are kept as long as the torch group lives, and no longer.
+Answers are kept as long as the torch group lives, and no longer; not of groups that
+`torch.distributed._reconfigure` changes, which have another C++ group each time, and none at first.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def native(group=None) -> _C.ProcessGroup:
     found = find(group)
     if found is not None:
         return found
+    check_members(group)
     if group is c10d.GroupMember.NON_GROUP_MEMBER:
         raise ArgumentError("libddp: this rank is not a member of the process group it was given.")
     name = group.name() if isinstance(group, c10d.ProcessGroup) else repr(group)
@@ -76,6 +78,16 @@ def native(group=None) -> _C.ProcessGroup:
         'libddp.distributed.new_group(), or initialise torch.distributed with backend "libddp"; '
         "libddp.distributed.from_c10d() makes one of libddp's over it."
     )
+
+
+def check_members(group) -> None:
+    """Raises StateError where `group` is one of libddp's that has no members yet, or no more."""
+    if group is None:
+        group = c10d._world.default_pg
+    if isinstance(group, c10d.ProcessGroup) and _CPU in group._device_types:
+        backend = _backend_of(group, _CPU)
+        if _C.is_reconfigurable(backend):
+            _C.members_of(backend)
 
 
 def remember(torch_group: c10d.ProcessGroup, group: _C.ProcessGroup) -> None:
@@ -107,6 +119,8 @@ def _look_up(group):
     found = None
     if _CPU in group._device_types:
         found = _ours(group, _CPU)
+        if _C.is_reconfigurable(_backend_of(group, _CPU)):
+            return found
         others = found and [d for d in group._device_types if _ours(group, d) is None]
         if others:
             _C.from_c10d(group)  # that backend moves the accelerator's tensors of our group
@@ -116,6 +130,10 @@ def _look_up(group):
 
 def _ours(group, device: torch.device):
     """The C++ group behind the backend for a device; None where that is another library's."""
+    return _C.group_of_backend(_backend_of(group, device))
+
+
+def _backend_of(group, device: torch.device):
     backend = group._get_backend(device)
     # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps backends once
-    return _C.group_of_backend(getattr(backend, "wrapped_pg", backend))
+    return getattr(backend, "wrapped_pg", backend)

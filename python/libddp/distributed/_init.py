@@ -27,6 +27,9 @@ _torch_init, _torch_new_group = c10d.init_process_group, c10d.new_group
 _torch_get_backend = c10d.get_backend
 #: Newer versions of torch keep the order in which a script names ranks.
 _KEEPS_ORDER = "sort_ranks" in inspect.signature(_torch_new_group).parameters
+_CAN_RECONFIGURE = (
+    _C.HAS_RECONFIGURE and "enable_reconfigure" in inspect.signature(_torch_init).parameters
+)
 _IN_NO_PART = c10d.GroupMember.NON_GROUP_MEMBER if _KEEPS_ORDER else None
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 _OUR_SCHEMES = ("env", "tcp", "file")
@@ -66,7 +69,7 @@ def init_process_group(
         group_name: without effect, as in torch.
         pg_options: handed to the backend, of which libddp's own takes none.
         device_id: the CUDA device of this process; a CPU device is accepted and has no effect.
-        enable_reconfigure: not supported; there because newer versions of torch have it.
+        enable_reconfigure: torch.distributed._reconfigure() names the members (docs/c10d.md).
         require_key: ranks on several hosts without a run key are an error (docs/security.md); as
             LIBDDP_REQUIRE_KEY=1. Without it they start with a warning.
         inter: what moves collectives between hosts: None (libddp's TCP links), "gloo", "ucc", a
@@ -94,8 +97,7 @@ def init_process_group(
             "libddp: trying to initialize the default process group twice! "
             "Hint: call destroy_process_group() before the second init_process_group()."
         )
-    if enable_reconfigure:
-        raise ArgumentError("libddp: enable_reconfigure=True is not supported by libddp's backend.")
+    more = _reconfiguring(enable_reconfigure)
     choice = _backend.choose(backend)
     timeout = _checked_timeout(timeout)
     _links.set_default(inter, wire_dtype, sockets_per_link)
@@ -112,8 +114,21 @@ def init_process_group(
             timeout=timeout,
             pg_options=pg_options,
             device_id=_accelerator(device_id),
+            **more,
         )
     _reported[c10d.GroupMember.WORLD] = choice.reported
+
+
+def _reconfiguring(enable_reconfigure: bool) -> dict:
+    """What torch's own function takes for it; older ones do not know the name."""
+    if not enable_reconfigure:
+        return {}
+    if not _CAN_RECONFIGURE:
+        raise ArgumentError(
+            "libddp: enable_reconfigure=True needs a torch with torch.distributed._reconfigure "
+            f"(2.15), and this is {torch.__version__}. Hint: update torch and libddp."
+        )
+    return {"enable_reconfigure": True}
 
 
 @contextlib.contextmanager

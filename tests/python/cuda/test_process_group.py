@@ -10,6 +10,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from libddp.distributed import _init
 from libddp.distributed._groups import native
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -236,3 +237,41 @@ def test_errors_of_nccl_have_their_classes():
     assert "unhandled system error" in outcomes[1].message
     assert outcomes[0].error == "PeerError"
     assert "rank 1" in outcomes[0].message
+
+
+def handles_by_number(box, turn, numbers):
+    """Of the processes with these numbers, told over a store of their launcher's."""
+    box.set(f"{turn}/{os.environ['RANK']}", dist._get_reconfigure_handle())
+    return [box.get(f"{turn}/{number}").decode() for number in numbers]
+
+
+def other_members():
+    me = int(os.environ["RANK"])
+    port = int(os.environ["MASTER_PORT"])
+    box = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    device = begin(store=dist.HashStore(), rank=0, world_size=1, enable_reconfigure=True)
+    for turn, members in enumerate(([0, 1, 2], [2, 0], [1, 2, 0])):
+        if me not in members:
+            continue
+        dist._reconfigure(turn, handles_by_number(box, turn, members)).wait()
+        assert dist.get_rank() == members.index(me)
+        tensor = torch.full((4,), float(me), device=device)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [float(sum(members))] * 4
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        assert tensor.tolist() == [float(sum(members) * len(members))] * 4
+        assert (
+            mock_nccl.live().communicators == 2
+        )  # of this membership: calls, and asynchronous ones
+    end()
+
+
+needs_reconfigure = pytest.mark.skipif(
+    not _init._CAN_RECONFIGURE, reason="this torch has no reconfigure"
+)
+
+
+@needs_reconfigure
+def test_the_members_change():
+    ranks.run(other_members, 3)
