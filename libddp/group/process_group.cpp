@@ -80,8 +80,7 @@ bool ProcessGroup::moves(c10::DeviceType type) const { return state_->moves(type
 
 ProcessGroup::~ProcessGroup() {
   if (state_->made.is_current()) return;
-  // A forked child has copies of handles whose threads, locks and sockets belong to its parent.
-  // Destroying them would disturb the parent; the child's end frees them.
+  // In a forked child: threads, locks and sockets are its parent's, and its own end frees the rest.
   static_cast<void>(state_->store.release());
   static_cast<void>(state_->device_backend.release());
   static_cast<void>(state_->backend.release());

@@ -1,7 +1,6 @@
 #include "libddp/snapshot/snapshot.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -30,6 +29,7 @@
 #include "libddp/snapshot/remote_storage.h"
 #include "libddp/snapshot/run_name.h"
 #include "libddp/snapshot/saved_version.h"
+#include "libddp/snapshot/told_slots.h"
 #include "libddp/snapshot/version_reader.h"
 
 namespace libddp {
@@ -41,17 +41,6 @@ constexpr std::chrono::milliseconds kPause{5};
 constexpr std::chrono::minutes kPullPatience{30};
 /// Less is cleared in a millisecond or two.
 constexpr std::uint64_t kWorthPreparing = 4u << 20;
-
-/// A slot that is whole, in one rank's memory.
-struct Told {
-  std::uint64_t sequence = 0;
-  std::int64_t step = 0;
-  std::uint64_t generation = 0;
-  int world_size = 0;
-  int rank = 0;
-  /// On its host it is.
-  int teller = 0;
-};
 
 /// All slots of a save among memories.
 std::vector<SavedVersion::Place> places_of(
@@ -66,47 +55,6 @@ std::vector<SavedVersion::Place> places_of(
     }
   }
   return places;
-}
-
-std::string tell(const std::vector<std::shared_ptr<SlotMemory>>& memories) {
-  std::string text;
-  for (const auto& memory : memories) {
-    const SlotIdentity& identity = memory->identity();
-    for (int i = 0; i < SlotMemory::kSlots; ++i) {
-      const auto saved = memory->slot(i).whole();
-      // Also of what is not whole: the next one is newer in any case.
-      text += fmt::format("{} {} {} {} {}\n", saved ? saved->sequence : 0, saved ? saved->step : 0,
-                          identity.generation, identity.world_size, identity.rank);
-    }
-  }
-  return text;
-}
-
-/// What the ranks have told.
-std::vector<Told> heard(const std::vector<std::string>& texts) {
-  std::vector<Told> all;
-  for (std::size_t teller = 0; teller < texts.size(); ++teller) {
-    std::istringstream lines(texts[teller]);
-    Told told;
-    told.teller = static_cast<int>(teller);
-    while (lines >> told.sequence >> told.step >> told.generation >> told.world_size >> told.rank) {
-      all.push_back(told);
-    }
-  }
-  return all;
-}
-
-/// There are saves in memory, and none that all ranks have: `members` have the newest one.
-void warn_of_lost(const Told& newest, const std::set<int>& members) {
-  std::vector<int> lost;
-  for (int rank = 0; rank < newest.world_size; ++rank) {
-    if (members.count(rank) == 0) lost.push_back(rank);
-  }
-  log(LogLevel::Warn, "snapshot_not_whole_in_memory",
-      {{"step", std::to_string(newest.step)},
-       {"ranks", std::to_string(newest.world_size)},
-       {"lost_ranks", fmt::format("{}", fmt::join(lost, ","))},
-       {"reason", "no living host has what these ranks saved, nor a copy"}});
 }
 
 /// Ends the reservation of slots, however a save ends.
@@ -190,7 +138,7 @@ bool Snapshot::join(bool may_create) {
                                            identity, stored);
   });
   std::string own;
-  ranks_->together("look into its memory", [&] { own = tell(memory_->fetch()); });
+  ranks_->together("look into its memory", [&] { own = tell_slots(memory_->fetch()); });
   learn_of(ranks_->gather(own));
   meet_hosts();
   return true;
@@ -203,7 +151,7 @@ std::string Snapshot::find_run(bool may_create) const {
 }
 
 void Snapshot::learn_of(const std::vector<std::string>& told) {
-  for (const Told& each : heard(told)) {
+  for (const ToldSlot& each : told_slots_of(told)) {
     sequence_ = std::max(sequence_, each.sequence);
     generation_ = std::max(generation_, each.generation);
   }
@@ -416,14 +364,14 @@ Snapshot::Versions Snapshot::versions_in_memory() {
   std::vector<std::shared_ptr<SlotMemory>> memories;
   ranks_->together("look into its memory", [&] {
     memories = memory_->fetch();
-    own = tell(memories);
+    own = tell_slots(memories);
   });
   const std::vector<std::string> told = ranks_->gather(own);
   learn_of(told);
   // A save counts where the ranks of all hosts together have it.
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::pair<Told, std::set<int>>> saves;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::pair<ToldSlot, std::set<int>>> saves;
   holders_.clear();
-  for (const Told& each : heard(told)) {
+  for (const ToldSlot& each : told_slots_of(told)) {
     if (each.sequence == 0) continue;
     auto& [first, members] = saves[{each.sequence, each.generation}];
     first = each;
@@ -442,7 +390,7 @@ Snapshot::Versions Snapshot::versions_in_memory() {
   }
   if (found.empty() && !saves.empty() && ranks_->rank() == 0) {
     const auto& [newest, members] = saves.rbegin()->second;
-    warn_of_lost(newest, members);
+    warn_of_lost_ranks(newest, members);
   }
   return found;
 }

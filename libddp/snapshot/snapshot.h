@@ -100,8 +100,7 @@ class Snapshot {
   Report save(std::int64_t step, const std::vector<SnapshotTensor>& tensors,
               std::string_view values = "null", Storage storage = Storage::Memory);
   /// The step of the newest save that is whole; nothing, and prepare(), where there is none. Throws
-  /// SnapshotError
-  /// if there are some and all are damaged; it says what is wrong with each.
+  /// SnapshotError if there are some and all are damaged; it says what is wrong with each.
   std::optional<std::int64_t> load(const std::vector<SnapshotTensor>& tensors,
                                    std::string* values = nullptr);
 
