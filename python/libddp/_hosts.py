@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from libddp import _network_check
+from libddp._torch_patches import rendezvous_exit
 
 #: So many times the median, or the median so many times a host's figure, is slow.
 SLOW = 2.0
@@ -51,7 +52,12 @@ class Hosts:
     exclude: bool = False
     #: Of hosts that have met and are not needed.
     num_spares: int = 0
-    _is_wrapped: bool = False
+    _handler: object = None
+
+    def leave(self) -> None:
+        """A signal ends this launcher: the others start without it at once."""
+        if self._handler is not None:
+            rendezvous_exit.leave(self._handler)
 
     def meet(self, handler, next_rendezvous) -> RendezvousInfo:
         """What torch's agent gets instead of the handler's answer.
@@ -59,6 +65,7 @@ class Hosts:
         Raises:
             StragglerError, SpareEnded: this host has nothing to do any more.
         """
+        self._handler = handler
         info = next_rendezvous()
         if self.check:
             self.check = False

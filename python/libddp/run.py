@@ -135,7 +135,7 @@ def forking(args) -> Iterator[_preload.ForkServer | None]:
         server.end()
 
 
-def watch_attempts(args, workers, server) -> _attempts.Attempts:
+def watch_attempts(args, workers, hosts, server) -> _attempts.Attempts:
     """Makes torch's agent stop workers in time, and give up what would only fail again."""
     from libddp._torch_patches import agent_hooks
 
@@ -144,7 +144,6 @@ def watch_attempts(args, workers, server) -> _attempts.Attempts:
     agent_hooks.wake_at_ends(args.monitor_interval)
     args.monitor_interval = min(args.monitor_interval, SLEEP_SECONDS)
     agent_hooks.tell_ends(workers.tell)
-    hosts = _hosts.Hosts(args.node_unit, args.network_check, args.exclude_straggler)
 
     def meet(handler, next_rendezvous):
         attempts.check()
@@ -183,9 +182,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
     tie_workers()
     with _worker_ends.watched() as workers, forking(args) as server:
-        attempts = watch_attempts(args, workers, server)
+        hosts = _hosts.Hosts(args.node_unit, args.network_check, args.exclude_straggler)
+        attempts = watch_attempts(args, workers, hosts, server)
         with _status.Status(workers, attempts, args.status_json, shows_status(args)) as status:
-            supervise(args, workers, attempts, status)
+            supervise(args, workers, hosts, attempts, status)
 
 
 def shows_status(args) -> bool:
@@ -193,7 +193,7 @@ def shows_status(args) -> bool:
     return args.status or (sys.stderr.isatty() and args.redirects == "3" and args.tee == "0")
 
 
-def supervise(args, workers, attempts, status) -> None:
+def supervise(args, workers, hosts, attempts, status) -> None:
     """torch's agent, or the one of --in-place, and what is said of how it ended."""
     try:
         if args.in_place:
@@ -201,6 +201,7 @@ def supervise(args, workers, attempts, status) -> None:
         else:
             torchrun.run(args)
     except SignalException as end:
+        hosts.leave()
         name = signal.Signals(end.sigval).name
         print(f"libddp run: ended by {name}; the workers are stopped", file=sys.stderr)
         sys.exit(128 + end.sigval)

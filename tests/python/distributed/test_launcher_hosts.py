@@ -1,14 +1,17 @@
 """What `libddp run` decides about hosts, without any: flags, pairs, slow hosts, rendezvous."""
 
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-from libddp._torch_patches import agent_hooks, rendezvous_delays
+import torch.distributed as dist
+from libddp._torch_patches import agent_hooks, rendezvous_delays, rendezvous_exit
 from libddp.errors import ArgumentError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from libddp import _hosts, _network_check, _rendezvous, run
 
@@ -176,3 +179,49 @@ def test_the_last_call_is_short_after_the_first_meeting():
     backend.number = 1
     assert timeout.last_call == timedelta(seconds=0.5)
     assert timeout.join == timedelta(seconds=600)
+
+
+def handlers_of_two(run_id):
+    """As two launchers have them; that signs of life are missing is noticed after an hour."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    own = dist.TCPStore("127.0.0.1", store.port, wait_for_workers=False)
+    return [
+        dynamic.DynamicRendezvousHandler.from_backend(
+            run_id,
+            each,
+            C10dRendezvousBackend(each, run_id),
+            min_nodes=1,
+            max_nodes=2,
+            local_addr="localhost",
+            timeout=dynamic.RendezvousTimeout(last_call=timedelta(seconds=3)),
+            keep_alive_interval=1200,
+        )
+        for each in (store, own)
+    ]
+
+
+def test_a_host_that_leaves_is_not_waited_for():
+    one, other = handlers_of_two("leaving")
+    with ThreadPoolExecutor(2) as pool:
+        meetings = [pool.submit(handler.next_rendezvous) for handler in (one, other)]
+        assert {meeting.result(120).world_size for meeting in meetings} == {2}
+        assert rendezvous_exit.leave(other)
+        assert rendezvous_exit.leave(other)  # it is not there, as it should be
+        assert pool.submit(one.next_rendezvous).result(120).world_size == 1
+    one.shutdown()
+    assert not rendezvous_exit.leave(Handler([]))
+
+
+def test_leaving_a_run_whose_store_is_gone_ends():
+    one, other = handlers_of_two("gone")
+    with ThreadPoolExecutor(2) as pool:
+        for meeting in [pool.submit(handler.next_rendezvous) for handler in (one, other)]:
+            meeting.result(120)
+
+    def refuse(*_):
+        raise RendezvousConnectionError("no store")
+
+    backend = other._state_holder._backend
+    backend.get_state = backend.set_state = refuse
+    assert not rendezvous_exit.leave(other)
+    one.shutdown()
