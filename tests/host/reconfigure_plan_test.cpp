@@ -16,7 +16,7 @@ using namespace libddp;
 
 namespace {
 
-bool has(const std::string& text, const std::string& words) {
+bool mentions(const std::string& text, const std::string& words) {
   return text.find(words) != std::string::npos;
 }
 
@@ -102,16 +102,17 @@ TEST_CASE("all members come to one plan", "[reconfigure]") {
 TEST_CASE("a plan that cannot be is refused in words", "[reconfigure]") {
   const std::string own = handle_of("");
   const std::string other = handle_of("");
-  CHECK(has(text_of_refusal({.uuid = 7}, own), "libddp reconfigure(uuid=7): 0 handles"));
-  CHECK(has(text_of_refusal({.uuid = 7, .handles = {other}}, own),
-            "own handle is not among the 1 given"));
-  CHECK(has(text_of_refusal({.uuid = 7, .handles = {own, other, other}}, own), "must be unique"));
-  CHECK(has(text_of_refusal({.uuid = 7, .handles = {own, "\x1b[2J"}}, own),
-            "handles[1]: '\\x1b[2J' is no reconfigure handle"));
+  CHECK(mentions(text_of_refusal({.uuid = 7}, own), "libddp reconfigure(uuid=7): 0 handles"));
+  CHECK(mentions(text_of_refusal({.uuid = 7, .handles = {other}}, own),
+                 "own handle is not among the 1 given"));
+  CHECK(mentions(text_of_refusal({.uuid = 7, .handles = {own, other, other}}, own),
+                 "must be unique"));
+  CHECK(mentions(text_of_refusal({.uuid = 7, .handles = {own, "\x1b[2J"}}, own),
+                 "handles[1]: '\\x1b[2J' is no reconfigure handle"));
   MemberHandle far = MemberHandle::decode(own);
   far.address = "example.org";
-  CHECK(
-      has(text_of_refusal({.uuid = 7, .handles = {own, far.encode()}}, own), "no numeric address"));
+  CHECK(mentions(text_of_refusal({.uuid = 7, .handles = {own, far.encode()}}, own),
+                 "no numeric address"));
 }
 
 TEST_CASE("a process that has ended is seen at once", "[reconfigure]") {
@@ -124,8 +125,8 @@ TEST_CASE("a process that has ended is seen at once", "[reconfigure]") {
     FAIL("not seen");
   } catch (const PeerError& error) {
     CHECK(error.peer_rank() == 1);
-    CHECK(has(error.what(), "rank 1 (pid "));
-    CHECK(has(error.what(), "has ended"));
+    CHECK(mentions(error.what(), "rank 1 (pid "));
+    CHECK(mentions(error.what(), "has ended"));
   }
   reused.pid_place = "another machine";
   const ReconfigurePlan elsewhere({.uuid = 8, .handles = {own, reused.encode()}}, own);
@@ -140,9 +141,9 @@ TEST_CASE("arrivals of one round are alike", "[reconfigure]") {
   };
   const ReconfigureArrival mine = arrival(-3, {own, other});
   CHECK(ReconfigureArrival::decode(mine.encode()).is_same_round(mine));
-  CHECK(has(mine.difference(arrival(4, {own, other})), "uuid -3 and uuid 4"));
-  CHECK(has(mine.difference(arrival(-3, {own})), "2 and 1 handles"));
-  CHECK(has(mine.difference(arrival(-3, {other, own})), "another order"));
+  CHECK(mentions(mine.difference(arrival(4, {own, other})), "uuid -3 and uuid 4"));
+  CHECK(mentions(mine.difference(arrival(-3, {own})), "2 and 1 handles"));
+  CHECK(mentions(mine.difference(arrival(-3, {other, own})), "another order"));
   const std::string text = mine.encode();
   for (std::size_t size = 0; size < text.size(); ++size) {
     CHECK_THROWS_AS(ReconfigureArrival::decode(text.substr(0, size)), StoreError);

@@ -44,8 +44,13 @@ def save_snapshot(
     with _only(folder) as snapshot:
         snapshot.save(0, model, optimizer, extra=extra, storage=True)
     path = local(folder)
-    if "://" not in path and dist.get_rank() == 0:
-        _old_snapshots.remove(Path(path))
+
+    def remove() -> None:
+        if "://" not in path and dist.get_rank() == 0:
+            _old_snapshots.remove(Path(path))
+
+    # Together: a rank may look into the folder when this returns.
+    _collective_errors.together([native(None)], f"save {path}", remove, of="snapshot")
 
 
 def load_snapshot(folder: str | os.PathLike, model: torch.nn.Module, optimizer=None) -> Any:

@@ -89,10 +89,13 @@ def test_stubs_cover_the_extension():
             stubs[node.name] = {getattr(n, "name", None) for n in node.body} | {
                 n.target.id for n in node.body if isinstance(n, ast.AnnAssign)
             }
+            for base in node.bases:
+                stubs[node.name] |= stubs.get(ast.unparse(base)) or set()
         elif isinstance(node, ast.FunctionDef):
             stubs[node.name] = None
         elif isinstance(node, ast.AnnAssign):
             stubs[node.target.id] = None
+    stubs = {name: of for name, of in stubs.items() if not name.startswith("_")}
     module = _load.load()
     assert public(module) == set(stubs)
     for name, members in stubs.items():

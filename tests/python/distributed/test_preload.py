@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -259,31 +257,21 @@ def test_a_worker_has_no_descriptors_of_the_server(server, tmp_path):
     assert len(json.loads(first.replace("'", '"'))) == 4
 
 
-@pytest.mark.parametrize("nnodes", ["1", "1:2"])
-def test_a_host_that_joins_others_comes_when_it_can_fork(tmp_path, monkeypatch, nnodes):
-    """Hosts that train already stop for it; where there are no others, nobody waits."""
-    from libddp._torch_patches import workers_descriptors
+def test_a_host_joins_others_when_it_can_fork(monkeypatch):
+    """Hosts that train already stop for it as it comes to the meeting."""
+    from libddp._torch_patches import agent_hooks
 
-    from libddp import run
+    from libddp import _hosts, run
 
-    (tmp_path / "waits_for_gate.py").write_text("open('gate').read()")
-    os.mkfifo(tmp_path / "gate")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr(workers_descriptors, "start_with", lambda start: None)
-    opened = []
-
-    def open_gate():
-        time.sleep(1)
-        opened.append(True)
-        (tmp_path / "gate").write_text("")
-
-    gate = threading.Thread(target=open_gate)
-    given = SimpleNamespace(preload=True, preload_modules="waits_for_gate", nnodes=nnodes)
-    gate.start()
-    try:
-        with run.forking(given):
-            assert opened == ([True] if ":" in nnodes else [])
-            gate.join(60)
-    finally:
-        gate.join(60)
+    order, meet = [], []
+    server = SimpleNamespace(wait_until_ready=lambda: order.append("ready"))
+    monkeypatch.setattr(agent_hooks, "around_rendezvous", meet.append)
+    for name in ("stop_within", "wake_at_ends", "tell_ends"):
+        monkeypatch.setattr(agent_hooks, name, lambda _: None)
+    workers = SimpleNamespace(tell=None, failed=dict, number=0)
+    args = run.parse(["--preload", "--nnodes=1:2", "train.py"])
+    run.watch_attempts(args, workers, _hosts.Hosts(), server)
+    met = lambda: order.append("met")  # noqa: E731
+    monkeypatch.setattr(run._rendezvous, "meeting", lambda: 7)
+    meet[0](SimpleNamespace(), met)
+    assert (order, workers.number) == (["ready", "met"], 7)
