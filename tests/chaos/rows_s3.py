@@ -105,7 +105,8 @@ def killed(trial: Trial) -> None:
     """What is on its way arrives, from the keeper's memory; the next start resumes at the newest
     save of the memory, losses bitwise.
     """
-    with _stored(trial, steps=150, pause=0.08, store_every=10) as stored:
+    # The memory is there still when what is on its way has arrived.
+    with _stored(trial, steps=150, pause=0.08, store_every=10, linger=60.0) as stored:
         job, wanted = stored.job, trial.reference(stored.job)
         stored.server.delay = lambda method, path: 0.7 if "/step-" in path else 0.0
         job.begin(2)
