@@ -194,12 +194,15 @@ TEST_CASE("a group over Gloo says what it is", "[from_c10d]") {
 
 TEST_CASE("a group over Gloo is split into groups over Gloo", "[from_c10d]") {
   GlooStore store = c10::make_intrusive<c10d::HashStore>();
+  KeptGroups kept;
   run_ranks(4, [&](int rank) {
-    Group group = from_c10d(local_gloo(store, rank, 4, 60s),
-                            {.name = "wrapped", .global_ranks = {10, 11, 12, 13}, .store = store});
+    const Group group =
+        kept.keep(from_c10d(local_gloo(store, rank, 4, 60s),
+                            {.name = "wrapped", .global_ranks = {10, 11, 12, 13}, .store = store}));
     for (int time = 0; time < 2; ++time) {
       // Two parts of one name at the same time, in another order than the ranks'.
-      const Group half = group->split(rank < 2 ? std::vector{1, 0} : std::vector{3, 2}, "half");
+      const Group half =
+          kept.keep(group->split(rank < 2 ? std::vector{1, 0} : std::vector{3, 2}, "half"));
       expect(half->backend_name() == "c10d:gloo" && half->name() == "half", "names");
       expect(half->rank() == 1 - rank % 2 && half->size() == 2, "places");
       expect(
@@ -213,7 +216,8 @@ TEST_CASE("a group over Gloo is split into groups over Gloo", "[from_c10d]") {
       alone->shutdown();
       half->shutdown();
     }
-    expect((group->split({3, 1}, "odd") == nullptr) == (rank % 2 == 0), "only members");
+    const Group odd = kept.keep(group->split({3, 1}, "odd"));
+    expect((odd == nullptr) == (rank % 2 == 0), "only members");
     group->barrier();
     group->shutdown();
   });
