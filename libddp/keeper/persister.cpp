@@ -120,7 +120,7 @@ void Persister::run() {
     }
     if (job) {
       note_move();
-      store(*job);
+      store(std::move(*job));
       note_move();
     }
     commit_what_is_there();
@@ -147,16 +147,14 @@ Persister::Job Persister::take() {
   return job;
 }
 
-void Persister::store(const Job& job) {
+void Persister::store(Job job) {
   const int rank = job.memory->identity().rank;
-  if (is_known(job)) {
-    finish_superseded(rank);
-    return;
-  }
   Slot& slot = job.memory->slot(job.slot);
   const bool is_held = slot.try_hold();
-  if (!is_held || slot.whole() != job.saved) {
-    // Its writer needed the place: a newer save is stored instead, whose request comes.
+  // Whoever is told of the end finds the slot free.
+  job.hold.reset();
+  if (!is_held || is_known(job) || slot.whole() != job.saved) {
+    // Its writer may have needed the place: a newer save is stored instead, whose request comes.
     if (is_held) slot.release();
     finish_superseded(rank);
     return;

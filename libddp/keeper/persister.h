@@ -81,7 +81,7 @@ class Persister {
   void note_move() { moved_ = std::chrono::steady_clock::now().time_since_epoch().count(); }
   /// The next one; REQUIRES that there is one, and the mutex.
   Job take();
-  void store(const Job& job);
+  void store(Job job);
   /// It is stored, or waits for the parts of other ranks.
   bool is_known(const Job& job) const;
   void commit_what_is_there();
