@@ -60,17 +60,25 @@ std::vector<std::shared_ptr<SlotMemory>> RankMemory::fetch() {
   std::vector<std::shared_ptr<SlotMemory>> fetched;
   for (UniqueFd& fd : with_keeper([](KeeperClient& keeper) { return keeper.get(); })) {
     try {
-      if (memory_ && memory_->is_behind(fd.get())) {
-        memory_->check();
-        fetched.push_back(memory_);
-        continue;
+      if (const auto known = mapped(fd.get())) {
+        known->check();
+        fetched.push_back(known);
+      } else {
+        fetched.push_back(std::make_shared<SlotMemory>(SlotMemory::open(std::move(fd))));
       }
-      fetched.push_back(std::make_shared<SlotMemory>(SlotMemory::open(std::move(fd))));
     } catch (const Error& error) {
       log(LogLevel::Warn, "snapshot_memory_damaged", {{"reason", error.what()}});
     }
   }
+  fetched_ = fetched;
   return fetched;
+}
+
+std::shared_ptr<SlotMemory> RankMemory::mapped(int fd) const {
+  if (memory_ && memory_->is_behind(fd)) return memory_;
+  const auto found = std::find_if(fetched_.begin(), fetched_.end(),
+                                  [&](const auto& memory) { return memory->is_behind(fd); });
+  return found == fetched_.end() ? nullptr : *found;
 }
 
 void RankMemory::adopt(const std::shared_ptr<SlotMemory>& memory, int slot) {
@@ -128,6 +136,7 @@ void RankMemory::make(const OwnPieces& own, std::size_t values_bytes, std::uint6
   with_keeper([&](KeeperClient& keeper) { keeper.put(*fresh, storage_); });
   stop_prefault();
   memory_ = std::move(fresh);
+  fetched_.clear();
   pieces_ = own.pieces();
   newest_.reset();
   stored_slot_.reset();

@@ -56,8 +56,8 @@ class RankMemory {
   RankMemory(const RankMemory&) = delete;
   RankMemory& operator=(const RankMemory&) = delete;
 
-  /// All that the keeper holds for this host; damaged ones are left out with a line in the log. The
-  /// one that this rank writes is not mapped again: that takes longer than to copy it.
+  /// All that the keeper holds for this host; damaged ones are left out with a line in the log.
+  /// What the call before has mapped is not mapped again: that takes longer than to copy it.
   std::vector<std::shared_ptr<SlotMemory>> fetch();
   /// Goes on with a memory of fetch(), in which `slot` is the newest that all ranks have.
   void adopt(const std::shared_ptr<SlotMemory>& memory, int slot);
@@ -100,6 +100,8 @@ class RankMemory {
 
  private:
   void connect();
+  /// One that this process has mapped; null for another.
+  std::shared_ptr<SlotMemory> mapped(int fd) const;
   void start_prefault(int slot);
   void stop_prefault();
   template <typename Call>
@@ -112,6 +114,8 @@ class RankMemory {
   const pid_t agent_;
   std::optional<KeeperClient> keeper_;
   std::shared_ptr<SlotMemory> memory_;
+  /// Of fetch(), other ranks' too, as long as nobody makes new ones.
+  std::vector<std::shared_ptr<SlotMemory>> fetched_;
   /// Of the slot that has not been written yet.
   std::shared_ptr<PrefaultJob> prefault_;
   /// What memory_ was made for, to compare the next save with.
