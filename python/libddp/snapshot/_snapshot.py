@@ -463,7 +463,7 @@ def _values_of(version) -> dict[str, Any]:
 def _tensor_keys(tree: Any) -> list[str]:
     """Of all tensors in encoded values."""
     if isinstance(tree, list):
-        return [key for item in tree for key in _tensor_keys(item)]
+        return [key for item in tree if type(item) in (list, dict) for key in _tensor_keys(item)]
     if not isinstance(tree, dict):
         return []
     for kind in ("$tensor", "$array"):

@@ -48,12 +48,12 @@ class Encoder:
                 f"libddp snapshot: {where[:200]} is nested deeper than {MAX_DEPTH} levels. "
                 "Hint: flatten it."
             )
-        if value is None or type(value) in (bool, str):
+        if _is_json(value):
             return value
         if type(value) is int:
-            return value if _SMALLEST <= value <= _LARGEST else {"$int": str(value)}
+            return {"$int": str(value)}
         if type(value) is float:
-            return value if math.isfinite(value) else {"$float": repr(value)}
+            return {"$float": repr(value)}
         if isinstance(value, Mapping):
             return self._encode_mapping(value, where, depth)
         if type(value) in (list, tuple, torch.Size, set, frozenset):
@@ -70,7 +70,10 @@ class Encoder:
         return {"$dict": named}
 
     def _encode_sequence(self, value: Any, where: str, depth: int) -> Any:
-        items = [self.encode(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+        items = [
+            item if _is_json(item) else self.encode(item, f"{where}[{i}]", depth + 1)
+            for i, item in enumerate(value)
+        ]
         return items if type(value) is list else {f"${type(value).__name__.lower()}": items}
 
     def _encode_leaf(self, value: Any, where: str) -> Any:
@@ -105,6 +108,16 @@ class Encoder:
         return known
 
 
+def _is_json(value: Any) -> bool:
+    """Whether JSON has it as it is: asked of the hundreds of numbers of Python's random."""
+    kind = type(value)
+    if kind is int:
+        return _SMALLEST <= value <= _LARGEST
+    if kind is float:
+        return math.isfinite(value)
+    return value is None or kind is str or kind is bool
+
+
 def decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """What Encoder.encode was given; Mappings are dicts, keys and tensors as they were.
 
@@ -112,7 +125,7 @@ def decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         SnapshotError: it is none of its trees.
     """
     if isinstance(tree, list):
-        return [decode(item, tensors) for item in tree]
+        return [decode(item, tensors) if type(item) in (list, dict) else item for item in tree]
     if not isinstance(tree, dict):
         return tree
     if len(tree) != 1 or not next(iter(tree)).startswith("$"):
