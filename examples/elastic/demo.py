@@ -27,11 +27,8 @@ from shared import UserError, key, parse, run_script
 
 ACTS = ("worker", "agent", "hosts")
 SCRIPT = Path(__file__).resolve().parent / "train_elastic.py"
-#: The first step imports torch._dynamo: what is imported before the fork is not waited for.
-MODULES = "torch,torch._dynamo,libddp.distributed,libddp.nn.parallel"
 #: Of each launcher. Another way of starting over is another flag here.
-LAUNCH = ["--preload", f"--preload-modules={MODULES}", "--max-restarts=20"]
-LAUNCH += ["--monitor-interval=0.1"]
+LAUNCH = ["--preload", "--max-restarts=20"]
 
 
 @dataclass

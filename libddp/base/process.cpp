@@ -6,7 +6,10 @@
 
 #include <atomic>
 #include <fstream>
+#include <iterator>
 #include <optional>
+#include <sstream>
+#include <vector>
 
 #include "libddp/base/env.h"
 
@@ -21,6 +24,20 @@ std::string link_target(const char* path) {
   char target[64];
   const ssize_t size = ::readlink(path, target, sizeof(target));
   return size > 0 ? std::string(target, static_cast<std::size_t>(size)) : std::string();
+}
+
+/// Number of the first field that stat_fields() has.
+constexpr std::size_t kFirstField = 3;
+
+/// What /proc/PID/stat says behind the program's name, which may hold anything, parentheses too:
+/// "4711 (name) S ..." (proc_pid_stat(5)). None where there is no such process.
+std::vector<std::string> stat_fields(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return {};
+  std::istringstream fields(text.substr(name_end + 1));
+  return {std::istream_iterator<std::string>(fields), {}};
 }
 
 }  // namespace
@@ -48,12 +65,14 @@ std::string network_namespace() { return link_target("/proc/self/ns/net"); }
 std::string pid_namespace() { return link_target("/proc/self/ns/pid"); }
 
 char process_state(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  std::getline(file, line);
-  // "4711 (name) S ...": the name may hold anything, parentheses too.
-  const std::size_t end = line.rfind(')');
-  return end == std::string::npos || end + 2 >= line.size() ? '\0' : line[end + 2];
+  const std::vector<std::string> fields = stat_fields(pid);
+  return fields.empty() ? '\0' : fields[0][0];
+}
+
+std::string process_begin(pid_t pid) {
+  constexpr std::size_t kBegin = 22 - kFirstField;
+  const std::vector<std::string> fields = stat_fields(pid);
+  return fields.size() > kBegin ? fields[kBegin] : "";
 }
 
 std::uint64_t fork_generation() {

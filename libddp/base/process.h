@@ -35,6 +35,10 @@ std::string pid_namespace();
 /// signal), 't' (held by a debugger), 'Z', ... (proc(5)); 0 where it says nothing.
 char process_state(pid_t pid);
 
+/// When a process of this pid namespace began, as the kernel counts it, so that its id is not taken
+/// for that of a later one; empty where it says nothing.
+std::string process_begin(pid_t pid);
+
 /// Number of fork() calls between the first call of this function and this process.
 /// A counter, not getpid(): no system call, and cheap enough for hot paths.
 std::uint64_t fork_generation();

@@ -28,4 +28,9 @@ std::string random_hex(std::size_t num_bytes) {
   return text;
 }
 
+bool is_random_hex(std::string_view text, std::size_t num_bytes) {
+  return text.size() == 2 * num_bytes &&
+         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
 }  // namespace libddp

@@ -5,9 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
-#include <sstream>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -27,11 +25,6 @@ bool is_numeric_address(const std::string& text) {
   in6_addr any{};
   return ::inet_pton(AF_INET, text.c_str(), &any) == 1 ||
          ::inet_pton(AF_INET6, text.c_str(), &any) == 1;
-}
-
-bool is_instance(const std::string& text) {
-  return text.size() == 2 * kInstanceBytes &&
-         text.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
 [[noreturn]] void refuse_handle(const std::string& text, const std::string& why) {
@@ -94,28 +87,14 @@ MemberHandle MemberHandle::decode(const std::string& text) {
     const bool is_other_version = text.starts_with("libddp-member-");
     refuse_handle(text, is_other_version ? error.what() : "it is of another form");
   }
-  if (!is_instance(handle.instance)) refuse_handle(text, "its name is of another form");
+  if (!is_random_hex(handle.instance, kInstanceBytes))
+    refuse_handle(text, "its name is of another form");
   if (!is_numeric_address(handle.address)) refuse_handle(text, "it holds no numeric address");
   return handle;
 }
 
 std::string MemberHandle::who() const {
   return fmt::format("pid {} on {}", pid, printable(host.substr(0, kMaxShownBytes)));
-}
-
-// proc_pid_stat(5): the 22nd field, and the 20th behind the name, which may hold anything.
-std::string process_begin(pid_t pid) {
-  constexpr int kFieldsBetween = 19;
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  if (!std::getline(file, line)) return "";
-  const std::size_t name_end = line.rfind(')');
-  if (name_end == std::string::npos) return "";
-  std::istringstream fields(line.substr(name_end + 1));
-  std::string field;
-  for (int i = 0; i < kFieldsBetween; ++i) fields >> field;
-  fields >> field;
-  return field;
 }
 
 }  // namespace libddp

@@ -48,7 +48,4 @@ struct MemberHandle {
   std::string who() const;
 };
 
-/// The `begun` of a process of this namespace; empty where there is none.
-std::string process_begin(pid_t pid);
-
 }  // namespace libddp

@@ -5,7 +5,6 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "libddp/base/deadline.h"
-#include "libddp/base/env.h"
 #include "libddp/base/error.h"
 #include "libddp/host/member_handle.h"
 #include "libddp/rendezvous/store_opening.h"
@@ -13,13 +12,6 @@
 
 namespace libddp {
 namespace {
-
-bool is_interface_chosen() {
-  for (const char* name : {"LIBDDP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}) {
-    if (env_text(name)) return true;
-  }
-  return false;
-}
 
 /// As it was written: what a name means here says nothing about where the others are.
 bool is_loopback_text(const std::string& host) {

@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "libddp/base/error.h"
+#include "libddp/base/process.h"
 #include "libddp/transport/unix_socket.h"
 
 namespace libddp {

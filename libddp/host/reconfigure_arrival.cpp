@@ -6,13 +6,14 @@
 #include <system_error>
 
 #include "libddp/base/error.h"
+#include "libddp/base/random.h"
 #include "libddp/bootstrap/record.h"
 
 namespace libddp {
 namespace {
 
 constexpr RecordForm kArrivalForm{"libddp-arrival-1", "the store holds no arrival of a member"};
-constexpr std::size_t kDigestDigits = 16;
+constexpr std::size_t kDigestBytes = 8;
 
 }  // namespace
 
@@ -38,10 +39,7 @@ ReconfigureArrival ReconfigureArrival::decode(const std::string& text) {
   arrival.world_size = fields.integer(1, static_cast<int>(ReconfigurePlan::kMaxMembers));
   arrival.digest = fields.field();
   fields.end();
-  if (arrival.digest.size() != kDigestDigits ||
-      arrival.digest.find_first_not_of("0123456789abcdef") != std::string::npos) {
-    fields.refuse();
-  }
+  if (!is_random_hex(arrival.digest, kDigestBytes)) fields.refuse();
   return arrival;
 }
 

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "libddp/base/error.h"
+#include "libddp/base/fnv.h"
 
 namespace libddp {
 namespace {
@@ -17,14 +18,9 @@ std::string name_of(std::int64_t uuid) { return fmt::format("reconfigure(uuid={}
   throw ArgumentError(fmt::format("libddp {}: {}. Hint: {}.", name_of(uuid), what, hint));
 }
 
-/// FNV-1a: the same in every build, and no secret.
 std::string digest_of(const std::vector<MemberHandle>& members) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const MemberHandle& member : members) {
-    for (const char digit : member.instance) {
-      hash = (hash ^ static_cast<unsigned char>(digit)) * 0x100000001b3u;
-    }
-  }
+  std::uint64_t hash = kFnvBegin;
+  for (const MemberHandle& member : members) hash = fnv1a(member.instance, hash);
   return fmt::format("{:016x}", hash);
 }
 

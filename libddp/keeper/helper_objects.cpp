@@ -49,10 +49,17 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 HelperObjects::HelperObjects(const StorageHelper& helper, std::string address)
     : address_(std::move(address)) {
   start(helper);
-  call(to_text({{"call", "start"}, {"address", address_}}));
+  try {
+    call(to_text({{"call", "start"}, {"address", address_}}));
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
-HelperObjects::~HelperObjects() {
+HelperObjects::~HelperObjects() { end(); }
+
+void HelperObjects::end() {
   socket_.reset();
   const Deadline end = Deadline::after(kEndPatience);
   while (::waitpid(pid_, nullptr, WNOHANG) == 0) {

@@ -54,6 +54,8 @@ class HelperObjects final : public ObjectStore {
 
  private:
   void start(const StorageHelper& helper);
+  /// Waits for its end, so that nothing is left of it.
+  void end();
   /// Sends a request, and `payload` behind it if there is one; returns the answer's bytes.
   std::string call(const std::string& request, const std::string* payload = nullptr) const;
 

@@ -11,19 +11,18 @@ std::unique_ptr<SnapshotStore> OpenedStorage::open(const KeeperStorage& storage)
   const bool is_known = objects_ && !objects_->is_lost() && helper_ == storage.helper &&
                         objects_->address() == storage.folder;
   if (!is_known) {
-    const std::lock_guard lock(mutex_);
     // The one before ends first: two of them take twice the memory.
-    objects_.reset();
-    if (is_abandoned_) throw SnapshotError("libddp snapshot: the keeper ends.");
-  }
-  if (!is_known) {
-    auto objects = std::make_shared<HelperObjects>(storage.helper, storage.folder);
-    const std::lock_guard lock(mutex_);
-    if (is_abandoned_) throw SnapshotError("libddp snapshot: the keeper ends.");
-    objects_ = std::move(objects);
+    keep(nullptr);
+    keep(std::make_shared<HelperObjects>(storage.helper, storage.folder));
     helper_ = storage.helper;
   }
   return std::make_unique<ObjectFolder>(objects_);
+}
+
+void OpenedStorage::keep(std::shared_ptr<HelperObjects> objects) {
+  const std::lock_guard lock(mutex_);
+  if (is_abandoned_) throw SnapshotError("libddp snapshot: the keeper ends.");
+  objects_ = std::move(objects);
 }
 
 void OpenedStorage::abandon() {

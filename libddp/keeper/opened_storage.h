@@ -25,6 +25,9 @@ class OpenedStorage {
   void abandon();
 
  private:
+  /// In place of the one before. Throws SnapshotError once it is abandoned.
+  void keep(std::shared_ptr<HelperObjects> objects);
+
   std::mutex mutex_;
   std::shared_ptr<HelperObjects> objects_;
   StorageHelper helper_;

@@ -9,19 +9,16 @@
 #include <string_view>
 
 #include "libddp/base/error.h"
+#include "libddp/base/fnv.h"
 #include "libddp/base/group_identity.h"
 
 namespace libddp {
 namespace {
 
-/// FNV-1a; the end of a line counts, so that lines cannot slide into each other.
+/// The end of a line counts, so that lines cannot slide into each other.
 std::int64_t hash_of(const std::vector<std::string>& lines) {
-  std::uint64_t hash = 14695981039346656037ull;
-  const auto add = [&](unsigned char byte) { hash = (hash ^ byte) * 1099511628211ull; };
-  for (const std::string& line : lines) {
-    for (const char c : line) add(static_cast<unsigned char>(c));
-    add('\n');
-  }
+  std::uint64_t hash = kFnvBegin;
+  for (const std::string& line : lines) hash = fnv1a("\n", fnv1a(line, hash));
   return static_cast<std::int64_t>(hash);
 }
 

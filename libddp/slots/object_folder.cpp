@@ -32,9 +32,11 @@ struct Found {
   std::map<std::string, std::string> files;
 };
 
-std::string prefix_of(const SavedStep& saved) {
-  return fmt::format("step-{}.{}/", saved.step, saved.sequence);
+std::string name_of(const SavedStep& saved) {
+  return fmt::format("step-{}.{}", saved.step, saved.sequence);
 }
+
+std::string prefix_of(const SavedStep& saved) { return name_of(saved) + '/'; }
 
 std::string part_name(const SavedStep& saved, const std::string& start, int rank) {
   return fmt::format("{}rank-{}.{}.json", prefix_of(saved), rank, start);
@@ -80,9 +82,7 @@ std::vector<SnapshotStore::Entry> ObjectFolder::list() const {
   std::vector<Entry> entries;
   for (const Found& each : find_saves(objects_->list())) {
     if (!each.has_index) continue;
-    const std::string name = prefix_of(each.saved);
-    entries.push_back(
-        {.saved = each.saved, .path = objects_->address() + "/" + name.substr(0, name.size() - 1)});
+    entries.push_back({.saved = each.saved, .path = path_of(each.saved)});
   }
   return entries;
 }
@@ -93,10 +93,8 @@ std::vector<SnapshotStore::Part> ObjectFolder::unfinished() const {
     if (each.has_index) continue;
     std::set<std::string> starts;
     for (const auto& [name, start] : each.files) starts.insert(start);
-    const std::string prefix = prefix_of(each.saved);
-    const std::string path = objects_->address() + "/" + prefix.substr(0, prefix.size() - 1);
     for (const std::string& start : starts) {
-      parts.push_back({.saved = each.saved, .start = start, .path = path});
+      parts.push_back({.saved = each.saved, .start = start, .path = path_of(each.saved)});
     }
   }
   return parts;
@@ -178,10 +176,9 @@ SnapshotStore::Entry ObjectFolder::commit(const SavedStep& saved, const std::str
       refuse_stored_file(objects_->address() + "/" + parts.back(), error.what());
     }
   }
-  const std::string prefix = prefix_of(saved);
-  write_text(prefix + kIndexObject, index.encode());
+  write_text(prefix_of(saved) + kIndexObject, index.encode());
   objects_->remove(parts);
-  return {.saved = saved, .path = objects_->address() + "/" + prefix.substr(0, prefix.size() - 1)};
+  return {.saved = saved, .path = path_of(saved)};
 }
 
 void ObjectFolder::keep_newest(int count, const std::string& start) {
@@ -202,6 +199,10 @@ void ObjectFolder::keep_newest(int count, const std::string& start) {
   // First they lose their index: half of a snapshot is none.
   if (!indices.empty()) objects_->remove(indices);
   if (!files.empty()) objects_->remove(files);
+}
+
+std::string ObjectFolder::path_of(const SavedStep& saved) const {
+  return objects_->address() + '/' + name_of(saved);
 }
 
 std::string ObjectFolder::text_of(const std::string& name) const {

@@ -45,6 +45,7 @@ class ObjectFolder final : public SnapshotStore {
   std::string run(bool may_create);
 
  private:
+  std::string path_of(const SavedStep& saved) const;
   std::string text_of(const std::string& name) const;
   void write_text(const std::string& name, const std::string& text);
 

@@ -179,7 +179,7 @@ StoredFile send_stored(const std::string& path, const ChunkSource& source,
 
 StoredFile write_stored_file(const std::string& path, const ChunkSource& source) {
   FreshFile file(path);
-  file.reserve(head_of(source.layout()).size() + source.layout().data_bytes());
+  file.reserve(kCountBytes + source.layout().text().size() + source.layout().data_bytes());
   StoredFile stored =
       send_stored(path, source, [&](std::span<const std::byte> bytes) { file.append(bytes); });
   file.put_in_place();

@@ -4,7 +4,6 @@
 
 #include <string>
 
-#include "libddp/base/error.h"
 #include "libddp/base/random.h"
 #include "libddp/snapshot/tensor_source.h"
 
@@ -12,12 +11,7 @@ namespace libddp {
 
 std::uint64_t save_directly(const JobRanks& ranks, SnapshotStore& store, const SavedStep& saved,
                             int keep, const OwnPieces& own, std::string_view values) {
-  for (const auto& told : ranks.gather_numbers({saved.step})) {
-    if (told[0] == saved.step) continue;
-    throw ArgumentError(fmt::format(
-        "libddp snapshot: ranks save steps {} and {}. Hint: all ranks save the same step.",
-        saved.step, told[0]));
-  }
+  check_same_step(ranks.gather_numbers({saved.step}));
   // Files of different saves never have one name, also where one of them has failed.
   const std::string start = ranks.from_first(random_hex(4));
   const std::string what = fmt::format("save step {}", saved.step);

@@ -88,4 +88,14 @@ void JobRanks::together(const std::string& what, const std::function<void()>& wo
   throw StateError(told);
 }
 
+void check_same_step(const std::vector<std::vector<std::int64_t>>& numbers) {
+  for (std::size_t rank = 1; rank < numbers.size(); ++rank) {
+    if (numbers[rank][0] == numbers[0][0]) continue;
+    throw ArgumentError(fmt::format(
+        "libddp snapshot: rank 0 saves step {}, rank {} step {}. Hint: all ranks save the same "
+        "step.",
+        numbers[0][0], rank, numbers[rank][0]));
+  }
+}
+
 }  // namespace libddp

@@ -51,4 +51,8 @@ class JobRanks {
   HostLayout hosts_;
 };
 
+/// What gather_numbers() gave, whose first ones are the steps that the ranks save. Throws
+/// ArgumentError, the same on all, where they differ.
+void check_same_step(const std::vector<std::vector<std::int64_t>>& numbers);
+
 }  // namespace libddp

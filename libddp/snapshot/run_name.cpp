@@ -5,16 +5,16 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <sstream>
 
 #include "libddp/base/env.h"
 #include "libddp/base/error.h"
+#include "libddp/base/fnv.h"
 #include "libddp/base/printable.h"
+#include "libddp/base/process.h"
 #include "libddp/base/random.h"
 #include "libddp/base/unique_fd.h"
 #include "libddp/slots/run_file.h"
@@ -35,26 +35,6 @@ std::string read_run(const fs::path& path) {
   std::ifstream file(path);
   if (!file) return "";
   return run_in_text({std::istreambuf_iterator<char>(file), {}}, path.string());
-}
-
-/// FNV-1a: short, and the same in every process.
-std::uint64_t hash_of(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325ull;
-  for (const unsigned char byte : text) hash = (hash ^ byte) * 0x100000001b3ull;
-  return hash;
-}
-
-/// When a process began, so that its id is not taken for that of a later one.
-std::string beginning_of(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  // Behind the program's name, which may have blanks, comes the third field (proc(5)).
-  const std::size_t name_end = text.rfind(')');
-  std::istringstream fields(name_end == std::string::npos ? "" : text.substr(name_end + 1));
-  std::string field = "0";
-  for (int number = 3; number <= 22 && fields >> field; ++number) {
-  }
-  return field;
 }
 
 }  // namespace
@@ -99,11 +79,11 @@ std::string run_of_folder(const std::string& folder, bool may_create) {
 std::string run_of_launcher() {
   for (const char* variable : {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"}) {
     const auto id = env_text(variable);
-    if (id && *id != "none")
-      return is_run_name(*id) ? *id : fmt::format("job-{:016x}", hash_of(*id));
+    if (id && *id != "none") return is_run_name(*id) ? *id : fmt::format("job-{:016x}", fnv1a(*id));
   }
   const pid_t parent = ::getppid();
-  return fmt::format("parent-{}-{}", parent, beginning_of(parent));
+  const std::string begin = process_begin(parent);
+  return fmt::format("parent-{}-{}", parent, begin.empty() ? "0" : begin);
 }
 
 std::string absolute_folder(const std::string& folder) {

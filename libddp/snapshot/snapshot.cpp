@@ -246,7 +246,12 @@ Snapshot::SavePlace Snapshot::agree_on_place(const std::string& what, std::int64
         {step, offer.needs_memory, static_cast<std::int64_t>(offer.bytes_needed),
          offer.can_write[0], offer.can_write[1], offer.is_stored, offer.has_moved,
          static_cast<std::int64_t>(ready_ ? ready_->bytes() : 0)});
-    check_same_step(offers);
+    try {
+      check_same_step(offers);
+    } catch (const ArgumentError&) {
+      memory_->withdraw();
+      throw;
+    }
     const auto any = [&](std::size_t number, std::int64_t value) {
       return std::any_of(offers.begin(), offers.end(),
                          [&](const auto& each) { return each[number] == value; });
@@ -272,17 +277,6 @@ Snapshot::SavePlace Snapshot::agree_on_place(const std::string& what, std::int64
           ranks_->rank(), what, kSlotPatience.count(), options_.folder));
     }
     std::this_thread::sleep_for(kPause);
-  }
-}
-
-void Snapshot::check_same_step(const Numbers& offers) {
-  for (std::size_t rank = 1; rank < offers.size(); ++rank) {
-    if (offers[rank][0] == offers[0][0]) continue;
-    memory_->withdraw();
-    throw ArgumentError(fmt::format(
-        "libddp snapshot: rank 0 saves step {}, rank {} step {}. Hint: all ranks save the same "
-        "step.",
-        offers[0][0], rank, offers[rank][0]));
   }
 }
 

@@ -156,7 +156,6 @@ class Snapshot {
   std::uint64_t newest_in_folder();
   SavePlace agree_on_place(const std::string& what, std::int64_t step, const OwnPieces& own,
                            std::size_t values_bytes);
-  void check_same_step(const Numbers& offers);
   void make_memory(const std::string& what, const OwnPieces& own, std::size_t values_bytes,
                    const Numbers& offers);
   /// The sum of a number over the ranks of this host.

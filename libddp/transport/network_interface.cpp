@@ -169,6 +169,8 @@ std::optional<NameChoice> chosen_names() {
 
 }  // namespace
 
+bool is_interface_chosen() { return chosen_names().has_value(); }
+
 std::vector<NetworkInterface> network_interfaces() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) throw NetworkError(errno_text("getifaddrs", errno));

@@ -36,6 +36,9 @@ struct NetworkInterface {
 
 std::vector<NetworkInterface> network_interfaces();
 
+/// One of the variables decides.
+bool is_interface_chosen();
+
 /// The entries of `known` that `value` names, in the order of preference. Throws ArgumentError,
 /// which lists what exists, if there are none; `variable` is for its text.
 std::vector<NetworkInterface> matching_interfaces(const std::vector<NetworkInterface>& known,

@@ -370,7 +370,6 @@ class Agent:
         self._meet()
         self._has_lines = False
         self._start(range(self._config.nproc_per_node))
-        self._tell({})
 
     def _start(self, local_ranks) -> None:
         """A newcomer gets the last epoch's environment, and the next one's when that begins."""

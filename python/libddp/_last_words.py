@@ -12,6 +12,8 @@ import time
 import traceback
 from dataclasses import dataclass
 
+from libddp._whole_file import write_text
+
 _FILE = "TORCHELASTIC_ERROR_FILE"
 MAX_TEXT = 2000
 
@@ -61,10 +63,7 @@ def record_error(error: BaseException, place: tuple[str, int] | None) -> None:
     try:
         # The launcher stops the workers that are left, some of them in here: half a file ends
         # torch's agent, and the restarts with it.
-        part = f"{path}.{os.getpid()}.part"
-        with open(part, "w", encoding="utf-8") as file:
-            json.dump({"message": {"message": text, "extraInfo": extra}}, file)
-        os.replace(part, path)
+        write_text(path, json.dumps({"message": {"message": text, "extraInfo": extra}}))
     except OSError:
         pass  # the exception itself is printed in any case
 

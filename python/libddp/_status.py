@@ -19,6 +19,7 @@ import time
 
 from libddp import _steps
 from libddp._last_words import LastWords
+from libddp._whole_file import write_text
 
 INTERVAL_SECONDS = 1.0
 
@@ -90,12 +91,8 @@ class Status:
     def _write(self, facts: dict) -> None:
         if not self._file:
             return
-        new = f"{self._file}.{os.getpid()}.new"
         try:
-            with open(new, "w", encoding="utf-8") as file:
-                json.dump(facts, file, indent=1)
-                file.write("\n")
-            os.replace(new, self._file)
+            write_text(self._file, json.dumps(facts, indent=1) + "\n")
         except OSError as error:
             if not self._has_complained:
                 self._has_complained = True

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "libddp/base/error.h"
+#include "libddp/base/process.h"
 #include "libddp/host/member_watch.h"
 #include "libddp/host/reconfigure_arrival.h"
 #include "tests/support/catch.h"

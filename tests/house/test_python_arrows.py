@@ -24,6 +24,7 @@ ROOMS = {
             "_load",
             "_objects",
             "_upload",
+            "_whole_file",
             "_torch_backend",
             "_torch_patches",
             "_program_line",

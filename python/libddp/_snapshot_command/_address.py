@@ -46,15 +46,16 @@ class _Address(Folder):
 
     def unfinished(self) -> list[Part]:
         parts = [Part(*part, [], 0, 0) for part in self.core.unfinished()]
-        return [self._filled(part) for part in parts]
+        names = self._objects.list() if parts else []
+        return [self._filled(part, names) for part in parts]
 
     def index_of_its_own(self) -> dict[str, Any] | None:
         return None
 
-    def _filled(self, part: Part) -> Part:
+    def _filled(self, part: Part, names: list[str]) -> Part:
         """With what is there of it: an object is there when it is whole."""
         ranks, world_size, size = [], 0, 0
-        for name in self._objects.list():
+        for name in names:
             found = _OBJECT.fullmatch(name)
             if not found or found[5] != part.start or int(found[2]) != part.sequence:
                 continue

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import torch.distributed.distributed_c10d as c10d
 
+from libddp._whole_file import write_text
 from libddp.distributed import _groups
 
 
@@ -39,15 +39,5 @@ def flight_log(path: str | os.PathLike | None = None, group=None) -> dict:
         groups = [found for found in map(_groups.find, list(c10d._world.pg_map)) if found]
     log = {"groups": [json.loads(one.flight_log()) for one in groups]}
     if path is not None:
-        _write(Path(path), json.dumps(log, indent=1))
+        write_text(path, json.dumps(log, indent=1))
     return log
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(text)
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise

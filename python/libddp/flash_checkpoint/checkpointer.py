@@ -17,8 +17,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
+from libddp._whole_file import write_text
 from libddp.errors import ArgumentError
-from libddp.snapshot._labels import read_label, write_label, write_text
+from libddp.snapshot._labels import read_label, write_label
 from libddp.snapshot._snapshot import Snapshot
 
 TRACKER = "dlrover_latest.txt"

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from libddp._whole_file import write_text
 from libddp.errors import ArgumentError
 from libddp.flash_checkpoint.checkpointer import Checkpointer, StorageType
-from libddp.snapshot._labels import write_text
 
 #: The modules whose objects are taken apart and made again: ZeRO's states have a loss scaler, and
 #: where in the flat arrays each parameter is.

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from transformers import Trainer
 
+from libddp._whole_file import write_text
 from libddp.flash_checkpoint.checkpointer import TRACKER
-from libddp.snapshot._labels import write_text
 from libddp.snapshot._snapshot import Snapshot
 from libddp.snapshot.transformers import TrainerSaves, refuse_sharded
 

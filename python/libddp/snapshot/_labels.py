@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from libddp._whole_file import write_text
 from libddp.errors import ArgumentError
 
 _MAX_LABEL_BYTES = 4096
@@ -56,10 +57,3 @@ def read_label(path: str | os.PathLike) -> int | None:
 def read_file(path: str | os.PathLike) -> dict[str, Any]:
     """What torch.save wrote: tensors and plain values, no code."""
     return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """At once, or not at all."""
-    whole = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    whole.write_text(text)
-    whole.replace(path)

@@ -267,13 +267,12 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_no_half_file(tmp_path):
     """torch's agent reads the file before we do, and ends itself over half a file."""
     path = tmp_path / "error.json"
     program = (
-        "import json, os, signal\n"
+        "import os, pathlib, signal\n"
         "from libddp import _last_words\n"
-        "def dump(document, file):\n"
-        "    file.write(json.JSONEncoder().encode(document)[:40])\n"
-        "    file.flush()\n"
+        "def replace(beside, path):\n"
+        "    assert 'broken' in beside.read_text()\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "_last_words.json.dump = dump\n"
+        "pathlib.Path.replace = replace\n"
         "_last_words.record_error(RuntimeError('broken'), None)\n"
     )
     environment = os.environ | {"TORCHELASTIC_ERROR_FILE": str(path), "RANK": "0"}

@@ -13,6 +13,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+import zero_engine
 
 
 class Scaler:
@@ -157,35 +158,6 @@ def test_memory_is_newer_than_the_disk(tmp_path):
     ranks.run(loads, 3, str(tmp_path))
 
 
-def zero_engine(stage):
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    import deepspeed
-
-    # Its shared-memory all-reduce would be compiled here, and would take the backend's place.
-    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 4))
-    return deepspeed.initialize(
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), 1e-2),
-        config={
-            "train_micro_batch_size_per_gpu": 4,
-            "zero_optimization": {"stage": stage},
-            "zero_force_ds_cpu_optimizer": False,
-            "zero_allow_untested_optimizer": True,
-        },
-        dist_init_required=False,
-    )[0]
-
-
-def zero_step(engine):
-    data = torch.Generator().manual_seed(10 * engine.global_steps + dist.get_rank())
-    loss = engine(torch.randn(4, 16, generator=data)).pow(2).mean()
-    engine.backward(loss)
-    engine.step()
-    return loss.item()
-
-
 def zero_trains(folder, begins):
     """The losses of steps 0 to 5 of each stage, saved in between; or of those after the load."""
     from libddp.distributed import init_process_group
@@ -195,14 +167,15 @@ def zero_trains(folder, begins):
     init_process_group("libddp")
     losses = {}
     for stage in (1, 2, 3):
-        engine, place = zero_engine(stage), os.path.join(folder, str(stage))
+        engine, place = zero_engine.make(stage), os.path.join(folder, str(stage))
         checkpointer = DeepSpeedCheckpointer(engine, place)
         if not begins:
             _, client = checkpointer.load_checkpoint(place)
             assert client["note"] == engine.global_steps == 4
         losses[stage] = []
         while engine.global_steps < 6:
-            losses[stage].append(zero_step(engine))
+            draws = torch.Generator().manual_seed(10 * engine.global_steps + dist.get_rank())
+            losses[stage].append(zero_engine.step(engine, draws))
             kind = {2: StorageType.DISK, 4: StorageType.MEMORY}.get(engine.global_steps)
             if begins and kind is not None:
                 note = {"note": engine.global_steps}

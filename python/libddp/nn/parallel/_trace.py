@@ -11,10 +11,10 @@ import json
 import os
 import platform
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
+from libddp._whole_file import write_text
 from libddp.errors import ArgumentError, StateError
 from libddp.nn.parallel._clocks import clock_offsets
 from libddp.nn.parallel._timings import PassTimes
@@ -136,7 +136,7 @@ def _try_to_write(path, records: list[dict], offsets: list[int]) -> Exception | 
             "show. Hint: call it after a training step."
         )
     try:
-        write_whole(Path(path), json.dumps(trace(records, offsets)))
+        write_text(path, json.dumps(trace(records, offsets)))
     except (OSError, TypeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         return ArgumentError(
@@ -144,17 +144,6 @@ def _try_to_write(path, records: list[dict], offsets: list[int]) -> Exception | 
             "Hint: pass a file in a folder that exists and that rank 0 may write to."
         )
     return None
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Puts a file there that is whole or not there; leaves nothing else behind."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def _gather(group, record: dict) -> list[dict]:

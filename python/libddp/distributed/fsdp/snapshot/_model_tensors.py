@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from libddp.distributed.fsdp.state import _loading, _optim_state
 from libddp.distributed.fsdp.state._shard_specs import ShardSpec
@@ -31,8 +30,6 @@ class Entry:
     end: int
     #: They, in the memory of the parameter, buffer or optimizer.
     tensor: torch.Tensor
-    #: Whether this rank writes them into a snapshot.
-    is_writer: bool
     #: Other ranks have other elements.
     is_part: bool
 
@@ -101,6 +98,6 @@ def _entry(key: str, value: torch.Tensor, spec: ShardSpec | None) -> Entry:
                 "state_dict() with torch.distributed.checkpoint."
             )
         own = own_shard(value, spec)
-        return Entry(key, spec.shape, spec.begin, spec.end, own, spec.is_writer, True)
+        return Entry(key, spec.shape, spec.begin, spec.end, own, True)
     tensor = value.detach()
-    return Entry(key, tensor.shape, 0, tensor.numel(), tensor, dist.get_rank() == 0, False)
+    return Entry(key, tensor.shape, 0, tensor.numel(), tensor, False)

@@ -42,8 +42,6 @@ class ShardSpec:
     group: Any
     #: In the group.
     rank: int = 0
-    #: Whether it is this rank of those that own the same that writes it into files.
-    is_writer: bool = True
     #: Of the unit.
     sharding: Sharding = field(default_factory=Sharding)
     #: The dimension that is cut; `ranges` are of the tensor that has it in front.
@@ -126,9 +124,8 @@ def shard_specs_of_unit(wrapped: WrappedModule) -> dict[int, ShardSpec]:
     found = {}
     parameters = dict(wrapped.parameters)
     sharding = wrapped.sharding
-    group, replicate = sharding.shard, sharding.replicate
+    group = sharding.shard
     own_rank = group.rank() if group else 0
-    is_writer = replicate is None or replicate.rank() == 0
     layouts = [wrapped.made.layout(rank) for rank in range(group.size() if group else 1)]
     for rows in zip(*layouts, strict=True):
         name, shape = rows[0][:2]
@@ -139,7 +136,6 @@ def shard_specs_of_unit(wrapped: WrappedModule) -> dict[int, ShardSpec]:
             torch.Size(rows[own_rank][4]),
             group,
             own_rank,
-            is_writer,
             sharding,
         )
     for param in wrapped.params:
