@@ -12,6 +12,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/python_objects.h"
+#include "libddp/snapshot/load_attempts.h"
 #include "libddp/snapshot/remote_storage.h"
 #include "libddp/snapshot/saved_version.h"
 
@@ -103,6 +104,12 @@ void bind_snapshot(py::module_& module) {
       .def_property_readonly("name", &SavedVersion::name)
       .def_property_readonly("values", &SavedVersion::values)
       .def_property_readonly("tensors", &pieces_of);
+  py::class_<LoadAttempts>(module, "LoadAttempts")
+      .def(py::init<>())
+      .def("pass_over", &LoadAttempts::pass_over, py::arg("reason"), py::arg("is_damaged"))
+      .def_property_readonly("has_passed_over", &LoadAttempts::has_passed_over)
+      .def("went_on", &LoadAttempts::went_on, py::arg("name"))
+      .def("check", &LoadAttempts::check);
   py::class_<Snapshot, std::shared_ptr<Snapshot>>(module, "Snapshot")
       .def(py::init([](Group group, std::string folder, int keep, int replicas, std::string run,
                        double linger, int num_threads, const py::object& objects,

@@ -12,18 +12,19 @@
 namespace libddp {
 namespace {
 
-void check_same(const WantedPiece& wanted, const Piece& stored) {
+void check_same(const WantedPiece& wanted, const Piece& stored, const std::string& of) {
   if (wanted.dtype == stored.dtype && wanted.shape == stored.shape) return;
   throw ArgumentError(fmt::format(
-      "libddp snapshot: '{}' was stored as {} [{}], here it is {} [{}]. Hint: load into the model "
-      "and optimizer that were saved.",
-      printable(wanted.key), stored.dtype, fmt::join(stored.shape, ", "), wanted.dtype,
+      "libddp snapshot: {}: '{}' was stored as {} [{}], here it is {} [{}]. Hint: load into the "
+      "model and optimizer that were saved.",
+      of, printable(wanted.key), stored.dtype, fmt::join(stored.shape, ", "), wanted.dtype,
       fmt::join(wanted.shape, ", ")));
 }
 
 class Planner {
  public:
-  explicit Planner(const std::vector<const PieceLayout*>& layouts) : layouts_(layouts) {
+  Planner(const std::vector<const PieceLayout*>& layouts, const std::string& of)
+      : layouts_(layouts), of_(of) {
     plan_.segments.resize(layouts.size());
   }
 
@@ -62,7 +63,7 @@ class Planner {
     for (const PieceLayout* layout : layouts_) {
       found.push_back(layout->find(wanted.key));
       if (!found.back()) continue;
-      check_same(wanted, *found.back());
+      check_same(wanted, *found.back(), of_);
       is_there = true;
     }
     if (!is_there && wanted.begin == wanted.end) miss(wanted, wanted.begin);
@@ -76,14 +77,15 @@ class Planner {
   }
 
   const std::vector<const PieceLayout*>& layouts_;
+  const std::string& of_;
   ReadPlan plan_;
 };
 
 }  // namespace
 
 ReadPlan plan_read(const std::vector<WantedPiece>& wanted,
-                   const std::vector<const PieceLayout*>& layouts) {
-  Planner planner(layouts);
+                   const std::vector<const PieceLayout*>& layouts, const std::string& of) {
+  Planner planner(layouts, of);
   for (const WantedPiece& piece : wanted) planner.add(piece);
   return planner.take();
 }

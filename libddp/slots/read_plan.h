@@ -34,8 +34,8 @@ struct ReadPlan {
 };
 
 /// Earlier sources are preferred. Throws ArgumentError where a tensor was stored with another dtype
-/// or shape than is wanted.
+/// or shape than is wanted; `of` says there whose layouts they are.
 ReadPlan plan_read(const std::vector<WantedPiece>& wanted,
-                   const std::vector<const PieceLayout*>& layouts);
+                   const std::vector<const PieceLayout*>& layouts, const std::string& of);
 
 }  // namespace libddp

@@ -108,12 +108,27 @@ void Slot::discard() {
 std::optional<SavedStep> Slot::whole() const {
   const SlotRecord& record = *at_.record;
   if (record.state.load(std::memory_order_acquire) != kWhole) return std::nullopt;
-  const bool is_sound = record.sum == sum_of_record() &&
-                        record.values_bytes <= at_.values_capacity &&
-                        record.values_sum == crc32c(at_.values, record.values_bytes) &&
-                        record.table_sum == crc32c(at_.table, table().size_bytes());
-  if (!is_sound) return std::nullopt;
+  if (!is_record_sound() || unsound_text() != nullptr) return std::nullopt;
   return SavedStep{record.step, record.sequence};
+}
+
+std::optional<SlotDamage> Slot::damage() const {
+  const SlotRecord& record = *at_.record;
+  const std::uint64_t state = record.state.load(std::memory_order_acquire);
+  if (state == kEmpty || state == kWriting) return std::nullopt;
+  const std::uint64_t sequence = record.sequence;
+  SlotDamage damage;
+  if (is_record_sound()) damage.saved = SavedStep{record.step, sequence};
+  const char* const unsound = !damage.saved     ? "its record"
+                              : state != kWhole ? "its state"
+                                                : unsound_text();
+  // Its writer may have come meanwhile: then the bytes are those of two saves, and fine.
+  full_barrier();
+  const bool is_the_same =
+      record.state.load(std::memory_order_acquire) == state && record.sequence == sequence;
+  if (!unsound || !is_the_same) return std::nullopt;
+  damage.reason = std::string(unsound) + " is not as it was stored";
+  return damage;
 }
 
 std::string Slot::values() const {
@@ -146,6 +161,18 @@ void Slot::forget_readers() { at_.record->held.fetch_and(kReserved); }
 
 std::uint64_t Slot::num_readers() const {
   return at_.record->held.load(std::memory_order_acquire) & ~kReserved;
+}
+
+bool Slot::is_record_sound() const {
+  const SlotRecord& record = *at_.record;
+  return record.sum == sum_of_record() && record.values_bytes <= at_.values_capacity;
+}
+
+const char* Slot::unsound_text() const {
+  const SlotRecord& record = *at_.record;
+  if (record.values_sum != crc32c(at_.values, record.values_bytes)) return "its text of values";
+  if (record.table_sum != crc32c(at_.table, table().size_bytes())) return "its table of checksums";
+  return nullptr;
 }
 
 std::uint32_t Slot::sum_of_record() const {

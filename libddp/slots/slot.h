@@ -34,6 +34,14 @@ struct SavedStep {
   bool operator==(const SavedStep&) const = default;
 };
 
+/// Why a slot that was filled is not whole.
+struct SlotDamage {
+  /// Of what was in it, as far as that can be known.
+  std::optional<SavedStep> saved;
+  /// "its record is not as it was stored"
+  std::string reason;
+};
+
 /// Words in shared memory, on cache lines of their own.
 struct alignas(128) SlotRecord {
   std::atomic<std::uint64_t> state;
@@ -79,6 +87,9 @@ class Slot {
 
   /// Nothing unless the slot is whole and record, table and values are as they were stored.
   std::optional<SavedStep> whole() const;
+  /// Of a slot that is not whole although its writer has finished it; nothing for one that is
+  /// whole, empty or being written.
+  std::optional<SlotDamage> damage() const;
   /// REQUIRES whole().
   std::string values() const;
   std::uint32_t checksum(std::size_t chunk) const { return at_.table[chunk]; }
@@ -99,6 +110,9 @@ class Slot {
 
  private:
   std::uint64_t num_readers() const;
+  bool is_record_sound() const;
+  /// What is not as it was stored; null if all is. REQUIRES a sound record.
+  const char* unsound_text() const;
   std::uint32_t sum_of_record() const;
 
   Places at_;

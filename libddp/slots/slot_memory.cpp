@@ -113,7 +113,8 @@ PieceLayout checked_layout(const SharedSegment& segment, const Header& header) {
   const std::string_view text(reinterpret_cast<const char*>(segment.data() + kPage),
                               header.layout_bytes);
   if (crc32c(text.data(), text.size()) != header.layout_sum) {
-    refuse("its layout has another checksum");
+    refuse(fmt::format("its layout has another checksum; it was that of rank {} of {}", header.rank,
+                       header.world_size));
   }
   try {
     PieceLayout layout = PieceLayout::parse(text);

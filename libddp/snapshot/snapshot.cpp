@@ -24,6 +24,7 @@
 #include "libddp/slots/snapshot_folder.h"
 #include "libddp/snapshot/direct_save.h"
 #include "libddp/snapshot/job_ranks.h"
+#include "libddp/snapshot/load_attempts.h"
 #include "libddp/snapshot/rank_memory.h"
 #include "libddp/snapshot/ready_pages.h"
 #include "libddp/snapshot/remote_storage.h"
@@ -365,8 +366,9 @@ Snapshot::Versions Snapshot::versions_in_memory() {
   // A save counts where the ranks of all hosts together have it.
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::pair<ToldSlot, std::set<int>>> saves;
   holders_.clear();
-  for (const ToldSlot& each : told_slots_of(told)) {
-    if (each.sequence == 0) continue;
+  const std::vector<ToldSlot> slots = told_slots_of(told);
+  for (const ToldSlot& each : slots) {
+    if (!each.is_whole()) continue;
     auto& [first, members] = saves[{each.sequence, each.generation}];
     first = each;
     members.insert(each.rank);
@@ -382,10 +384,12 @@ Snapshot::Versions Snapshot::versions_in_memory() {
     found.push_back(std::make_shared<SavedVersion>(SavedVersion::in_memory(
         saved, first.world_size, first.generation, places_of(saved, first.generation, memories))));
   }
-  if (found.empty() && !saves.empty() && ranks_->rank() == 0) {
+  if (ranks_->rank() != 0) return found;
+  if (found.empty() && !saves.empty()) {
     const auto& [newest, members] = saves.rbegin()->second;
     warn_of_lost_ranks(newest, members);
   }
+  warn_of_damage(slots, ranks_->hosts(), found.empty() ? nullptr : &found.back()->saved());
   return found;
 }
 
@@ -546,26 +550,28 @@ void Snapshot::go_on_from(const SavedVersion& version) {
 
 std::optional<std::int64_t> Snapshot::load(const std::vector<SnapshotTensor>& tensors,
                                            std::string* values) {
-  std::string reasons;
+  LoadAttempts attempts;
   for (const auto& version : versions()) {
     try {
       open(*version);
       read(*version, tensors);
-      if (values) *values = version->values();
-      return version->saved().step;
+    } catch (const ArgumentError& error) {
+      if (!attempts.pass_over(error.what(), /*is_damaged=*/false)) throw;
+      continue;
     } catch (const SnapshotError& error) {
-      log(LogLevel::Warn, "snapshot_skipped", {{"reason", error.what()}});
-      reasons += fmt::format("\n  {}", error.what());
+      log(LogLevel::Warn, "snapshot_passed_over", {{"reason", error.what()}});
+      attempts.pass_over(error.what(), /*is_damaged=*/true);
+      continue;
     }
+    if (attempts.has_passed_over()) {
+      log(LogLevel::Warn, "snapshot_older_loaded", {{"reason", attempts.went_on(version->name())}});
+    }
+    if (values) *values = version->values();
+    return version->saved().step;
   }
-  if (reasons.empty()) {
-    prepare(tensors);
-    return std::nullopt;
-  }
-  throw SnapshotError(
-      fmt::format("libddp snapshot: none of the saves that are there can be loaded, and the "
-                  "tensors may have parts of them:{}",
-                  reasons));
+  attempts.check();
+  prepare(tensors);
+  return std::nullopt;
 }
 
 void Snapshot::wait(std::chrono::milliseconds timeout) {

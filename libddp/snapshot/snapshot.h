@@ -99,8 +99,10 @@ class Snapshot {
   /// saves, a newer one takes its place.
   Report save(std::int64_t step, const std::vector<SnapshotTensor>& tensors,
               std::string_view values = "null", Storage storage = Storage::Memory);
-  /// The step of the newest save that is whole; nothing, and prepare(), where there is none. Throws
-  /// SnapshotError if there are some and all are damaged; it says what is wrong with each.
+  /// The step of the newest save that is whole; nothing, and prepare(), where there is none. One
+  /// that is damaged is named in the log, and the next older one taken. Throws SnapshotError if
+  /// there are some and none can be loaded, with what is wrong with each; ArgumentError if the
+  /// newest has other keys, shapes or dtypes, which has changed nothing.
   std::optional<std::int64_t> load(const std::vector<SnapshotTensor>& tensors,
                                    std::string* values = nullptr);
 

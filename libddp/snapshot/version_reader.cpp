@@ -23,7 +23,7 @@ VersionReader::VersionReader(const SavedVersion& version,
   }
   std::vector<const PieceLayout*> layouts;
   for (const auto& source : version.sources()) layouts.push_back(&source->layout());
-  plan_ = plan_read(wanted_, layouts);
+  plan_ = plan_read(wanted_, layouts, version.name());
 }
 
 void VersionReader::add(const SnapshotTensor& each) {

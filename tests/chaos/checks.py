@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import shutil
+import struct
 from pathlib import Path
 
 import torch
@@ -54,6 +55,11 @@ def memories_of(pid: int) -> dict[int, Path]:
         except FileNotFoundError:  # closed meanwhile
             continue
     return found
+
+
+def rank_of_memory(path: Path) -> int:
+    """Whose it is, as its header says (libddp/slots/slot_memory.cpp)."""
+    return struct.unpack("<i", path.read_bytes()[12:16])[0]
 
 
 def flip_byte(numbers: random.Random, paths: list[Path]) -> int:

@@ -5,9 +5,11 @@ its own, and has the copies of the host before it.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
+from checks import flip_byte, memories_of, rank_of_memory
 from rows import Trial, pause, row
 
 HOSTS = ("h0", "h1", "h2")
@@ -83,6 +85,34 @@ def two_gone(trial: Trial) -> float:
     said = job.output.read_text()
     assert "snapshot_not_whole_in_memory" in said, job.story()
     assert f"lost_ranks={first}" in said, job.story()
+    return seconds
+
+
+@row("a bit flip in the next host's copy", quick=1)
+def copy_damaged(trial: Trial) -> float:
+    """A host is gone, and one bit of the copies of its rank is another one: in the header, a
+    record, a text or the data. All ranks resume at one step. Where that is older than the newest
+    copy, the log names the copy, its rank, what is damaged in it, and what is loaded in its place
+    (a header that is damaged does not say whose it is); losses as above.
+    """
+    job, wanted = _begin(trial, store_every=2)
+    lost = trial.random.randrange(3)
+    _lose(job, HOSTS[lost])
+    copied = job.newest("copied", (lost + 1) % 3, 0)
+    (keeper,) = job.keepers(HOSTS[(lost + 1) % 3])
+    kept = memories_of(keeper).values()
+    copies = [path for path in kept if rank_of_memory(path) == lost]
+    offset = flip_byte(trial.random, copies)
+    step, seconds = _go_on(job, wanted)
+    said = job.output.read_text()
+    if step < copied:
+        named = (
+            rf'snapshot_damaged_in_memory whose="the copy of rank {lost} of 3" .*newest_whole=\d+',
+            rf"rank {lost} could not be pulled from .*bytes \d+ to \d+ [\s\S]*goes on from",
+            r"snapshot_memory_damaged reason=.*this memory holds no snapshot",
+        )
+        found = [text for text in named if re.search(text, said)]
+        assert found, f"byte {offset}: {step} in place of {copied}, unnamed\n{job.story()}"
     return seconds
 
 

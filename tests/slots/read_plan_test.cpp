@@ -42,7 +42,7 @@ TEST_CASE("any number of ranks reads what any number stored", "[plan]") {
         std::vector<float> to(kNumel);
         const std::int64_t begin = share(i, readers);
         const std::int64_t end = share(i + 1, readers);
-        const ReadPlan plan = plan_read({wanted(to, begin, end)}, sources);
+        const ReadPlan plan = plan_read({wanted(to, begin, end)}, sources, "step 7");
         REQUIRE(plan.missing.empty());
         std::vector<int> times(kNumel);
         for (std::size_t s = 0; s < sources.size(); ++s) {
@@ -69,10 +69,11 @@ TEST_CASE("what nobody stored is named", "[plan]") {
   std::vector<float> to(kNumel);
   const PieceLayout first = PieceLayout::of({part("w", 0, 30)});
   const PieceLayout last = PieceLayout::of({part("w", 60, 100)});
-  REQUIRE(plan_read({wanted(to, 0, 100)}, {&first, &last}).missing == "elements 30 to 100 of 'w'");
-  REQUIRE(plan_read({wanted(to, 70, 100)}, {&first, &last}).missing.empty());
-  REQUIRE(plan_read({wanted(to, 0, 0)}, {&first}).missing.empty());
-  REQUIRE(plan_read({wanted(to, 0, 100)}, {}).missing == "elements 0 to 100 of 'w'");
+  REQUIRE(plan_read({wanted(to, 0, 100)}, {&first, &last}, "step 7").missing ==
+          "elements 30 to 100 of 'w'");
+  REQUIRE(plan_read({wanted(to, 70, 100)}, {&first, &last}, "step 7").missing.empty());
+  REQUIRE(plan_read({wanted(to, 0, 0)}, {&first}, "step 7").missing.empty());
+  REQUIRE(plan_read({wanted(to, 0, 100)}, {}, "step 7").missing == "elements 0 to 100 of 'w'");
 }
 
 TEST_CASE("another dtype or shape is refused", "[plan]") {
@@ -80,10 +81,10 @@ TEST_CASE("another dtype or shape is refused", "[plan]") {
   const PieceLayout layout = PieceLayout::of({part("w", 0, 100)});
   WantedPiece other = wanted(to, 0, 100);
   other.dtype = "F64";
-  REQUIRE(contains(message_of<ArgumentError>([&] { plan_read({other}, {&layout}); }),
-                   "'w' was stored as F32 [100], here it is F64 [100]"));
+  REQUIRE(contains(message_of<ArgumentError>([&] { plan_read({other}, {&layout}, "step 7"); }),
+                   "step 7: 'w' was stored as F32 [100], here it is F64 [100]"));
   other = wanted(to, 0, 100);
   other.shape = {10, 10};
-  REQUIRE(contains(message_of<ArgumentError>([&] { plan_read({other}, {&layout}); }),
+  REQUIRE(contains(message_of<ArgumentError>([&] { plan_read({other}, {&layout}, "step 7"); }),
                    "here it is F32 [10, 10]"));
 }

@@ -111,6 +111,8 @@ TEST_CASE("every flipped bit of a slot is found", "[slot]") {
       const SlotMemory opened = SlotMemory::open(duplicate(memory.fd()));
       if (!opened.slot(0).whole()) {
         found = "not whole";
+        // Never just gone: that would look like a save that nobody has made.
+        REQUIRE(opened.slot(0).damage());
       } else {
         verify(SlotSource(opened, 0));
       }
@@ -125,6 +127,37 @@ TEST_CASE("every flipped bit of a slot is found", "[slot]") {
   }
   REQUIRE(in_data > 100);
   REQUIRE(elsewhere > 500);
+}
+
+TEST_CASE("a slot that was whole and is not says what is wrong with it", "[slot]") {
+  StoredTensors tensors({"w"}, 100);
+  SlotMemory memory = tensors.memory();
+  REQUIRE(!memory.slot(0).damage());
+  memory.slot(0).begin();
+  REQUIRE(!memory.slot(0).damage());  // its writer may still come
+  tensors.fill(5);
+  tensors.store(memory, 0, {.step = 7, .sequence = 3}, R"({"lr":0.1})");
+  REQUIRE(!memory.slot(0).damage());
+  const auto flipped = [&](const void* at, const std::string& reason, bool has_step) {
+    auto* byte = static_cast<std::byte*>(const_cast<void*>(at));
+    *byte ^= std::byte{16};
+    const auto damage = memory.slot(0).damage();
+    REQUIRE(!memory.slot(0).whole());
+    *byte ^= std::byte{16};
+    REQUIRE(damage);
+    REQUIRE(damage->reason == reason);
+    REQUIRE(damage->saved.has_value() == has_step);
+    if (has_step) REQUIRE(*damage->saved == SavedStep{7, 3});
+  };
+  const std::byte* const record = memory.data() + 1024;
+  flipped(record + offsetof(SlotRecord, state), "its state is not as it was stored", true);
+  flipped(record + offsetof(SlotRecord, step), "its record is not as it was stored", false);
+  flipped(memory.slot(0).table().data(), "its table of checksums is not as it was stored", true);
+  const std::string_view all(reinterpret_cast<const char*>(memory.data()), memory.size_bytes());
+  const std::size_t values = all.find(R"({"lr":0.1})");
+  REQUIRE(values != std::string_view::npos);
+  flipped(memory.data() + values, "its text of values is not as it was stored", true);
+  REQUIRE(memory.slot(0).whole() == SavedStep{7, 3});
 }
 
 TEST_CASE("a damaged chunk is named by its tensor and bytes", "[slot]") {

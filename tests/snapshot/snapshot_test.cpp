@@ -303,7 +303,7 @@ TEST_CASE("another model is refused before anything changes", "[snapshot]") {
   };
   refused(SnapshotTensor::whole("v", target), "has no 'v'");
   refused(SnapshotTensor::whole("w", at::zeros({5})),
-          "'w' was stored as F32 [4], here it is F32 [5]");
+          "memory, step 1: 'w' was stored as F32 [4], here it is F32 [5]. Hint: load into");
   refused(SnapshotTensor::whole("w", at::zeros({4}, at::kHalf)), "here it is F16 [4]");
   snapshot->close();
 }
@@ -337,13 +337,47 @@ TEST_CASE("a damaged save is named and the one before it taken", "[snapshot]") {
   flip("step-1.1");
   const std::string told = message_of<SnapshotError>([&] { snapshot->load(state.tensors); });
   REQUIRE(contains(told, "none of the saves"));
-  REQUIRE(contains(told, "the tensors may have parts of them"));
+  REQUIRE(contains(told, "what they were loaded into may have parts of them"));
   REQUIRE(contains(told, "step-2.2"));
   REQUIRE(contains(told, "step-1.1"));
   REQUIRE(contains(told, "'moment'"));
   // A fresh save is newer than both.
   snapshot->save(1, state.tensors);
   REQUIRE(snapshot->load(state.tensors) == 1);
+  snapshot->close();
+}
+
+// tests/python/snapshot has the same for libddp.Snapshot.load.
+TEST_CASE("a save of another model behind a damaged one is a reason more", "[snapshot]") {
+  TemporaryFolder folder;
+  const KeptJob job(folder.path() + "/run");
+  {
+    auto snapshot = Snapshot::create(nullptr, job.options());
+    snapshot->save(1, {SnapshotTensor::whole("w", at::full({4}, 1.0))}, "null", Storage::Folder);
+    snapshot->wait();
+    snapshot->save(2, {SnapshotTensor::whole("w", at::full({5}, 2.0))}, "null", Storage::Folder);
+    snapshot->wait();
+    snapshot->close();
+  }
+  auto snapshot = Snapshot::create(nullptr, job.options());
+  const at::Tensor target = at::zeros({4});
+  const std::vector<SnapshotTensor> wanted = {SnapshotTensor::whole("w", target)};
+  // The newest is whole, and of another model: that is the caller's to change, and none is older.
+  const std::string refused = message_of<ArgumentError>([&] { snapshot->load(wanted); });
+  CAPTURE(refused);
+  REQUIRE(contains(refused, "step-2.2: 'w' was stored as F32 [5], here it is F32 [4]"));
+  REQUIRE(at::equal(target, at::zeros({4})));
+
+  std::filesystem::resize_file(folder.path() + "/run/step-2.2/rank-0-of-1.safetensors", 30);
+  REQUIRE(snapshot->load(wanted) == 1);
+  REQUIRE(at::equal(target, at::full({4}, 1.0, at::kFloat)));
+  const std::string told = message_of<SnapshotError>(
+      [&] { snapshot->load({SnapshotTensor::whole("w", at::zeros({5}))}); });
+  CAPTURE(told);
+  REQUIRE(contains(told, "none of the saves that are there can be loaded"));
+  REQUIRE(contains(told, "Hint: `libddp snapshot verify FOLDER`"));
+  REQUIRE(contains(told, "step-2.2"));
+  REQUIRE(contains(told, "step-1.1: 'w' was stored as F32 [4], here it is F32 [5]"));
   snapshot->close();
 }
 

@@ -205,24 +205,24 @@ class Snapshot:
             Where there is no save yet, it calls prepare(model, optimizer).
         """
         self._check_open()
-        reasons = []
+        attempts = _C.LoadAttempts()
         for version in self._core.versions():
             if step not in (None, version.step):
                 continue
             try:
-                return self._load_version(version, model, optimizer, stateful)
+                found = self._load_version(version, model, optimizer, stateful)
             except ArgumentError as error:
-                if not reasons:
+                if not attempts.pass_over(str(error), is_damaged=False):
                     raise
-                reasons.append(str(error))  # a damaged one has been read in part
+                continue
             except SnapshotError as error:
                 _log.warning("libddp snapshot: passed over: %s", error)
-                reasons.append(str(error))
-        if reasons:
-            raise SnapshotError(
-                "libddp snapshot: none of the saves that are there can be loaded, and what they "
-                "were loaded into may have parts of them:\n  " + "\n  ".join(reasons)
-            )
+                attempts.pass_over(str(error), is_damaged=True)
+                continue
+            if attempts.has_passed_over:
+                _log.warning("libddp snapshot: %s", attempts.went_on(version.name))
+            return found
+        attempts.check()
         if model is not None:
             self._prepare(model, optimizer)
         return {}
@@ -344,7 +344,11 @@ class Snapshot:
             parts = state_parts(model, optimizer)
             if isinstance(parts, ShardedState):
                 parts.prepare()
-        prepare = lambda: self._wanted(version, values, stored, parts, optimizer)  # noqa: E731
+
+        def prepare():
+            _check_stateful(version, values, stateful)
+            return self._wanted(version, values, stored, parts, optimizer)
+
         others, pieces, moments = self._together(f"load {version.name}", prepare)
         self._core.read(
             version, [piece.for_core() for piece in [*others.values(), *pieces, *moments]]
@@ -389,11 +393,6 @@ class Snapshot:
             if optimizer is not None:
                 parts.load_optimizer(moments, decode(values["optimizer"], tensors))
         for name, each in stateful.items():
-            if name not in values["stateful"]:
-                raise ArgumentError(
-                    f"libddp snapshot: the save has no {name!r}. Hint: it has "
-                    f"{', '.join(values['stateful']) or 'none'}; save it with {name}=."
-                )
             each.load_state_dict(decode(values["stateful"][name], tensors))
         found = decode(values.get("state", values.get("extra")), tensors)
         if self._random and "random" in values:
@@ -458,6 +457,15 @@ def _values_of(version) -> dict[str, Any]:
             "Hint: a C++ program loads what a C++ program has saved."
         )
     return values
+
+
+def _check_stateful(version, values: dict[str, Any], wanted: dict[str, Stateful]) -> None:
+    for name in wanted:
+        if name not in values["stateful"]:
+            raise ArgumentError(
+                f"libddp snapshot: {version.name} has no {name!r}. Hint: it has "
+                f"{', '.join(values['stateful']) or 'none'}; save it with {name}=."
+            )
 
 
 def _tensor_keys(tree: Any) -> list[str]:

@@ -3,8 +3,11 @@
 Hosts are names here (LIBDDP_HOST_ID), each with a keeper of its own; tests/systems has namespaces.
 """
 
+import mmap
 import os
+import re
 import signal
+import struct
 import time
 from pathlib import Path
 
@@ -63,29 +66,29 @@ def save(folder, hosts, sharded, replicas):
     rank = join(hosts, folder)
     model, optimizer = make(sharded)
     snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=LINGER, replicas=replicas)
+    digests = []
     for step in range(1, 4):
         models.train(model, 1, lambda _: optimizer, first=step)
         snapshot.save(step, model, optimizer, extra={"rank": rank})
-    wanted = digest(model)
-    if replicas:
-        # Copies come behind the training.
+        digests.append(digest(model))
+        # Copies come behind the training, where the next one would take the place of this one.
         end = time.monotonic() + 30
-        while not copies(snapshot, hosts, rank) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert copies(snapshot, hosts, rank), snapshot.status()
+        while replicas and not copies(snapshot, hosts, rank, step) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not replicas or copies(snapshot, hosts, rank, step), snapshot.status()
     dist.barrier()
-    return wanted, snapshot.status()["pid"]
+    return digests[2], snapshot.status()["pid"], digests[1]
 
 
-def copies(snapshot, hosts, rank):
-    """Whether this host has the third save of the ranks of the host before it."""
+def copies(snapshot, hosts, rank, sequence):
+    """Whether this host has that save of the ranks of the host before it."""
     names = sorted(set(hosts))
     before = names[names.index(hosts[rank]) - 1]
     wanted = {r for r, host in enumerate(hosts) if host == before}
     found = {
         kept["rank"]
         for kept in snapshot.status()["replicas"]
-        if any(slot.get("sequence") == 3 for slot in kept["slots"])
+        if any(slot.get("sequence") == sequence for slot in kept["slots"])
     }
     return wanted <= found
 
@@ -117,6 +120,55 @@ def test_a_host_that_is_lost_loses_no_step(tmp_path, sharded, hosts):
     for extra, found, rank in loaded:
         assert extra == {"rank": rank}
         assert found == saved[0][0]
+
+
+def flip_in_memory(pid, rank, sequence, part):
+    """A bit of a save of a rank in the memory that a keeper holds (libddp/slots/slot_memory.cpp):
+    in its "values" or its "data".
+    """
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        if not os.readlink(path).startswith("/memfd:"):
+            continue
+        with open(path, "r+b", buffering=0) as file, mmap.mmap(file.fileno(), 0) as memory:
+            if struct.unpack_from("<i", memory, 12)[0] != rank:
+                continue
+            (data_bytes,) = struct.unpack_from("<Q", memory, 40)
+            pages = -(-data_bytes // 4096) * 4096
+            sequences = [struct.unpack_from("<Q", memory, 1024 + 128 * i + 24)[0] for i in (0, 1)]
+            slot = sequences.index(sequence)
+            place = len(memory) - (2 - slot) * pages
+            if part == "values":
+                place = memory.find(b'{"format"')
+                place = memory.find(b'{"format"', place + 1) if slot == 1 else place
+                assert 0 < place < len(memory) - 2 * pages
+            memory[place] ^= 4
+            return
+    raise AssertionError(f"no memory of rank {rank}")
+
+
+@pytest.mark.parametrize("part", ["values", "data"])
+def test_a_copy_that_is_damaged_is_named_and_the_save_before_it_taken(tmp_path, part):
+    key_file(tmp_path)
+    saved = ranks.run(save, 3, str(tmp_path), ("a", "a", "b"), False, 1)
+    os.kill(saved[2][1], signal.SIGKILL)
+    flip_in_memory(saved[0][1], rank=2, sequence=3, part=part)
+    outcomes = ranks.launch(load, 3, str(tmp_path), ("a", "a", "new"), False)
+    for extra, found, rank in ranks.values(outcomes):
+        assert extra == {"rank": rank}
+        assert found == saved[0][2], "not the second save"
+    said = outcomes[0].output
+    if part == "values":
+        assert "event=snapshot_damaged_in_memory" in said, said
+        for words in ('whose="the copy of rank 2 of 3"', "step=3 ", "newest_whole=2"):
+            assert words in said, said
+        assert "its text of values is not as it was stored" in said, said
+        assert said.count("snapshot_damaged_in_memory") == 1, "both ranks of the host tell of it"
+    else:
+        assert "passed over: libddp snapshot: rank 2 could not fetch memory, step 3" in said, said
+        assert re.search(
+            r"bytes 0 to \d+ have another checksum than when they were stored \(bytes .* of '", said
+        )
+        assert "the training goes on from memory, step 2" in said, said
 
 
 def test_without_copies_the_ranks_that_are_lost_are_lost(tmp_path):

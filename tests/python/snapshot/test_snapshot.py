@@ -1,6 +1,8 @@
 """libddp.Snapshot: models of every kind, taken up by other ranks and other wrappers."""
 
 import json
+import os
+import re
 import time
 from pathlib import Path
 
@@ -253,13 +255,16 @@ def test_another_model_or_optimizer_is_refused(snapshot):
     model, optimizer = parts()
     snapshot.save(1, model, optimizer)
     before = model.weight.clone()
-    with pytest.raises(libddp.ArgumentError, match=r"'model.weight' was stored as F32 \[4, 3\]"):
+    told = r"memory, step 1: 'model.weight' was stored as F32 \[4, 3\], .* Hint: load into"
+    with pytest.raises(libddp.ArgumentError, match=told):
         snapshot.load(*parts(5))
     with pytest.raises(libddp.ArgumentError, match=r"has '(bias|weight)', which"):
         snapshot.load(torch.nn.Sequential(torch.nn.Linear(3, 4)))
-    with pytest.raises(libddp.ArgumentError, match="has no 'scaler'"):
+    with torch.no_grad():
+        before = model.weight.add_(1).clone()
+    with pytest.raises(libddp.ArgumentError, match="memory, step 1 has no 'scaler'"):
         snapshot.load(model, optimizer, scaler=torch.amp.GradScaler("cpu"))
-    assert torch.equal(model.weight, before)
+    assert torch.equal(model.weight, before), "something was loaded before that was known"
     snapshot.save(2, model)
     with pytest.raises(libddp.ArgumentError, match="has no optimizer"):
         snapshot.load(model, optimizer)
@@ -267,6 +272,38 @@ def test_another_model_or_optimizer_is_refused(snapshot):
     with pytest.raises(libddp.ArgumentError, match="has a state and no model"):
         snapshot.load(model)
     assert snapshot.load() == {"a": 1}
+
+
+def test_a_save_of_another_model_behind_a_damaged_one_is_a_reason_more(tmp_path, caplog):
+    """As C++ programs have it: tests/snapshot/snapshot_test.cpp."""
+    import libddp
+
+    small, large = torch.nn.Linear(1, 4, bias=False), torch.nn.Linear(1, 5, bias=False)
+    with libddp.Snapshot(tmp_path / "run", linger=LINGER) as snapshot:
+        for step, model in ((1, small), (2, large)):
+            snapshot.save(step, model, storage=True)
+            snapshot.wait(60)
+    wanted, before = torch.nn.Linear(1, 4, bias=False), small.weight.clone()
+    with libddp.Snapshot(tmp_path / "run", linger=LINGER) as snapshot:
+        first = wanted.weight.clone()
+        told = r"step-2\.2: 'model.weight' was stored as F32 \[5, 1\], here it is F32 \[4, 1\]"
+        with pytest.raises(libddp.ArgumentError, match=told):
+            snapshot.load(wanted)
+        assert torch.equal(wanted.weight, first)
+        os.truncate(tmp_path / "run/step-2.2/rank-0-of-1.safetensors", 30)
+        snapshot.load(wanted)
+        assert torch.equal(wanted.weight, before)
+        assert re.search(r"passed over: .*step-2\.2/", caplog.text)
+        went_on = r"goes on from .*step-1\.1: one save that is newer could not be loaded"
+        assert re.search(went_on, caplog.text)
+        with pytest.raises(
+            libddp.SnapshotError, match="none of the saves that are there"
+        ) as caught:
+            snapshot.load(torch.nn.Linear(1, 5, bias=False))
+    told = str(caught.value)
+    assert "Hint: `libddp snapshot verify FOLDER`" in told
+    assert "step-2.2" in told
+    assert "step-1.1: 'model.weight' was stored as F32 [4, 1], here it is F32 [5, 1]" in told
 
 
 def test_wrong_arguments(tmp_path):

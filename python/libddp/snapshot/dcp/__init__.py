@@ -22,6 +22,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as torchs
 from torch.distributed.checkpoint.api import CheckpointException
 
+from libddp import _C
 from libddp.errors import SnapshotError
 from libddp.snapshot._snapshot import Snapshot
 from libddp.snapshot.dcp._reader import SlotReader
@@ -60,24 +61,29 @@ def load(
     Raises:
         SnapshotError: there are saves, and all of them are damaged.
     """
-    reader, reasons = SlotReader(snapshot, step=step), []
+    reader, attempts = SlotReader(snapshot, step=step), _C.LoadAttempts()
     while reader.find_next():
         try:
             torchs.load(
                 state_dict, storage_reader=reader, planner=planner, process_group=process_group
             )
+            _note_opening(attempts, reader)
+            if attempts.has_passed_over:
+                _log.warning("libddp snapshot: %s", attempts.went_on(f"step {reader.step}"))
             return reader.step
         except (SnapshotError, CheckpointException):  # the latter: what failed on some rank
             if reader.damage is None:
                 raise
             _log.warning("libddp snapshot: passed over: %s", reader.damage)
-            reasons.append(str(reader.damage))
-    if reader.reasons or reasons:
-        raise SnapshotError(
-            "libddp snapshot: none of the saves that are there can be loaded:\n  "
-            + "\n  ".join([*reader.reasons, *reasons])
-        )
+            attempts.pass_over(str(reader.damage), is_damaged=True)
+    _note_opening(attempts, reader)
+    attempts.check()
     return None
+
+
+def _note_opening(attempts: _C.LoadAttempts, reader: SlotReader) -> None:
+    for reason in reader.reasons:
+        attempts.pass_over(reason, is_damaged=True)
 
 
 __all__ = ["SlotReader", "SlotWriter", "load", "save"]

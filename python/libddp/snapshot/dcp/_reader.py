@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ from libddp.snapshot._snapshot import Snapshot, _tensor_keys
 from libddp.snapshot._values import decode
 from libddp.snapshot.dcp._table import FORMAT, TABLE, chunk_key, metadata_of, tensor_text, value_key
 from libddp.snapshot.dcp._writer import step_of
+
+_log = logging.getLogger("libddp.snapshot")
 
 
 class SlotReader(StorageReader):
@@ -67,6 +70,7 @@ class SlotReader(StorageReader):
                 return True
             except SnapshotError as error:
                 self._damaged.add(key)
+                _log.warning("libddp snapshot: passed over: %s", error)
                 self.reasons.append(str(error))
         return False
 
