@@ -2,6 +2,8 @@
 
 After the launchers have met:
 - --node_unit=N: a multiple of N hosts runs; the others wait as spares until a host comes or goes.
+- A host whose launcher a signal ends says so before its workers end: those who stay do not count
+  that as a failure.
 - --network-check: before the first start each host multiplies matrices, all reduce together and
   talk in pairs (_network_check.py); hosts slower than half the median are named, and with
   --exclude-straggler they leave.
@@ -17,6 +19,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 
@@ -33,6 +36,8 @@ from libddp._torch_patches import rendezvous_exit
 SLOW = 2.0
 CHECK_SECONDS = 120
 _POLL_SECONDS = 0.5
+#: For the others to be told that this host leaves.
+LEAVE_SECONDS = 2.0
 
 
 class StragglerError(RendezvousClosedError):
@@ -53,11 +58,38 @@ class Hosts:
     #: Of hosts that have met and are not needed.
     num_spares: int = 0
     _handler: object = None
+    _leaving: threading.Thread | None = None
+    _is_excused: bool = False
 
     def leave(self) -> None:
-        """A signal ends this launcher: the others start without it at once."""
-        if self._handler is not None:
-            rendezvous_exit.leave(self._handler)
+        """A signal ends this launcher: the others know it, and start without it at once.
+
+        Called before its workers are stopped, whom the others' ranks then miss; and again as the
+        launcher ends. A store that does not answer holds nothing up for long.
+        """
+        if self._handler is None:
+            return
+        if self._leaving is None:
+            self._leaving = threading.Thread(target=_leave, args=(self._handler,), daemon=True)
+            self._leaving.start()
+        self._leaving.join(LEAVE_SECONDS)
+
+    def has_one_left(self) -> bool:
+        """Whether one that takes part in this start of the workers has left in order."""
+        departures = getattr(self._handler, "departures", None)
+        return departures is not None and departures.has_any()
+
+    def excuse(self) -> bool:
+        """The workers of this host have failed: whether that is because another host has left.
+
+        torch's agent then starts all anew as for a host that comes, which it does not count.
+        """
+        if not self._is_excused and self.has_one_left():
+            self._is_excused = True
+            say(
+                "another host has left the run: the workers are started again, which is not counted"
+            )
+        return self._is_excused
 
     def meet(self, handler, next_rendezvous) -> RendezvousInfo:
         """What torch's agent gets instead of the handler's answer.
@@ -65,7 +97,7 @@ class Hosts:
         Raises:
             StragglerError, SpareEnded: this host has nothing to do any more.
         """
-        self._handler = handler
+        self._handler, self._is_excused = handler, False
         info = next_rendezvous()
         if self.check:
             self.check = False
@@ -74,8 +106,8 @@ class Hosts:
         while self.unit > 1 and not self._is_needed(info):
             self._wait_as_spare(handler, info)
             info = next_rendezvous()
+        self._wake_for_hosts(handler)
         if self.unit > 1:
-            self._wake_for_whole_units(handler)
             needed = info.world_size - self.num_spares
             info = RendezvousInfo(info.store, info.rank, needed, info.bootstrap_store_info)
         return info
@@ -100,12 +132,14 @@ class Hosts:
     def _num_waiting(self, handler) -> int:
         return type(handler).num_nodes_waiting(handler)
 
-    def _wake_for_whole_units(self, handler) -> None:
+    def _wake_for_hosts(self, handler) -> None:
         """torch's agent starts all workers anew for every host that waits."""
 
         def num_nodes_waiting() -> int:
+            if self._is_excused:
+                return 1
             waiting = self._num_waiting(handler)
-            return waiting if waiting + self.num_spares >= self.unit else 0
+            return waiting if self.unit == 1 or waiting + self.num_spares >= self.unit else 0
 
         handler.num_nodes_waiting = num_nodes_waiting
 
@@ -124,6 +158,16 @@ class Hosts:
             handler.shutdown = lambda: True  # which would end the run of the others
             raise StragglerError
         return bool(slow)
+
+
+def _leave(handler) -> None:
+    departures = getattr(handler, "departures", None)
+    try:
+        if departures is not None:
+            departures.tell()
+    except RendezvousConnectionError:
+        return  # nobody can be told
+    rendezvous_exit.leave(handler)
 
 
 def judge(everyone: list[dict]) -> dict[int, str]:

@@ -6,7 +6,7 @@ have come (@libddp.elastic.run, libddp::rejoin), meets the other hosts, and tell
 is in the epoch that begins. So no epoch begins before all ranks of this host are there, and one
 that fails meanwhile is just another newcomer. docs/elastic.md, "In place".
 
-    Agent(args, attempts, workers).run()
+    Agent(args, attempts, workers, hosts).run()
 
 Ways out are torch's: it returns when all ranks have ended well, raises ChildFailedError,
 SignalException, and what a rendezvous raises. Thread rule: the first thread, for signals.
@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous import (
     registry,
 )
 
-from libddp import _attempts, _rendezvous, _worker_ends
+from libddp import _attempts, _hosts, _rendezvous, _worker_ends
 from libddp._in_place_worker import Program, Worker
 
 #: Where a worker finds its launcher.
@@ -84,12 +84,18 @@ def check(args) -> None:
 class Agent:
     """The workers of this host, through all epochs."""
 
-    def __init__(self, args, attempts: _attempts.Attempts, ends: _worker_ends.Workers) -> None:
+    def __init__(
+        self,
+        args,
+        attempts: _attempts.Attempts,
+        ends: _worker_ends.Workers,
+        hosts: _hosts.Hosts,
+    ) -> None:
         args.master_port = args.master_port or 29500  # as torchrun; without a meaning here
         self._config, command, arguments = torchrun.config_from_args(args)
         config = self._config
         self._program = Program(config.role, command, arguments, config.numa_options)
-        self._attempts, self._ends = attempts, ends
+        self._attempts, self._ends, self._hosts = attempts, ends, hosts
         self._limit, self._shutdown_seconds = args.rejoin_timeout, args.shutdown_timeout
         self._workers: dict[int, Worker] = {}
         self._gone: list[Worker] = []
@@ -127,6 +133,7 @@ class Agent:
             pass
         except SignalException as end:
             number, is_over = end.sigval, False  # as torch's: the other hosts may go on
+            self._hosts.leave()  # before their ranks miss those of this one
             raise
         finally:
             self._stop(number)
@@ -260,10 +267,14 @@ class Agent:
     def _gather(self, reason: str) -> None:
         """All workers of this host come, or are replaced; then the next epoch begins."""
         is_free = _HOSTS in reason and not self._failures
+        is_excused = not is_free and self._hosts.has_one_left()
+        if is_excused:
+            is_free, self._failures = True, {}
+            say("another host has left the run, which is not counted")
         if not is_free and self._attempts.restarts >= self._attempts.max_restarts:
             self._give_up()
         if not self._has_lines:
-            return self._restart_all()
+            return self._restart_all(is_excused)
         restarts, limit = self._attempts.restarts, time.monotonic() + self._limit
         while not all(worker.is_ready for worker in self._workers.values()):
             for worker in self._workers.values():
@@ -275,7 +286,9 @@ class Agent:
             self._start(worker.local_rank for worker in gone)
             self._look(limit - time.monotonic() if time.monotonic() < limit else 1.0)
             self._end_stuck(limit)
-        if self._failures:
+        if self._failures and is_excused:
+            self._failures = {}
+        elif self._failures:
             self._charge()
         elif not is_free and self._attempts.restarts == restarts:
             first = next(worker for worker in self._workers.values() if worker.why)
@@ -283,12 +296,13 @@ class Agent:
         self._meet()
         self._begin_epoch()
 
-    def _restart_all(self) -> None:
+    def _restart_all(self, is_excused: bool) -> None:
         """No worker has ever come: as torch's agent does it."""
         self._settle(_SETTLE_SECONDS)
         self._stop()
-        if self._failures:
+        if self._failures and not is_excused:
             self._charge()
+        self._failures = {}
         say("no worker has come to @libddp.elastic.run, so all are started again")
         self._start_all()
 

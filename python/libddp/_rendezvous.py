@@ -28,6 +28,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
     RendezvousInfo,
     RendezvousStoreInfo,
     rendezvous_handler_registry,
@@ -152,6 +153,7 @@ def create_handler(params):
     shorten_last_call(handler, backend, max(0.5, share) * LAST_CALL)
     handler._state_holder._cache_duration = share * KNOWN_FOR
     agree(handler, backend)
+    handler.departures = Departures(backend)
     return handler
 
 
@@ -179,6 +181,33 @@ def agree(handler, backend: Backend) -> None:
         return RendezvousInfo(info.store, info.rank, info.world_size, agreed)
 
     handler.next_rendezvous = meet_and_agree
+
+
+class Departures:
+    """Hosts that left a meeting in order, as those who stay have to know before their ranks miss
+    the ones that end: such an end is no failure.
+
+    The launchers' own state does not tell it from a host that gave no sign of life.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def tell(self) -> None:
+        """This host leaves the last meeting.
+
+        Raises:
+            RendezvousConnectionError: the store does not answer.
+        """
+        if _meetings:
+            self._backend.note_departure(_meetings[-1])
+
+    def has_any(self) -> bool:
+        """Whether a host has left the last meeting; False where the store does not answer."""
+        try:
+            return bool(_meetings) and self._backend.has_departure(_meetings[-1])
+        except RendezvousConnectionError:
+            return False
 
 
 def meeting() -> int | None:
@@ -263,6 +292,25 @@ class Backend(c10d.C10dRendezvousBackend):
     def round(self) -> int:
         """How many meetings there have been, by the newest good entry."""
         return _read(self._last[0]).round if self._last else 0
+
+    def note_departure(self, meeting: int) -> None:
+        """A host leaves that meeting in order."""
+        self._call_store("set", self._departure_key(meeting), self._departure(meeting))
+
+    def has_departure(self, meeting: int) -> bool:
+        key = self._departure_key(meeting)
+        if not self._call_store("check", [key]):
+            return False
+        return self._call_store("get", key).decode(errors="replace") == self._departure(meeting)
+
+    def _departure_key(self, meeting: int) -> str:
+        return f"{self._key}/departure/{meeting}"
+
+    def _departure(self, meeting: int) -> str:
+        """What nobody without the key can write."""
+        if not self._is_sealed:
+            return "left"
+        return b64encode(self._tag(b"departure %d" % meeting)).decode()
 
     def get_state(self):
         """See base class. A read of an entry that somebody deleted would wait for it."""

@@ -140,9 +140,10 @@ def watch_attempts(args, workers, hosts, server) -> _attempts.Attempts:
     from libddp._torch_patches import agent_hooks
 
     attempts = _attempts.Attempts(workers, args.max_restarts, args.retry_same_error)
-    agent_hooks.stop_within(args.shutdown_timeout)
+    agent_hooks.stop_within(args.shutdown_timeout, hosts.leave)
     agent_hooks.wake_at_ends(args.monitor_interval)
     args.monitor_interval = min(args.monitor_interval, SLEEP_SECONDS)
+    agent_hooks.excuse_failures(hosts.excuse)
     agent_hooks.tell_ends(workers.tell)
 
     def meet(handler, next_rendezvous):
@@ -197,7 +198,7 @@ def supervise(args, workers, hosts, attempts, status) -> None:
     """torch's agent, or the one of --in-place, and what is said of how it ended."""
     try:
         if args.in_place:
-            _in_place.Agent(args, attempts, workers).run()
+            _in_place.Agent(args, attempts, workers, hosts).run()
         else:
             torchrun.run(args)
     except SignalException as end:

@@ -22,7 +22,7 @@ folder = sys.argv[1]
 dist.init_process_group("libddp")
 if dist.get_rank() == 0:
     with open(os.path.join(folder, "starts"), "a") as file:
-        print(time.monotonic(), dist.get_world_size(), file=file)
+        print(time.monotonic(), dist.get_world_size(), os.getpid(), file=file)
 flag = torch.zeros(1)
 while not flag:
     flag[0] = dist.get_rank() == 0 and os.path.exists(os.path.join(folder, "go"))
@@ -131,6 +131,31 @@ def test_a_host_dies_the_others_go_on_and_another_comes(tmp_path, flags):
         hosts.until(lambda: [world for _, world in hosts.starts()][-1] == 2)
         print(f"launcher of a new host to the common start: {hosts.starts()[-1][0] - begin:.1f} s")
         assert hosts.go([0, 1]) == [0, 0], hosts.said(0)[-3000:]
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["agent", "in_place"])
+def test_a_host_that_leaves_is_no_failure(tmp_path, in_place):
+    """SIGTERM to one launcher: the other goes on, although it may not start again once."""
+    key = tmp_path / "key"
+    key.write_bytes(os.urandom(32) + b"x")  # a newline at the end would not count
+    key.chmod(0o600)
+    flags = ["--nnodes=1:2", "--max-restarts=0", "--preload"]
+    flags += ["--in-place", f"--run-key-file={key}"] if in_place else []
+    job = IN_PLACE_JOB if in_place else JOB
+    with Network(2) as net, Hosts(net, tmp_path, *flags, job=job) as hosts:
+        hosts.start(0)
+        hosts.start(1)
+        hosts.until(lambda: [world for _, world in hosts.starts()][-1:] == [2])
+        hosts.launchers[1].terminate()
+        left = time.monotonic()
+        hosts.until(lambda: [world for _, world in hosts.starts()][-1] == 1, 60)
+        print(f"host left to the next start: {hosts.starts()[-1][0] - left:.1f} s")
+        assert hosts.launchers[1].wait(60) == 128 + signal.SIGTERM
+        assert "another host has left the run" in hosts.said(0), hosts.said(0)[-3000:]
+        # A failure is one still, now that nobody has left.
+        words = (tmp_path / "starts").read_text().splitlines()[-1].split()
+        os.kill(int(words[3 if in_place else 2]), signal.SIGKILL)
+        assert hosts.launchers[0].wait(60) == 128 + signal.SIGKILL, hosts.said(0)[-3000:]
 
 
 def test_ranks_of_all_hosts_stay_in_place(tmp_path):

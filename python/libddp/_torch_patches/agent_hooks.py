@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import time
 from collections.abc import Callable
 
@@ -21,13 +22,20 @@ from libddp._torch_patches.replacing import LAUNCHER
 _NEWS_SECONDS = 0.5
 
 
-def stop_within(seconds: float) -> None:
-    """SIGTERM, and so many seconds later SIGKILL, for workers that the agent stops."""
-    from torch.distributed.elastic.multiprocessing.api import PContext
+def stop_within(seconds: float, leave: Callable[[], None]) -> None:
+    """SIGTERM, and so many seconds later SIGKILL, for workers that the agent stops.
+
+    Args:
+        leave: is called before that where a signal has ended the agent.
+    """
+    from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 
     close = PContext.close
 
     def close_in_time(self, death_sig=None, timeout=None):
+        # The agent stops them while it handles that, and tells nobody why.
+        if isinstance(sys.exc_info()[1], SignalException):
+            leave()
         close(self, death_sig, seconds)
 
     LAUNCHER.put(PContext, "close", close_in_time)
@@ -52,6 +60,23 @@ def wake_at_ends(seconds: float) -> None:
         return wait(self, *args, **kwargs)
 
     LAUNCHER.put(PContext, "wait", wait_for_end)
+
+
+def excuse_failures(function: Callable[[], bool]) -> None:
+    """Where `function` says so, the agent does not hear that workers have failed.
+
+    To it they still run; that they are started again is then for the rendezvous to say, as when a
+    host comes, and takes nothing from its count of restarts.
+    """
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    wait = PContext.wait
+
+    def wait_or_excuse(self, *args, **kwargs):
+        result = wait(self, *args, **kwargs)
+        return None if result is not None and result.is_failed() and function() else result
+
+    LAUNCHER.put(PContext, "wait", wait_or_excuse)
 
 
 def _await_end(pids: list[int], seconds: float) -> list[int]:

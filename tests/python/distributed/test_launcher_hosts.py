@@ -1,6 +1,8 @@
 """What `libddp run` decides about hosts, without any: flags, pairs, slow hosts, rendezvous."""
 
 import subprocess
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
@@ -225,3 +227,61 @@ def test_leaving_a_run_whose_store_is_gone_ends():
     backend.get_state = backend.set_state = refuse
     assert not rendezvous_exit.leave(other)
     one.shutdown()
+
+
+def test_a_host_that_leaves_in_order_is_known_to_have(monkeypatch):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    one, other = (_rendezvous.Backend(store, "departing") for _ in range(2))
+    stays, leaves = _rendezvous.Departures(one), _rendezvous.Departures(other)
+    monkeypatch.setattr(_rendezvous, "_meetings", [])
+    leaves.tell()
+    assert not stays.has_any(), "there was no meeting yet"
+    monkeypatch.setattr(_rendezvous, "_meetings", [3])
+    assert not stays.has_any()
+    leaves.tell()
+    assert stays.has_any()
+    for backend in (one, other):
+        backend._is_sealed = True
+        backend._tag = lambda bits: b"key of the run, " + bits
+    assert not stays.has_any(), "without the key anybody writes that"
+    leaves.tell()
+    assert stays.has_any()
+    monkeypatch.setattr(_rendezvous, "_meetings", [3, 4])
+    assert not stays.has_any(), "that was another meeting"
+
+    def refuse(*_):
+        raise RendezvousConnectionError("no store")
+
+    one._call_store = refuse
+    assert not stays.has_any()
+
+
+def test_a_failure_because_of_a_host_that_left_is_excused_once(capsys):
+    handler = Handler([(0, 2), (0, 1)], waiting=[0])
+    handler.departures = SimpleNamespace(has_any=lambda: handler.meetings == [(0, 1)])
+    hosts = _hosts.Hosts()
+    assert not hosts.excuse(), "nobody has met"
+    hosts.meet(handler, handler.next_rendezvous)
+    assert handler.num_nodes_waiting() == 0
+    assert hosts.excuse()
+    assert hosts.excuse()
+    assert handler.num_nodes_waiting() == 1, "torch's agent would not start them again"
+    assert capsys.readouterr().err.count("another host has left the run") == 1
+    hosts.meet(handler, handler.next_rendezvous)
+    assert not hosts.excuse()
+    assert handler.num_nodes_waiting() == 0
+
+
+def test_a_store_that_does_not_answer_holds_no_end_up(monkeypatch):
+    """Also one that never answers; the thread ends with the process."""
+    monkeypatch.setattr(_hosts, "LEAVE_SECONDS", 0.05)
+    is_over, handler = threading.Event(), Handler([(0, 1)])
+    handler.departures = SimpleNamespace(tell=lambda: is_over.wait(60))
+    hosts = _hosts.Hosts()
+    hosts.leave()  # nobody has met
+    hosts.meet(handler, handler.next_rendezvous)
+    begin = time.monotonic()
+    hosts.leave()
+    hosts.leave()
+    assert time.monotonic() - begin < 30
+    is_over.set()

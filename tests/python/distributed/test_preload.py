@@ -266,8 +266,8 @@ def test_a_host_joins_others_when_it_can_fork(monkeypatch):
     order, meet = [], []
     server = SimpleNamespace(wait_until_ready=lambda: order.append("ready"))
     monkeypatch.setattr(agent_hooks, "around_rendezvous", meet.append)
-    for name in ("stop_within", "wake_at_ends", "tell_ends"):
-        monkeypatch.setattr(agent_hooks, name, lambda _: None)
+    for name in ("stop_within", "wake_at_ends", "excuse_failures", "tell_ends"):
+        monkeypatch.setattr(agent_hooks, name, lambda *_: None)
     workers = SimpleNamespace(tell=None, failed=dict, number=0)
     args = run.parse(["--preload", "--nnodes=1:2", "train.py"])
     run.watch_attempts(args, workers, _hosts.Hosts(), server)
