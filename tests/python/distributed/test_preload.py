@@ -229,7 +229,12 @@ def server():
 
 def test_a_forked_worker_is_waited_for_as_popens(server, tmp_path):
     script = tmp_path / "wait.py"
-    script.write_text("import sys, time; print('up'); time.sleep(float(sys.argv[1])); sys.exit(5)")
+    script.write_text(
+        "import os, sys, time\n"
+        "os.write(1, b'up\\n')  # a line at once: print() writes its end by itself\n"
+        "time.sleep(float(sys.argv[1]))\n"
+        "sys.exit(5)\n"
+    )
     command = (sys.executable, "-u", str(script))
     with open(tmp_path / "out", "w+b") as out:
         long = server.start((*command, "600"), dict(os.environ), stdout=out)
