@@ -26,7 +26,7 @@ import uuid
 from base64 import b64decode, b64encode
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousInfo,
@@ -244,7 +244,30 @@ def create_local_handler(params):
         return loopback_server(port) or everywhere(address, port)
 
     handler._create_tcp_store_server = create_server
+    meet_nobody_again(handler)
     return handler
+
+
+def meet_nobody_again(handler) -> None:
+    """After the first meeting of a run on one host there is nobody to wait for.
+
+    torch writes the meeting into the store, and looks there until it has settled: a tenth of a
+    second and more, while all workers stand. Where workers do not use the launcher's store
+    (TORCH_DISABLE_SHARE_RDZV_TCP_STORE) each meeting has a port of its own.
+    """
+    meet = handler.next_rendezvous
+    first: list[RendezvousInfo] = []
+
+    def meet_again() -> RendezvousInfo:
+        if not first or handler.is_closed() or not handler.use_agent_store:
+            first[:] = [meet()]
+            return first[0]
+        _meetings.append(_meetings[-1] + 1)
+        [info] = first
+        store = PrefixStore(f"libddp/meeting/{_meetings[-1]}", info.store)
+        return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
+
+    handler.next_rendezvous = meet_again
 
 
 class _StateUnpickler(pickle.Unpickler):

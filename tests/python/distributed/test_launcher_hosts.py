@@ -11,7 +11,12 @@ import pytest
 import torch.distributed as dist
 from libddp._torch_patches import agent_hooks, rendezvous_delays, rendezvous_exit
 from libddp.errors import ArgumentError
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousParameters,
+)
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
@@ -254,6 +259,30 @@ def test_a_host_that_leaves_in_order_is_known_to_have(monkeypatch):
 
     one._call_store = refuse
     assert not stays.has_any()
+
+
+def test_a_run_on_one_host_meets_once_and_numbers_each_start(monkeypatch):
+    monkeypatch.setattr(_rendezvous, "_meetings", [])
+    server = _rendezvous.loopback_server(0)
+    parameters = RendezvousParameters(
+        _rendezvous.LOCAL_NAME, f"127.0.0.1:{server.port}", "alone", 1, 1, local_addr="127.0.0.1"
+    )
+    handler = _rendezvous.create_local_handler(parameters)
+    infos = [handler.next_rendezvous() for _ in range(3)]
+    rounds = handler._state_holder.state.round
+    assert len(set(_rendezvous._meetings)) == 3
+    for info in infos:
+        assert (info.rank, info.world_size) == (0, 1)
+        assert info.bootstrap_store_info == infos[0].bootstrap_store_info
+        assert not info.store.check(["key"]), "each start has keys of its own"
+        info.store.set("key", "")
+    assert rounds == _rendezvous._meetings[0], "torch's handler has met once"
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    handler.next_rendezvous()
+    assert handler._state_holder.state.round == rounds + 1
+    handler.shutdown()
+    with pytest.raises(RendezvousClosedError):
+        handler.next_rendezvous()
 
 
 def test_a_failure_because_of_a_host_that_left_is_excused_once(capsys):
