@@ -36,6 +36,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from libddp import _attempts, _hosts, _rendezvous, _worker_ends
 from libddp._in_place_worker import Program, Worker
+from libddp._stopped import is_stopped
 
 #: Where a worker finds its launcher.
 SOCKET = "LIBDDP_IN_PLACE"
@@ -279,6 +280,8 @@ class Agent:
         while not all(worker.is_ready for worker in self._workers.values()):
             for worker in self._workers.values():
                 worker.ask_to_leave(reason)
+            if not is_free:
+                self._end_stopped()
             gone = [worker for worker in self._workers.values() if not worker.is_alive]
             if any(worker.status and not worker.was_in for worker in gone):
                 self._settle(_SETTLE_SECONDS)
@@ -317,6 +320,19 @@ class Agent:
                 f"rank {self._rank(worker)} (pid {worker.pid}) has not come to the next epoch "
                 f"within {times * self._limit} s, so it is ended and replaced. Hint: it is stuck, "
                 "or its main() has no @libddp.elastic.run; --rejoin-timeout=SECONDS."
+            )
+            worker.signal(signal.SIGKILL)
+            self._note_end(worker)
+
+    def _end_stopped(self) -> None:
+        """All others have missed them, and come."""
+        missing = [w for w in self._workers.values() if w.is_alive and not w.is_ready]
+        if not all(worker.was_in and is_stopped(worker.pid) for worker in missing):
+            return
+        for worker in missing:
+            say(
+                f"rank {self._rank(worker)} (pid {worker.pid}) is stopped (SIGSTOP or Ctrl-Z), "
+                "and the others have gone on without it, so it is ended and replaced"
             )
             worker.signal(signal.SIGKILL)
             self._note_end(worker)

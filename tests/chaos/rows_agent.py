@@ -11,11 +11,12 @@ from rows import Trial, pause, row
 _MODES = ("ddp", "fsdp")
 
 
-def _kill_worker(trial: Trial, job) -> None:
-    """One of the first start."""
+def _kill_worker(trial: Trial, job, number: int = signal.SIGKILL) -> int:
+    """One of the first start; returns its process id."""
     pid = job.newest("pid", trial.random.randrange(2), 0)
     job.killed_at = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
+    return pid
 
 
 def _await_workers_gone(job) -> None:
@@ -124,13 +125,13 @@ def _check_stored_after_end(job) -> None:
     _check_stored(job)
 
 
-def _launched(trial: Trial, module: str, *flags: str) -> float:
+def _launched(trial: Trial, module: str, *flags: str, number: int = signal.SIGKILL) -> float:
     job = trial.job(mode=_MODES[trial.number % 2], steps=40, pause=0.02)
     wanted = trial.reference(job)
     launcher = job.begin_program(module, *flags, ranks=2)
     try:
         job.await_step(trial.random.randrange(3, 12), "saved")
-        _kill_worker(trial, job)
+        victim = _kill_worker(trial, job, number)
         assert launcher.wait(120) == 0, job.story()
     finally:
         launcher.kill()
@@ -138,6 +139,10 @@ def _launched(trial: Trial, module: str, *flags: str) -> float:
     job.check_nothing_is_left()
     seconds = job.check_resumed(start=1)
     job.check_losses(wanted)
+    pids = [[int(line.words[0]) for line in job.steps("pid", rank)] for rank in (0, 1)]
+    stay = [rank for rank in (0, 1) if len(set(pids[rank])) == 1]
+    assert len(stay) == ("--in-place" in flags), f"{pids}\n{job.story()}"
+    assert not any(victim in pids[rank] for rank in stay), job.story()
     return seconds
 
 
@@ -157,3 +162,21 @@ def torchrun(trial: Trial) -> float:
 def preloaded(trial: Trial) -> float:
     """The same with workers that are forked from a process that has imported torch and libddp."""
     return _launched(trial, "libddp.run", "--preload")
+
+
+@row("kill -9 of a worker, libddp run --preload --in-place", quick=0)
+def in_place(trial: Trial) -> float:
+    """The same; the other worker's process goes on."""
+    return _launched(trial, "libddp.run", "--preload", "--in-place")
+
+
+@row("SIGSTOP of a worker for good, libddp run --preload --max-restarts", quick=0)
+def stopped(trial: Trial) -> float:
+    """It is missed by its heartbeats, and replaced as one that is killed."""
+    return _launched(trial, "libddp.run", "--preload", number=signal.SIGSTOP)
+
+
+@row("SIGSTOP of a worker for good, libddp run --preload --in-place", quick=0)
+def stopped_in_place(trial: Trial) -> float:
+    """The same; the other worker's process goes on."""
+    return _launched(trial, "libddp.run", "--preload", "--in-place", number=signal.SIGSTOP)

@@ -254,6 +254,12 @@ def main(config: dict) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if config.get("memory_mib"):
         pretend_limit(config["memory_mib"])
+    live(config)
+
+
+@libddp.elastic.run
+def live(config: dict) -> None:
+    """Until it ends, or another rank does (`libddp run --in-place`)."""
     training = Training(config)
     try:
         training.run()

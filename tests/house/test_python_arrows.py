@@ -100,6 +100,7 @@ ROOMS = {
             "_rendezvous",
             "_run_key",
             "_status",
+            "_stopped",
             "_worker_ends",
         },
         {"drop_in", "worker", "leaves"},

@@ -92,6 +92,23 @@ def test_a_worker_that_does_not_end_is_ended(tmp_path):
     assert time.monotonic() - start < 28  # torchrun: 30 s, whatever the flag says
 
 
+STOPPED = f"""{COUNTED}
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+while rank == 0:
+    state = open(f"/proc/{{os.getppid()}}/task/{{os.getppid()}}/children").read().split()
+    if any(") T " in open(f"/proc/{{pid}}/stat").read() for pid in state):
+        sys.exit(5)
+    time.sleep(0.05)
+"""
+
+
+def test_a_stopped_worker_is_not_waited_for(tmp_path):
+    status, output, _ = run(tmp_path, STOPPED, "--shutdown-timeout=3000", number=2)
+    assert status == 5
+    assert "rank 0 was first: exit code 5" in output
+
+
 def attempt(text="ValueError: no", place="train.py:3", seconds=10.0, step=None, **other):
     words = {"when": 1.0, "follows": False, "path": "error.json"} | other
     return _attempts.Attempt(

@@ -220,6 +220,8 @@ def main():
     if how == "stuck" and epoch == 0:
         time.sleep(1) if rank == 1 else time.sleep(600)
         os.kill(os.getpid(), 9)
+    if how == "stopped" and epoch == 0 and rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
     if how == "late" and epoch == 0:
         if rank == 0:
             os._exit(0)
@@ -251,6 +253,14 @@ PLAIN = ENDS.replace("{run}", "main()")
             "has not come to the next epoch within 3 s, so it is ended and replaced",
             [2, 2],
         ),
+        (
+            DECORATED,
+            "stopped",
+            ["--max-restarts=1", "--rejoin-timeout=3000"],
+            0,
+            "is stopped (SIGSTOP or Ctrl-Z), and the others have gone on without it",
+            [1, 2],
+        ),
         (DECORATED, "late", ["--max-restarts=1"], 0, "0 stay in place, 2 are new", [2, 2]),
         (
             DECORATED,
@@ -261,7 +271,7 @@ PLAIN = ENDS.replace("{run}", "main()")
             None,  # who ends first may be a peer that died to the other
         ),
     ],
-    ids=["exit", "plain", "stuck", "late", "mismatch"],
+    ids=["exit", "plain", "stuck", "stopped", "late", "mismatch"],
 )
 def test_how_it_ends(tmp_path, text, how, flags, status, told, starts):
     modules = "--preload-modules=torch,libddp.distributed,libddp.elastic"
