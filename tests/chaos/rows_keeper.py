@@ -99,5 +99,7 @@ def _copy(job, to) -> None:
     for path in job.snapshots():
         try:
             shutil.copytree(path, to / path.name)
-        except FileNotFoundError:  # an older one that was just taken away
+        except (FileNotFoundError, shutil.Error):  # an older one that was just taken away
+            if path.exists():
+                raise
             shutil.rmtree(to / path.name, ignore_errors=True)
