@@ -17,8 +17,9 @@ torchrun and dlrover-run need to run at all is said in tests/bench/recovery_peer
 dlrover_run.py. The legs alternate in --rounds parts; a leg takes --seconds / --rounds and its first
 start. Lost seconds: the wall time of the leg without its first start, less the median seconds of a
 step, with its save, times the steps that are new; for each kill until the next one: `min`,
-`median`. One JSON line each, and a table, whose last column is lost seconds per kill over those of
-libddp's best leg.
+`median`. Where no step was made until then (`not_back`) that is only what the interval was, so a
+leg with such kills wants a longer --kill-every. One JSON line each, and a table, whose last column
+is lost seconds per kill over those of libddp's best leg.
 """
 
 from __future__ import annotations
@@ -82,14 +83,16 @@ class Leg:
         new = _first_times(lines)
         wall = ended - began
         ends = [*self.kills[1:], ended]
+        windows = list(zip(self.kills, ends, strict=True))
+        made = [sum(kill <= at < end for at in new) for kill, end in windows]
         per_kill = [
-            end - kill - step_s * sum(kill <= at < end for at in new)
-            for kill, end in zip(self.kills, ends, strict=True)
+            end - kill - step_s * steps for (kill, end), steps in zip(windows, made, strict=True)
         ] or [0.0]
         return {
             "peer": self.name,
             "wall_s": round(wall, 1),
             "kills": len(self.kills),
+            "not_back": made.count(0),
             "new_steps": len(new),
             "repeated_steps": len(lines) - len(new),
             "step_s": round(step_s, 4),
@@ -130,20 +133,21 @@ def print_table(results: dict[str, list[dict]], ours: set[str]) -> None:
     totals = {}
     for name, found in results.items():
         sums = {key: sum(each[key] for each in found) for key in found[0] if key.endswith("_s")}
-        steps = [sum(each[key] for each in found) for key in ("new_steps", "repeated_steps")]
+        counts = ("new_steps", "repeated_steps", "not_back")
+        steps = [sum(each[key] for each in found) for key in counts]
         kills = sum(each["kills"] for each in found)
         totals[name] = (kills, steps, sums, sums["lost_s"] / max(kills, 1))
     best = min((totals[name][-1] for name in ours & set(totals)), default=0)
-    print(
-        "| peer | s | kills | new steps | repeated | s of a step | lost s | per kill | min |",
-        end="",
-    )
-    print(" median | goodput | per kill / libddp's best |\n" + "|---" * 12 + "|")
+    print("| peer | s | kills | not back | new steps | repeated | s of a step | lost s |", end="")
+    print(" per kill | min | median | goodput | per kill / libddp's best |\n" + "|---" * 13 + "|")
     for name, (kills, steps, sums, lost) in totals.items():
         each = [seconds for found in results[name] for seconds in found["per_kill"]]
         step_s = statistics.median(found["step_s"] for found in results[name])
         times = f"{min(each):.1f} | {statistics.median(each):.1f}"
-        print(f"| {name} | {sums['wall_s']:.0f} | {kills} | {steps[0]} | {steps[1]} |", end="")
+        print(
+            f"| {name} | {sums['wall_s']:.0f} | {kills} | {steps[2]} | {steps[0]} | {steps[1]} |",
+            end="",
+        )
         print(f" {step_s:.3f} | {sums['lost_s']:.1f} | {lost:.1f} | {times} |", end="")
         ratio = f"{lost / best:.1f}" if best > 0 else "-"
         print(f" {1 - sums['lost_s'] / sums['wall_s']:.1%} | {ratio} |")
