@@ -1,12 +1,18 @@
-"""From a worker's SIGKILL to the next start: all workers anew, with and without --preload, and in
-place.
+"""From a worker's SIGKILL to the next start's first step: libddp run, torchrun and dlrover-run.
 
-    python tests/bench/restart.py --tries=5 [--mib=96]
+    python tests/bench/restart.py --tries=3 --rounds=2 [--mib=96] [--peers=libddp,dlrover]
 
-One job of two ranks for each case, in which rank 1 kills itself at the end of each start. Prints
-one JSON line per case, in milliseconds: to the first line of rank 0's script, which comes before
-`import torch` (in place: of its main()), to the end of its first all-reduce, and to the end of its
-first step, with DDP and AdamW, of so many MiB of state that a snapshot brings back.
+In each round each peer (tests/chaos/goodput.py says what they are) runs one job of two ranks, in
+which rank 1 kills itself at the end of each start, after a save: libddp and DLRover to memory, the
+torch peers to a file. One JSON line per peer and figure, in milliseconds from the kill: to the
+first line of rank 0's script, which comes before `import torch` (in place: of its main()), to the
+end of its imports, of its first all-reduce, of the import of torch._dynamo, which an optimizer
+makes, and of its first step, with DDP and AdamW, of so many MiB of state that the save brings back.
+A job takes (--tries + 1) starts: 1 to 8 s each on an idle machine.
+
+Lines of their own say how long it takes a lone process, and the slower of two at once, to import
+torch, torch._dynamo and libddp, in turns with the jobs; and "beyond imports", how much longer than
+either `libddp` takes to its first step.
 """
 
 import argparse
@@ -18,80 +24,128 @@ import sys
 import tempfile
 from pathlib import Path
 
-SCRIPT = """
-import os, sys, time
-first = time.monotonic()
-import torch
-import libddp
-import libddp.distributed as dist
-from libddp.nn.parallel import DistributedDataParallel
-folder, layers, in_place = sys.argv[1], int(sys.argv[2]), "in-place" in sys.argv[3]
+import recovery_peers
 
-@libddp.elastic.run
-def main():
-    begin = time.monotonic() if libddp.elastic.info().is_survivor else first
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1))
-    made = time.monotonic()
-    matrices = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(layers)]
-    model = DistributedDataParallel(torch.nn.Sequential(*matrices))
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    snapshot = libddp.Snapshot(folder, linger=10)
-    step = snapshot.load(model, optimizer).get("step", 0)
-    model(torch.ones(4, 1024)).mean().backward()
-    optimizer.step()
-    if os.environ["RANK"] == "0":
-        print(f"start {begin} {made} {time.monotonic()}", flush=True)
-    snapshot.save(step + 1, model, optimizer, extra={"step": step + 1})
-    dist.barrier()
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == os.environ["TORCHELASTIC_MAX_RESTARTS"]:
-        snapshot.close()
-        dist.destroy_process_group()
-    elif os.environ["RANK"] == "1":
-        print(f"killed {time.monotonic()}", flush=True)
-        os.kill(os.getpid(), 9)
-    elif in_place:
-        dist.barrier()
-    else:
-        time.sleep(600)
-
-main()
+POINTS = ("first line", "imported", "first all-reduce", "torch._dynamo", "first step")
+LONE, TWO = "all three", "all three, two processes at once"
+SCRIPT = Path(__file__).with_name("restart_training.py")
+#: As restart_training.py and recovery_saves.Libddp import them.
+IMPORTS = """
+import time
+times = [time.monotonic()]
+for names in ("torch", "torch._dynamo", "libddp.distributed libddp.nn.parallel"):
+    for name in names.split():
+        __import__(name)
+    times.append(time.monotonic())
+print(*(1e3 * (end - begin) for begin, end in zip(times, times[1:], strict=False)))
 """
-NAMES = ("first_line_ms", "all_reduced_ms", "stepped_ms")
 
 
-def measure(flags: list[str], tries: int, mib: int) -> list[list[float]]:
-    """Milliseconds, for each name those of all tries."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "train.py"
-        script.write_text(SCRIPT)
-        command = [sys.executable, "-m", "libddp.run", "--nproc-per-node=2"]
-        command += [f"--max-restarts={tries}", *flags, str(script)]
-        done = subprocess.run(
-            [*command, f"{folder}/run", str(max(1, mib // 12)), "".join(flags)],
-            env=os.environ | {"LIBDDP_LOG_LEVEL": "OFF", "LIBDDP_KEEPER_LOG": os.devnull},
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=900,
-            check=True,
-        )
-    starts = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("start")]
-    kills = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("killed")]
-    pairs = zip(kills, starts[1:], strict=True)
-    found = [[1e3 * (float(end) - float(kill)) for end in ends] for kill, ends in pairs]
-    return [list(times) for times in zip(*found, strict=True)]
+def import_times(processes: int) -> list[float]:
+    """Milliseconds of torch, torch._dynamo, libddp and all: of that many at once, the slowest's."""
+    command = [sys.executable, "-c", IMPORTS]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(processes)
+    ]
+    try:
+        found = [list(map(float, each.communicate(timeout=120)[0].split())) for each in running]
+    finally:
+        for each in running:
+            each.kill()  # no effect on those that have ended
+    return max(([*times, sum(times)] for times in found), key=lambda times: times[-1])
+
+
+def all_imports() -> dict[str, list[float]]:
+    lone = dict(zip(("torch", "torch._dynamo", "libddp", LONE), import_times(1), strict=True))
+    return {what: [value] for what, value in lone.items()} | {TWO: [import_times(2)[-1]]}
+
+
+def kill_times(name: str, peer, folder: Path, chosen) -> dict[str, list[float]]:
+    """Milliseconds from each kill of one job, for each of POINTS."""
+    config = {"layers": max(1, chosen.mib // 12), "file_every": 1000 if memory(peer) else 1}
+    python = chosen.dlrover_python if name == "dlrover" else sys.executable
+    many = {"ranks": 2, "max_restarts": chosen.tries, "python": python}
+    with recovery_peers.Job(name, peer, SCRIPT, config, folder, **many) as job:
+        job.await_end(60.0 * (chosen.tries + 1))
+    lines = [line.split() for line in (folder / "times.txt").read_text().splitlines()]
+    starts = [list(map(float, words[1:])) for words in lines if words[0] == "start"]
+    kills = [float(words[1]) for words in lines if words[0] == "killed"]
+    if [start[-1] for start in starts] != list(range(len(starts))) or len(starts) <= chosen.tries:
+        raise RuntimeError(f"steps of the starts: {[start[-1] for start in starts]}")
+    found = [
+        [1e3 * (at - kill) for at in start] for kill, start in zip(kills, starts[1:], strict=True)
+    ]
+    return {point: [times[i] for times in found] for i, point in enumerate(POINTS)}
+
+
+def memory(peer) -> bool:
+    return peer.saves in ("Libddp", "DlroverMemory")
+
+
+def print_row(peer: str, what: str, found: list[float], load: float) -> None:
+    row = {"bench": "restart", "peer": peer, "what": what, "load": round(load, 1)}
+    row |= {"min": round(min(found)), "median": round(statistics.median(found))}
+    print(json.dumps(row | {"all": [round(value) for value in found]}), flush=True)
+
+
+def collect(peers: dict, folder: str, chosen) -> dict[str, dict[str, list[float]]]:
+    """For each peer and for "imports" what was measured, and the load, over all rounds."""
+    results: dict[str, dict[str, list[float]]] = {}
+
+    def add(name: str, found: dict[str, list[float]]) -> None:
+        for what, values in [*found.items(), ("load", [os.getloadavg()[0]])]:
+            results.setdefault(name, {}).setdefault(what, []).extend(values)
+
+    for number in range(chosen.rounds):
+        add("imports", all_imports())
+        for name, peer in list(peers.items()):
+            try:
+                add(name, kill_times(name, peer, Path(folder) / f"{name}-{number}", chosen))
+            except RuntimeError as error:
+                if peer.is_ours:
+                    raise
+                recovery_peers.skip(name, str(error))
+                del peers[name]
+    return results
+
+
+def print_table(results: dict[str, dict[str, list[float]]]) -> None:
+    print("\n| s from the kill, min / median | " + " | ".join(POINTS) + " |")
+    print("|---" * (len(POINTS) + 1) + "|")
+    for name, found in results.items():
+        if name != "imports":
+            times = [[value / 1e3 for value in found[point]] for point in POINTS]
+            cells = [f"{min(each):.2f} / {statistics.median(each):.2f}" for each in times]
+            print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def print_all(results: dict[str, dict[str, list[float]]]) -> None:
+    for name, found in results.items():
+        load = statistics.median(found.pop("load"))
+        for what, values in found.items():
+            print_row(name, what, values, load)
+        if name == "libddp":
+            for imports in (LONE, TWO):
+                its = statistics.median(results["imports"][imports])
+                beyond = [value - its for value in found["first step"]]
+                print_row(name, f"first step, beyond imports: {imports}", beyond, load)
+    print_table(results)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tries", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tries", type=int, default=3, help="kills in each job")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--mib", type=int, default=96)
+    recovery_peers.add_options(parser)
     chosen = parser.parse_args()
-    for flags in ([], ["--preload"], ["--preload", "--in-place"]):
-        for name, found in zip(NAMES, measure(flags, chosen.tries, chosen.mib), strict=True):
-            row = {"bench": "restart", "flags": flags, "what": name, "load": os.getloadavg()[0]}
-            row |= {"min": round(min(found)), "median": round(statistics.median(found))}
-            print(json.dumps(row | {"all": [round(value) for value in found]}), flush=True)
+    peers = recovery_peers.chosen(chosen.peers, chosen.dlrover_python)
+    with tempfile.TemporaryDirectory(prefix="libddp-restart-") as folder:
+        results = collect(peers, folder, chosen)
+    print_all(results)
+    recovery_peers.repeat_skips()
 
 
 if __name__ == "__main__":

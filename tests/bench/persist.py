@@ -1,0 +1,222 @@
+"""How fast a save gets into its folder behind the training, and what that costs the training.
+
+    python tests/bench/persist.py --folder=DISK [--mib=500] [--ranks=1] [--rounds=8] [--steps=20]
+
+That many MiB (replicated: the ranks share the work) in a folder of the disk to be measured: 8
+matrices of 1024 x 1024 that are trained with AdamW, with their moments, and frozen ones beside
+them, so that a step is much shorter than what it takes to store a save. Two cases:
+
+    persist  seconds from save(storage=True) to the end of wait(), in turns with "plain": rank 0
+             writes as many bytes into one file, 8 MiB a time, then fsync (no O_DIRECT). What is
+             dirty is synchronised before each. `ratio` = plain's time / libddp's: 0.9 is 90 % of
+             the disk. mb_per_s is the median's.
+    step     seconds of a training step: "quiet", and "persisting", those of the --steps after a
+             save that end before it is in the folder; in each round as many of both (`samples`).
+             `ratio` = quiet's / persisting's; `longer` is what a step takes more, in percent.
+
+What the ranks' copying takes from the training is not in `step`: snapshot.py measures it. One JSON
+line per candidate, and a table.
+"""
+
+import argparse
+import itertools
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "python" / "support"))
+
+import pairing
+import ranks
+import table
+import torch
+from torch import nn
+
+CHUNK_BYTES = 8 << 20
+LAYERS = 8
+
+
+class Training:
+    """A few layers of a model of `mib` in all, moments included, under DDP."""
+
+    def __init__(self, mib: int, batch: int):
+        from libddp.nn.parallel import DistributedDataParallel
+
+        net = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(LAYERS)))
+        trained = list(net.parameters())
+        for number in range(max(0, mib - 12 * LAYERS) // 4):
+            frozen = nn.Parameter(torch.randn(1024, 1024), requires_grad=False)
+            net.register_parameter(f"frozen_{number}", frozen)
+        self.model = DistributedDataParallel(net)
+        self.optimizer = torch.optim.AdamW(trained, fused=True)
+        self.num_bytes = sum(each.nbytes for each in net.parameters())
+        self.num_bytes += 2 * sum(each.nbytes for each in trained)
+        self._inputs = torch.randn(batch, 1024)
+
+    def step(self) -> float:
+        """Its seconds."""
+        began = time.perf_counter()
+        self.model(self._inputs).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return time.perf_counter() - began
+
+
+class Saves:
+    """To the folder, of steps that count up."""
+
+    def __init__(self, folder: str, training: Training):
+        import libddp
+
+        self._folder, self._training = Path(folder, "run"), training
+        self._snapshot = libddp.Snapshot(str(self._folder), linger=1)
+        self._steps = itertools.count(1)
+        self.last = 0
+
+    def save(self) -> None:
+        self.last = next(self._steps)
+        parts = self._training.model, self._training.optimizer
+        self._snapshot.save(self.last, *parts, storage=True)
+
+    def wait(self) -> None:
+        self._snapshot.wait(300)
+
+    def save_and_wait(self) -> None:
+        self.save()
+        self.wait()
+
+    def is_stored(self) -> bool:
+        """A folder gets its name when the disk has all of it (docs/snapshots.md)."""
+        found = self._folder.glob(f"step-{self.last}.*")
+        return any(path.suffix != ".part" for path in found)
+
+    def close(self) -> None:
+        self._snapshot.close()
+
+
+def write_plainly(path: Path, num_bytes: int, source: torch.Tensor) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        view = memoryview(source.numpy()).cast("B")
+        for _ in range(0, num_bytes, CHUNK_BYTES):
+            os.write(file, view)
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def compare_speed(saves: Saves, folder: str, num_bytes: int, rounds: int, case: str) -> list[dict]:
+    """In turns; rank 0 writes plainly, while the others wait."""
+    import libddp.distributed as dist
+
+    source = torch.randint(255, (CHUNK_BYTES,), dtype=torch.uint8)
+    file = Path(folder) / "plain"
+
+    def plain() -> None:
+        if dist.get_rank() == 0:
+            write_plainly(file, num_bytes, source)
+        dist.barrier()
+
+    def settle() -> None:
+        dist.barrier()
+        file.unlink(missing_ok=True)
+        os.sync()
+        dist.barrier()
+
+    candidates = {"plain": plain, "libddp": saves.save_and_wait}
+    common = {"over_ranks": pairing.summed, "settle": settle, "warmup": 1}
+    lines = pairing.compare(candidates, rounds=rounds, case=f"persist, {case}", **common)
+    settle()
+    return [line | {"mb_per_s": num_bytes / 1e6 / line["median"]} for line in lines]
+
+
+def step_times(training: Training, saves: Saves, rounds: int, steps: int) -> dict[str, list[float]]:
+    """Of quiet steps, and of as many that end while a save is being stored."""
+    import libddp.distributed as dist
+
+    found: dict[str, list[float]] = {"quiet": [], "persisting": []}
+    for _ in range(rounds):
+        os.sync()
+        dist.barrier()
+        saves.save()
+        during = []
+        for _ in range(steps):
+            seconds = training.step()
+            if not saves.is_stored():
+                during.append(seconds)
+        saves.wait()
+        os.sync()
+        dist.barrier()
+        found["persisting"] += during
+        found["quiet"] += [training.step() for _ in range(steps)][: max(1, len(during))]
+    return found
+
+
+def compare_steps(found: dict[str, list[float]], case: str) -> list[dict]:
+    quiet = found["quiet"]
+    if not found["persisting"]:
+        print("SKIPPED: step (each save was stored within one: --mib is too small)")
+        return []
+    return [
+        {
+            "case": f"step, {case}",
+            "candidate": name,
+            "min": min(times),
+            "median": statistics.median(times),
+            "ratio_min": pairing.ratio(quiet, times, min),
+            "ratio_median": pairing.ratio(quiet, times, statistics.median),
+            "longer": 100 * (statistics.median(times) / statistics.median(quiet) - 1),
+            "samples": len(times),
+            "load": os.getloadavg()[0],
+        }
+        for name, times in found.items()
+    ]
+
+
+def measure(folder: str, mib: int, batch: int, rounds: int, steps: int) -> list[dict]:
+    """On each rank; rank 0's numbers are reported."""
+    import libddp.distributed as dist
+
+    dist.init_process_group("libddp")
+    torch.set_num_threads(1)
+    training = Training(mib, batch)
+    for _ in range(3):
+        training.step()
+    saves = Saves(folder, training)
+    saves.save_and_wait()
+    case = f"{training.num_bytes >> 20} MiB, {dist.get_world_size()} ranks"
+    lines = compare_speed(saves, folder, training.num_bytes, rounds, case)
+    lines += compare_steps(step_times(training, saves, rounds, steps), case)
+    saves.close()
+    dist.destroy_process_group()
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", default=".", help="on the disk to be measured")
+    parser.add_argument("--mib", type=int, default=500)
+    parser.add_argument("--batch", type=int, default=32, help="samples of a step, for each rank")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=20, help="at most, in each round")
+    options = parser.parse_args()
+    folder = tempfile.mkdtemp(dir=options.folder, prefix="libddp-persist-")
+    try:
+        arguments = (folder, options.mib, options.batch, options.rounds, options.steps)
+        lines = ranks.run(measure, options.ranks, *arguments, deadline=900)[0]
+    finally:
+        shutil.rmtree(folder)
+    for line in lines:
+        pairing.emit(line)
+    columns = ["case", "candidate", "min", "median", "ratio_min", "ratio_median"]
+    print(table.table(lines, [*columns, "mb_per_s", "longer", "samples"]))
+
+
+if __name__ == "__main__":
+    main()
