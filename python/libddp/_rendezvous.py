@@ -252,20 +252,26 @@ def meet_nobody_again(handler) -> None:
     """After the first meeting of a run on one host there is nobody to wait for.
 
     torch writes the meeting into the store, and looks there until it has settled: a tenth of a
-    second and more, while all workers stand. Where workers do not use the launcher's store
-    (TORCH_DISABLE_SHARE_RDZV_TCP_STORE) each meeting has a port of its own.
+    second and more, while all workers stand. And torch's workers count on a store of their own in
+    each start, which its launcher gives them in the first one only: gloo's ranks then find the
+    addresses of dead ones.
     """
     meet = handler.next_rendezvous
     first: list[RendezvousInfo] = []
+    servers: list[TCPStore] = []
 
     def meet_again() -> RendezvousInfo:
         if not first or handler.is_closed() or not handler.use_agent_store:
             first[:] = [meet()]
             return first[0]
-        _meetings.append(_meetings[-1] + 1)
         [info] = first
+        _meetings.append(_meetings[-1] + 1)
         store = PrefixStore(f"libddp/meeting/{_meetings[-1]}", info.store)
-        return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
+        address = info.bootstrap_store_info.master_addr
+        # That of the start before stays: its workers may be about to end.
+        servers[:] = [*servers[-1:], handler._create_tcp_store_server(address, 0)]
+        own = RendezvousStoreInfo(master_addr=address, master_port=servers[-1].port)
+        return RendezvousInfo(store, info.rank, info.world_size, own)
 
     handler.next_rendezvous = meet_again
 

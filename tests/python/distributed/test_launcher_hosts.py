@@ -273,9 +273,10 @@ def test_a_run_on_one_host_meets_once_and_numbers_each_start(monkeypatch):
     assert len(set(_rendezvous._meetings)) == 3
     for info in infos:
         assert (info.rank, info.world_size) == (0, 1)
-        assert info.bootstrap_store_info == infos[0].bootstrap_store_info
-        assert not info.store.check(["key"]), "each start has keys of its own"
-        info.store.set("key", "")
+        workers = dist.TCPStore("127.0.0.1", info.bootstrap_store_info.master_port)
+        for store in (info.store, workers):
+            assert not store.check(["key"]), "each start has keys of its own"
+            store.set("key", "")
     assert rounds == _rendezvous._meetings[0], "torch's handler has met once"
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     handler.next_rendezvous()

@@ -92,6 +92,24 @@ def test_a_worker_that_does_not_end_is_ended(tmp_path):
     assert time.monotonic() - start < 28  # torchrun: 30 s, whatever the flag says
 
 
+GLOO = f"""{COUNTED}
+torch.distributed.init_process_group("gloo")
+total = torch.ones(1)
+torch.distributed.all_reduce(total)
+if attempt < 2 and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_torchs_gloo_comes_back(tmp_path):
+    """torch's launcher hands each start the store of the first: gloo finds dead ranks there."""
+    status, output, attempts = run(tmp_path, GLOO, "--max-restarts=2", number=2)
+    assert status == 0, output
+    assert attempts == ["0", "1", "2"]
+
+
 STOPPED = f"""{COUNTED}
 if rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
