@@ -263,4 +263,4 @@ def main(config: dict) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    libddp.elastic.run(main)(json.loads(sys.argv[1]))

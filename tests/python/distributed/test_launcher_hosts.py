@@ -229,33 +229,6 @@ def test_leaving_a_run_whose_store_is_gone_ends():
     one.shutdown()
 
 
-def test_a_host_that_leaves_in_order_is_known_to_have(monkeypatch):
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    one, other = (_rendezvous.Backend(store, "departing") for _ in range(2))
-    stays, leaves = _rendezvous.Departures(one), _rendezvous.Departures(other)
-    monkeypatch.setattr(_rendezvous, "_meetings", [])
-    leaves.tell()
-    assert not stays.has_any(), "there was no meeting yet"
-    monkeypatch.setattr(_rendezvous, "_meetings", [3])
-    assert not stays.has_any()
-    leaves.tell()
-    assert stays.has_any()
-    for backend in (one, other):
-        backend._is_sealed = True
-        backend._tag = lambda bits: b"key of the run, " + bits
-    assert not stays.has_any(), "without the key anybody writes that"
-    leaves.tell()
-    assert stays.has_any()
-    monkeypatch.setattr(_rendezvous, "_meetings", [3, 4])
-    assert not stays.has_any(), "that was another meeting"
-
-    def refuse(*_):
-        raise RendezvousConnectionError("no store")
-
-    one._call_store = refuse
-    assert not stays.has_any()
-
-
 def test_a_failure_because_of_a_host_that_left_is_excused_once(capsys):
     handler = Handler([(0, 2), (0, 1)], waiting=[0])
     handler.departures = SimpleNamespace(has_any=lambda: handler.meetings == [(0, 1)])
