@@ -74,6 +74,22 @@ class Hosts:
             self._leaving.start()
         self._leaving.join(LEAVE_SECONDS)
 
+    def linger(self) -> None:
+        """As the launcher ends that a signal has ended: if it has the store, the others first go to
+        another one.
+        """
+        standby = getattr(self._handler, "standby", None)
+        if standby is not None:
+            standby.linger()
+
+    def are_elsewhere(self) -> bool:
+        """The store does not answer: whether the launchers are to meet at another one."""
+        standby = getattr(self._handler, "standby", None)
+        try:
+            return standby is not None and standby.is_lost(RendezvousConnectionError())
+        except RendezvousClosedError:
+            return False
+
     def has_one_left(self) -> bool:
         """Whether one that takes part in this start of the workers has left in order."""
         departures = getattr(self._handler, "departures", None)
@@ -130,7 +146,19 @@ class Hosts:
             raise SpareEnded from None
 
     def _num_waiting(self, handler) -> int:
-        return type(handler).num_nodes_waiting(handler)
+        """Where the store is lost all meet again; those of a run that has ended do not."""
+        try:
+            return type(handler).num_nodes_waiting(handler)
+        except RendezvousConnectionError as error:
+            standby = getattr(handler, "standby", None)
+            if standby is None:
+                raise
+            try:
+                if standby.is_lost(error):
+                    return self.unit
+            except RendezvousClosedError:
+                return 0
+            raise
 
     def _wake_for_hosts(self, handler) -> None:
         """torch's agent starts all workers anew for every host that waits."""

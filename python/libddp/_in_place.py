@@ -29,6 +29,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousGracefulExitError,
     RendezvousParameters,
     registry,
@@ -183,8 +184,8 @@ class Agent:
                     say(f"other hosts have not ended within {_OTHERS_SECONDS} s of this one")
                     return True
                 time.sleep(_HOSTS_SECONDS)
-        except RuntimeError:  # the launcher that had the store has ended, too
-            pass
+        except (RuntimeError, RendezvousConnectionError):
+            return not self._hosts.are_elsewhere()
         return True
 
     # What happens to the workers.

@@ -3,12 +3,14 @@
 The launchers of a run agree through one entry of a store, a pickle, that they read every few
 seconds. torch's store asks nobody who they are, and torch unpickles what it finds: whoever reaches
 the port of a torchrun launcher can run code in it. The state, its protocol and the store stay
-torch's; three things differ:
+torch's; three things differ here:
 
 - An entry is unpickled only if it names nothing but the classes that a state is made of.
 - With a run key an entry carries the key's seal and a number. One without the seal, an older one,
   and none where there was one, count as not written: the last good entry is put back.
 - A run on one host listens at 127.0.0.1 only.
+
+When the store's host is gone, the others meet at another one's (_standby.py).
 
     _rendezvous.prepare(args)      # torchrun's namespace, before torchrun.run(args)
 """
@@ -28,7 +30,6 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
-    RendezvousConnectionError,
     RendezvousInfo,
     RendezvousStoreInfo,
     rendezvous_handler_registry,
@@ -37,6 +38,7 @@ from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as c10d
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from libddp import _standby
 from libddp._run_key import has_key
 from libddp._torch_patches import rendezvous_delays
 
@@ -65,9 +67,8 @@ HEARTBEATS = {"keep_alive_interval": 1, "keep_alive_max_attempt": 4}
 #: old what a launcher knows of the others may be. torch's are 30 s and 1 s. Hosts that stay are
 #: all waiting when a meeting begins, and look several times within a last call.
 LAST_CALL, KNOWN_FOR = 1.0, 1.0
-_ROUND = "libddp/round"
 
-_meetings: list[int] = []
+_numbers: list[int] = []
 _servers: list[TCPStore] = []
 
 
@@ -152,67 +153,23 @@ def create_handler(params):
     share = rendezvous_delays.share(params.max_nodes)
     shorten_last_call(handler, backend, max(0.5, share) * LAST_CALL)
     handler._state_holder._cache_duration = share * KNOWN_FOR
-    agree(handler, backend)
-    handler.departures = Departures(backend)
+    is_on = params.get_as_bool("store_moves", True) and params.max_nodes > 1
+    handler.standby = _standby.Standby(handler, backend, is_on and isinstance(store, TCPStore))
+    handler.next_rendezvous = lambda: _meet(handler.standby)
+    handler.shutdown = handler.standby.shutdown
+    handler.departures = handler.standby.departures
     return handler
 
 
-def agree(handler, backend: Backend) -> None:
-    """Every meeting has the store of its own first host, and one number.
-
-    torch's first host tells where its store is at its first meeting only: a host that joins later
-    waits for that in vain, and hosts that stay keep the store of the one that was first before. And
-    torch's workers find each other under their launcher's own count of restarts, which is 0 for a
-    host that has just come, and stays the same where hosts come and go.
-    """
-    meet = handler.next_rendezvous
-
-    def meet_and_agree() -> RendezvousInfo:
-        info = meet()
-        names = (RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY, _ROUND)
-        if info.rank == 0:
-            own = info.bootstrap_store_info
-            values = (own.master_addr, own.master_port, backend.round())
-            for name, value in zip(names, values, strict=True):
-                info.store.set(name, str(value))
-        address, port, number = (info.store.get(name).decode() for name in names)
-        _meetings.append(int(number))
-        agreed = RendezvousStoreInfo(master_addr=address, master_port=int(port))
-        return RendezvousInfo(info.store, info.rank, info.world_size, agreed)
-
-    handler.next_rendezvous = meet_and_agree
-
-
-class Departures:
-    """Hosts that left a meeting in order, as those who stay have to know before their ranks miss
-    the ones that end: such an end is no failure.
-
-    The launchers' own state does not tell it from a host that gave no sign of life.
-    """
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def tell(self) -> None:
-        """This host leaves the last meeting.
-
-        Raises:
-            RendezvousConnectionError: the store does not answer.
-        """
-        if _meetings:
-            self._backend.note_departure(_meetings[-1])
-
-    def has_any(self) -> bool:
-        """Whether a host has left the last meeting; False where the store does not answer."""
-        try:
-            return bool(_meetings) and self._backend.has_departure(_meetings[-1])
-        except RendezvousConnectionError:
-            return False
+def _meet(standby: _standby.Standby) -> RendezvousInfo:
+    info = standby.meet()
+    _numbers.append(standby.meetings.last.number)
+    return info
 
 
 def meeting() -> int | None:
     """The number of the last meeting, from 0; None where another rendezvous is used."""
-    return _meetings[-1] if _meetings else None
+    return _numbers[-1] if _numbers else None
 
 
 def shorten_last_call(handler, backend: Backend, seconds: float) -> None:
@@ -265,8 +222,8 @@ def meet_nobody_again(handler) -> None:
             first[:] = [meet()]
             return first[0]
         [info] = first
-        _meetings.append(_meetings[-1] + 1)
-        store = PrefixStore(f"libddp/meeting/{_meetings[-1]}", info.store)
+        _numbers.append(_numbers[-1] + 1)
+        store = PrefixStore(f"libddp/meeting/{_numbers[-1]}", info.store)
         address = info.bootstrap_store_info.master_addr
         # That of the start before stays: its workers may be about to end.
         servers[:] = [*servers[-1:], handler._create_tcp_store_server(address, 0)]
@@ -300,6 +257,11 @@ def is_state(bits: bytes) -> bool:
     )
 
 
+def _first_number(meeting: int) -> int:
+    """Of the entries of a store that was opened for that meeting: larger than all of before."""
+    return meeting << 32
+
+
 class Backend(c10d.C10dRendezvousBackend):
     """The entry of the store, believed only if it is ours."""
 
@@ -322,24 +284,57 @@ class Backend(c10d.C10dRendezvousBackend):
         """How many meetings there have been, by the newest good entry."""
         return _read(self._last[0]).round if self._last else 0
 
-    def note_departure(self, meeting: int) -> None:
-        """A host leaves that meeting in order."""
-        self._call_store("set", self._departure_key(meeting), self._departure(meeting))
+    @property
+    def store(self):
+        """torch's."""
+        return self._store
 
-    def has_departure(self, meeting: int) -> bool:
-        key = self._departure_key(meeting)
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run has ended, by the newest good entry."""
+        return _read(self._last[0]).closed if self._last else False
+
+    def at(self, store) -> Backend:
+        """The same run's at another store."""
+        return type(self)(store, self._run_id.decode(), self._name)
+
+    def open(self, meeting: int) -> None:
+        """At a fresh store: the next meeting there has this number."""
+        state = dynamic._RendezvousState()
+        state.round = meeting
+        self._number = _first_number(meeting)
+        self.set_state(pickle.dumps(state))
+
+    def move(self, store, meeting: int) -> None:
+        """To a store that was opened for that meeting, or 0: entries of before it are refused."""
+        self._store, self._last, self._number = store, None, _first_number(meeting)
+
+    def note(self, name: str, text: str) -> None:
+        """Tells the other launchers something, with the key's seal."""
+        self._call_store("set", f"{self._key}/{name}", self._note(name, text))
+
+    def claim(self, name: str, text: str) -> None:
+        """As note, unless that is noted already."""
+        self._call_store("compare_set", f"{self._key}/{name}", "", self._note(name, text))
+
+    def noted(self, name: str) -> str | None:
+        """None: nothing; "": a stranger's."""
+        key = f"{self._key}/{name}"
         if not self._call_store("check", [key]):
-            return False
-        return self._call_store("get", key).decode(errors="replace") == self._departure(meeting)
+            return None
+        entry = self._call_store("get", key).decode(errors="replace")
+        text = entry.partition(" ")[2]
+        return text if hmac.compare_digest(entry.encode(), self._note(name, text).encode()) else ""
 
-    def _departure_key(self, meeting: int) -> str:
-        return f"{self._key}/departure/{meeting}"
+    def are_noted(self, names) -> bool:
+        """All of them, whoever wrote them."""
+        return self._call_store("check", [f"{self._key}/{name}" for name in names])
 
-    def _departure(self, meeting: int) -> str:
+    def _note(self, name: str, text: str) -> str:
         """What nobody without the key can write."""
         if not self._is_sealed:
-            return "left"
-        return b64encode(self._tag(b"departure %d" % meeting)).decode()
+            return f"- {text}"
+        return f"{b64encode(self._tag(b'note', name.encode(), text.encode())).decode()} {text}"
 
     def get_state(self):
         """See base class. A read of an entry that somebody deleted would wait for it."""
@@ -394,10 +389,10 @@ class Backend(c10d.C10dRendezvousBackend):
         numbered = (self._number + 1).to_bytes(NUMBER_BYTES, "big") + state
         return MAGIC + self._tag(numbered) + numbered
 
-    def _tag(self, numbered: bytes) -> bytes:
+    def _tag(self, *parts: bytes) -> bytes:
         from libddp._load import load
 
-        return load().run_key_tag([b"libddp rendezvous", self._run_id, numbered])
+        return load().run_key_tag([b"libddp rendezvous", self._run_id, *parts])
 
     def _put_back(self, entry: bytes) -> None:
         """What a stranger wrote goes, unless somebody was faster."""

@@ -41,6 +41,7 @@ from libddp import (
     _preload,
     _rendezvous,
     _run_key,
+    _standby,
     _status,
     _worker_ends,
 )
@@ -203,6 +204,7 @@ def supervise(args, workers, hosts, attempts, status) -> None:
             torchrun.run(args)
     except SignalException as end:
         hosts.leave()
+        hosts.linger()
         name = signal.Signals(end.sigval).name
         print(f"libddp run: ended by {name}; the workers are stopped", file=sys.stderr)
         sys.exit(128 + end.sigval)
@@ -211,8 +213,10 @@ def supervise(args, workers, hosts, attempts, status) -> None:
     except _hosts.StragglerError:
         print("libddp run: this host leaves the run (--exclude-straggler)", file=sys.stderr)
         sys.exit(1)
-    except RendezvousClosedError:
-        print("libddp run: the launcher of another host has ended the run", file=sys.stderr)
+    except RendezvousClosedError as end:
+        told = isinstance(end, _standby.CutOffError) and str(end)
+        told = told or "the launcher of another host has ended the run"
+        print(f"libddp run: {told}", file=sys.stderr)
         if not workers.told:
             sys.exit(1)
         first, code = _failure_report.report(workers.failures(workers.failed()))

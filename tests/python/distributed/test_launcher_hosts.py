@@ -234,35 +234,8 @@ def test_leaving_a_run_whose_store_is_gone_ends():
     one.shutdown()
 
 
-def test_a_host_that_leaves_in_order_is_known_to_have(monkeypatch):
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    one, other = (_rendezvous.Backend(store, "departing") for _ in range(2))
-    stays, leaves = _rendezvous.Departures(one), _rendezvous.Departures(other)
-    monkeypatch.setattr(_rendezvous, "_meetings", [])
-    leaves.tell()
-    assert not stays.has_any(), "there was no meeting yet"
-    monkeypatch.setattr(_rendezvous, "_meetings", [3])
-    assert not stays.has_any()
-    leaves.tell()
-    assert stays.has_any()
-    for backend in (one, other):
-        backend._is_sealed = True
-        backend._tag = lambda bits: b"key of the run, " + bits
-    assert not stays.has_any(), "without the key anybody writes that"
-    leaves.tell()
-    assert stays.has_any()
-    monkeypatch.setattr(_rendezvous, "_meetings", [3, 4])
-    assert not stays.has_any(), "that was another meeting"
-
-    def refuse(*_):
-        raise RendezvousConnectionError("no store")
-
-    one._call_store = refuse
-    assert not stays.has_any()
-
-
 def test_a_run_on_one_host_meets_once_and_numbers_each_start(monkeypatch):
-    monkeypatch.setattr(_rendezvous, "_meetings", [])
+    monkeypatch.setattr(_rendezvous, "_numbers", [])
     server = _rendezvous.loopback_server(0)
     parameters = RendezvousParameters(
         _rendezvous.LOCAL_NAME, f"127.0.0.1:{server.port}", "alone", 1, 1, local_addr="127.0.0.1"
@@ -270,14 +243,14 @@ def test_a_run_on_one_host_meets_once_and_numbers_each_start(monkeypatch):
     handler = _rendezvous.create_local_handler(parameters)
     infos = [handler.next_rendezvous() for _ in range(3)]
     rounds = handler._state_holder.state.round
-    assert len(set(_rendezvous._meetings)) == 3
+    assert len(set(_rendezvous._numbers)) == 3
     for info in infos:
         assert (info.rank, info.world_size) == (0, 1)
         workers = dist.TCPStore("127.0.0.1", info.bootstrap_store_info.master_port)
         for store in (info.store, workers):
             assert not store.check(["key"]), "each start has keys of its own"
             store.set("key", "")
-    assert rounds == _rendezvous._meetings[0], "torch's handler has met once"
+    assert rounds == _rendezvous._numbers[0], "torch's handler has met once"
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     handler.next_rendezvous()
     assert handler._state_holder.state.round == rounds + 1
