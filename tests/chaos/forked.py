@@ -60,7 +60,9 @@ class Forks:
         """ "module:function"(argument) in a process of its own."""
         request = {"function": function, "argument": argument, "output": str(output)}
         self._socket.sendall(json.dumps(request | {"environment": environment}).encode() + b"\n")
-        return int(self._receive())
+        pid = int(self._receive())
+        self._status.pop(pid, None)  # of a process of before that had this number
+        return pid
 
     def poll(self, pid: int) -> int | None:
         """How it ended; None: it runs."""
