@@ -167,6 +167,34 @@ def test_repeated_steps_are_those_that_were_lost():
     ranks.run(repeated_steps, 2)
 
 
+def states_in_different_orders(run):
+    """Ranks of one host share the copying; one has loaded its optimizer, the other has not."""
+    from libddp.distributed import destroy_process_group, init_process_group
+
+    import libddp
+
+    init_process_group("libddp")
+    model, optimizer = make("ddp", 3, steps=2)
+    if dist.get_rank() == 1:
+        loaded = optimizer.state_dict()
+        state = {
+            number: dict(sorted(entries.items())) for number, entries in loaded["state"].items()
+        }
+        optimizer.load_state_dict({**loaded, "state": state})
+    with libddp.Snapshot(run=run, linger=LINGER) as snapshot:
+        snapshot.save(1, model, optimizer)
+        wanted = state_of("ddp", model, optimizer)
+        model, optimizer = make("ddp", 4)
+        snapshot.load(model, optimizer)
+        assert_equal(state_of("ddp", model, optimizer), wanted)
+        dist.barrier()
+    destroy_process_group()
+
+
+def test_states_may_stand_in_different_orders():
+    ranks.run(states_in_different_orders, 2, f"orders-{os.getpid()}")
+
+
 @pytest.fixture
 def snapshot(tmp_path):
     import libddp
