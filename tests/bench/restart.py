@@ -1,5 +1,5 @@
 """From a worker's SIGKILL to the next start: all workers anew, with and without --preload, and in
-place.
+place, with models that are made anew in each epoch and with those of before (rejoin).
 
     python tests/bench/restart.py --tries=5 [--mib=96]
 
@@ -26,6 +26,12 @@ import libddp
 import libddp.distributed as dist
 from libddp.nn.parallel import DistributedDataParallel
 folder, layers, in_place = sys.argv[1], int(sys.argv[2]), "in-place" in sys.argv[3]
+keeps, kept = "rejoin" in sys.argv[3], []
+
+def make():
+    matrices = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(layers)]
+    model = DistributedDataParallel(torch.nn.Sequential(*matrices))
+    return model, torch.optim.AdamW(model.parameters(), fused=True)
 
 @libddp.elastic.run
 def main():
@@ -33,9 +39,11 @@ def main():
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))
     made = time.monotonic()
-    matrices = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(layers)]
-    model = DistributedDataParallel(torch.nn.Sequential(*matrices))
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    if kept:
+        kept[0].rejoin()
+    model, optimizer = kept or make()
+    if keeps:
+        kept[:] = model, optimizer
     snapshot = libddp.Snapshot(folder, linger=10)
     step = snapshot.load(model, optimizer).get("step", 0)
     model(torch.ones(4, 1024)).mean().backward()
@@ -60,7 +68,7 @@ main()
 NAMES = ("first_line_ms", "all_reduced_ms", "stepped_ms")
 
 
-def measure(flags: list[str], tries: int, mib: int) -> list[list[float]]:
+def measure(flags: list[str], case: str, tries: int, mib: int) -> list[list[float]]:
     """Milliseconds, for each name those of all tries."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "train.py"
@@ -68,7 +76,7 @@ def measure(flags: list[str], tries: int, mib: int) -> list[list[float]]:
         command = [sys.executable, "-m", "libddp.run", "--nproc-per-node=2"]
         command += [f"--max-restarts={tries}", *flags, str(script)]
         done = subprocess.run(
-            [*command, f"{folder}/run", str(max(1, mib // 12)), "".join(flags)],
+            [*command, f"{folder}/run", str(max(1, mib // 12)), case],
             env=os.environ | {"LIBDDP_LOG_LEVEL": "OFF", "LIBDDP_KEEPER_LOG": os.devnull},
             stdout=subprocess.PIPE,
             text=True,
@@ -87,9 +95,13 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=5)
     parser.add_argument("--mib", type=int, default=96)
     chosen = parser.parse_args()
-    for flags in ([], ["--preload"], ["--preload", "--in-place"]):
-        for name, found in zip(NAMES, measure(flags, chosen.tries, chosen.mib), strict=True):
+    in_place = ["--preload", "--in-place"]
+    for flags, rejoins in ([], 0), (["--preload"], 0), (in_place, 0), (in_place, 1):
+        case = "".join(flags) + " rejoin" * rejoins
+        measured = measure(flags, case, chosen.tries, chosen.mib)
+        for name, found in zip(NAMES, measured, strict=True):
             row = {"bench": "restart", "flags": flags, "what": name, "load": os.getloadavg()[0]}
+            row |= {"rejoins": bool(rejoins)}
             row |= {"min": round(min(found)), "median": round(statistics.median(found))}
             print(json.dumps(row | {"all": [round(value) for value in found]}), flush=True)
 
