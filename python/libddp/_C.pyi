@@ -371,6 +371,8 @@ class ParamGroup:
     @property
     def is_running(self) -> bool:
         """A forward of the module runs."""
+    def leave(self) -> None:
+        """The parameters are whole, of undefined values, and the unit's no more."""
     def layout(self, rank: int) -> list[tuple[str, list[int], int, int, list[int]]]:
         """(name, shape, begin, end, shape of the part [begin, end) that `rank` owns)."""
     def has_gradient_memory(self) -> bool:

@@ -115,7 +115,7 @@ def losses(facts: list[list]) -> dict:
     return found
 
 
-@pytest.mark.parametrize("kind", ["ddp", "ddp-hook", "ddp-sharded"])
+@pytest.mark.parametrize("kind", ["ddp", "ddp-hook", "ddp-sharded", "fsdp", "fully_shard"])
 def test_survivors_go_on_with_the_same_objects(tmp_path, kind):
     quiet = run(tmp_path / "quiet", kind, 0)
     killed = run(tmp_path / "killed", kind, 12)
