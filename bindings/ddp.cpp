@@ -32,6 +32,12 @@ std::shared_ptr<ReplicatedModel> make_replicated_model(
       DelayedParameters{named(delayed), delayed_until.value_or(at::Tensor())});
 }
 
+void rejoin(ReplicatedModel& replica, Group group, const PythonTensors& buffers,
+            const DistributedDataParallelOptions& options) {
+  const py::gil_scoped_release release;
+  replica.rejoin(std::move(group), named(buffers), options);
+}
+
 bool after_forward(ReplicatedModel& replica, py::handle output, bool sync) {
   std::vector<at::Tensor> found;
   if (replica.wants_outputs(sync)) collect_tensors_of(output, found);
@@ -111,6 +117,8 @@ void bind_ddp(py::module_& module) {
       .def(py::init(&make_replicated_model), py::kw_only(), py::arg("parameters"),
            py::arg("buffers"), py::arg("group"), py::arg("options"), py::arg("delayed"),
            py::arg("delayed_until"))
+      .def("rejoin", &rejoin, py::arg("group"), py::kw_only(), py::arg("buffers"),
+           py::arg("options"))
       .def("broadcast", &ReplicatedModel::broadcast, py::arg("tensors"), py::arg("root") = 0,
            py::call_guard<py::gil_scoped_release>())
       .def("set_static_graph", &ReplicatedModel::set_static_graph)

@@ -62,6 +62,7 @@ void bind_ddp_shards(py::module_& module, ReplicatedModelClass& replica) {
       .def_property_readonly("parameters", &trained_parameters)
       .def_property_readonly("is_ready", &AdamwShards::is_ready)
       .def("check", &AdamwShards::check, py::arg("parameters"))
+      .def("check_member", &AdamwShards::check_member)
       .def("check_averaged", &AdamwShards::check_averaged)
       .def("make_ready", &AdamwShards::make_ready, py::arg("amsgrad"), unlocked)
       .def("begin_update", &AdamwShards::begin_update, unlocked)

@@ -175,6 +175,7 @@ void bind_fsdp(py::module_& module) {
       .def_property_readonly("is_held", &ParamGroup::is_held)
       .def_property_readonly("is_running",
                              [](const ParamGroup& unit) { return unit.forward.running > 0; })
+      .def("leave", &ParamGroup::leave, unlocked)
       .def("layout", &layout_of, py::arg("rank"))
       .def("has_gradient_memory", &has_gradient_memory)
       .def("averaged", &averaged_of)

@@ -49,6 +49,7 @@ class BucketHook {
   void start(const GradientBuckets& buckets, std::size_t bucket, const NamedTensors& parameters);
   /// Drops what a pass that failed half-way has left.
   void forget();
+  const std::shared_ptr<c10d::CommHookInterface>& hook() const { return hook_; }
   /// What has failed since then, for errors: "the communication hook failed for bucket 3 (...): ";
   /// or "".
   const std::string& failure() const { return failure_; }

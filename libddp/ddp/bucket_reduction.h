@@ -45,6 +45,8 @@ class BucketReduction {
   void set_hook(std::shared_ptr<c10d::CommHookInterface> hook, std::size_t num_alone,
                 std::function<void(std::size_t bucket)> on_result);
   bool has_hook() const { return hook_.has_value(); }
+  /// Null where there is none.
+  std::shared_ptr<c10d::CommHookInterface> hook() const { return hook_ ? hook_->hook() : nullptr; }
   /// Whether somebody takes what stands in the buckets when they are sent: not where this rank is
   /// alone and has no hook.
   bool reads_buckets() const { return !is_alone_ || hook_ || sharded_.has_owners(); }

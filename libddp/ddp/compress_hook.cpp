@@ -40,6 +40,8 @@ class CompressHook final : public c10d::CommHookInterface {
 
   at::Tensor parseHookResult(const c10::IValue& result) override { return result.toTensor(); }
 
+  c10::ScalarType dtype() const { return dtype_; }
+
  private:
   /// Complete once all is launched, and in the order of a stream of its own behind the average: the
   /// backward pass goes on beside it.
@@ -96,6 +98,12 @@ std::shared_ptr<c10d::CommHookInterface> compress_hook(Group group, c10::ScalarT
                     c10::toString(dtype)));
   }
   return std::make_shared<CompressHook>(std::move(group), dtype);
+}
+
+std::shared_ptr<c10d::CommHookInterface> over_group(
+    const std::shared_ptr<c10d::CommHookInterface>& hook, Group group) {
+  const auto* const compresses = dynamic_cast<const CompressHook*>(hook.get());
+  return compresses == nullptr ? hook : compress_hook(std::move(group), compresses->dtype());
 }
 
 }  // namespace libddp

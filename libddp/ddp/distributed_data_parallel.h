@@ -21,7 +21,6 @@
 #include <torch/nn/pimpl.h>
 
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -61,22 +60,34 @@ class DistributedDataParallel {
   DistributedDataParallel(std::shared_ptr<Module> module, Group group, Options options = {},
                           DelayedParameters delayed = {})
       : module_(std::move(module)),
-        broadcasts_buffers_(options.broadcast_buffers),
-        input_dtype_(options.mixed_precision.param_dtype),
-        model_(make_replicated_model(*module_, std::move(group), std::move(options), delayed)) {}
+        options_(with_sparse_parameters(std::move(options), *module_,
+                                        without(named_parameters(*module_), delayed.parameters))),
+        model_(without(named_parameters(*module_), delayed.parameters), named_buffers(*module_),
+               std::move(group), options_, nullptr, delayed) {}
   /// For a module holder, such as torch::nn::Sequential.
   DistributedDataParallel(const torch::nn::ModuleHolder<Module>& holder, Group group,
                           Options options = {}, DelayedParameters delayed = {})
       : DistributedDataParallel(holder.ptr(), std::move(group), options, std::move(delayed)) {}
 
+  /// Goes on in another group, as after libddp::rejoin: same module, parameters and optimizers. A
+  /// collective of `group`, the one that the constructor is, so ranks that are new there make their
+  /// DistributedDataParallel instead. All start from rank 0's values; load a snapshot afterwards.
+  /// Gradients are dropped. See ReplicatedModel::rejoin; of AdamW with shard_over, AdamW::rejoin.
+  void rejoin(Group group) {
+    model_.rejoin(std::move(group), named_buffers(*module_), options_);
+    synchronises_ = true;
+    buffers_are_due_ = true;
+  }
+
   /// The module's own forward. The backward pass of its result averages gradients, unless gradients
   /// are off or a NoSync guard lives.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
-    if (buffers_are_due_ && broadcasts_buffers_) model_.broadcast(module_->buffers());
+    if (buffers_are_due_ && options_.broadcast_buffers) model_.broadcast(module_->buffers());
     model_.before_forward();
     auto output = guarded([&]() -> decltype(auto) {
-      return module_->forward(in_dtype(std::forward<Arguments>(arguments), input_dtype_)...);
+      return module_->forward(
+          in_dtype(std::forward<Arguments>(arguments), options_.mixed_precision.param_dtype)...);
     });
     buffers_are_due_ = model_.after_forward(output_tensors(output), synchronises_);
     return output;
@@ -109,14 +120,6 @@ class DistributedDataParallel {
   ReplicatedModel& replica() { return model_; }
 
  private:
-  static ReplicatedModel make_replicated_model(const Module& module, Group group, Options options,
-                                               const DelayedParameters& delayed) {
-    NamedTensors parameters = without(named_parameters(module), delayed.parameters);
-    options = with_sparse_parameters(std::move(options), module, parameters);
-    return ReplicatedModel(std::move(parameters), named_buffers(module), std::move(group), options,
-                           nullptr, delayed);
-  }
-
   /// What it throws reaches the other ranks, which wait for this one in backward.
   template <typename Forward>
   decltype(auto) guarded(const Forward& forward) {
@@ -129,8 +132,7 @@ class DistributedDataParallel {
   }
 
   std::shared_ptr<Module> module_;
-  bool broadcasts_buffers_;
-  std::optional<c10::ScalarType> input_dtype_;
+  Options options_;
   bool synchronises_ = true;
   /// torch's rule: before the first forward, and before each that follows a synchronising one.
   bool buffers_are_due_ = true;

@@ -90,6 +90,8 @@ std::unique_lock<std::mutex> Reducer::lock_hooks() {
 }
 
 void Reducer::ensure_prior_reduction_finished() {
+  // One that was left has ended for good, whatever it had failed of: not the other ranks' doing.
+  group_->connect(c10::kCPU);
   if (const std::exception_ptr failure = group_->failure()) std::rethrow_exception(failure);
   if (!pass_.is_unfinished()) return usage_.check_shared();
   if (manual_.is_on() && pass_.are_all_sent()) check_finalized();

@@ -101,7 +101,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ~Reducer() = default;
 
   /// The next backward pass synchronises. `outputs`: what the forward returned, as far as known.
-  /// Throws StateError where the last pass ended early, the group's failure where it has one.
+  /// Throws StateError where the last pass ended early, or this process has left the group; the
+  /// group's failure where it has one.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
 
   /// From the next forward on as if ReducerOptions::static_graph had been set. Before the first
@@ -147,6 +148,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// From now on `hook` takes each bucket instead of the average; see bucket_hook.h. Once, and
   /// before the first synchronising pass, on every rank alike.
   void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
+  /// Null where there is none.
+  std::shared_ptr<c10d::CommHookInterface> comm_hook() const { return reduction_.hook(); }
 
   // Each rank owns a part of every bucket: see sharded_averages.h.
   /// From the next pass on (the one after, where none has synchronised yet) buckets have a block
@@ -154,6 +157,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// its blocks only, and the rest of `.grad` is this rank's own. Between passes, on every rank
   /// alike; once, and not with a hook or sparse gradients.
   void shard(bool averages);
+  bool is_sharded() const { return sharded_.has_owners(); }
   /// Whether the buckets have got the shape that they keep, with blocks.
   bool has_blocks() const { return buckets_.has_blocks(); }
   /// Whether this rank gets only the averages of its own blocks.

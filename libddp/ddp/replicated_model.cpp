@@ -57,6 +57,22 @@ class RaiseAtEnd {
   std::shared_ptr<LowPrecisionParameters> low_;
 };
 
+/// Parameters that require gradients while it lives.
+class Thawed {
+ public:
+  explicit Thawed(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
+    for (const at::Tensor& parameter : parameters_) parameter.set_requires_grad(true);
+  }
+  Thawed(const Thawed&) = delete;
+  Thawed& operator=(const Thawed&) = delete;
+  ~Thawed() {
+    for (const at::Tensor& parameter : parameters_) parameter.set_requires_grad(false);
+  }
+
+ private:
+  const std::vector<at::Tensor> parameters_;
+};
+
 std::vector<at::Tensor> values_of(const NamedTensors& parameters, const NamedTensors& buffers) {
   std::vector<at::Tensor> values;
   for (const NamedTensor& parameter : parameters) values.push_back(parameter.tensor);
@@ -69,8 +85,19 @@ std::vector<at::Tensor> values_of(const NamedTensors& parameters, const NamedTen
 ReplicatedModel::ReplicatedModel(NamedTensors parameters, const NamedTensors& buffers, Group group,
                                  const DistributedDataParallelOptions& options, Rethrow rethrow,
                                  DelayedParameters delayed)
-    : parameters_(std::move(parameters)), group_(std::move(group)), broadcaster_(group_) {
-  const NamedTensors all = with(parameters_, delayed.parameters);
+    : parameters_(std::move(parameters)),
+      rethrow_(std::move(rethrow)),
+      delayed_parameters_(std::move(delayed)),
+      group_(std::move(group)),
+      broadcaster_(group_) {
+  join(buffers, options);
+}
+
+void ReplicatedModel::join(const NamedTensors& buffers,
+                           const DistributedDataParallelOptions& options) {
+  is_member_ = std::make_shared<bool>(true);
+  wrapped_.clear();
+  const NamedTensors all = with(parameters_, delayed_parameters_.parameters);
   const NamedTensors synced = options.init_sync_buffers ? buffers : NamedTensors{};
   for (const auto& [name, tensor] : parameters_) {
     wrapped_.push_back({tensor.requires_grad(), tensor.sizes().vec(), tensor.scalar_type()});
@@ -86,7 +113,7 @@ ReplicatedModel::ReplicatedModel(NamedTensors parameters, const NamedTensors& bu
     // With staging memory of its own, which goes at once: the one for buffers is smaller and stays.
     TensorBroadcaster(group_).broadcast(values_of(all, synced), 0, "parameters and buffers");
   }
-  if (delayed.parameters.empty() && !trains_anything()) {
+  if (delayed_parameters_.parameters.empty() && !trains_anything()) {
     throw ArgumentError(
         "DistributedDataParallel is not needed when a module doesn't have any parameter that "
         "requires a gradient.");
@@ -95,12 +122,76 @@ ReplicatedModel::ReplicatedModel(NamedTensors parameters, const NamedTensors& bu
   if (precision.param_dtype) {
     low_ = std::make_shared<LowPrecisionParameters>(all, *precision.param_dtype);
   }
-  if (!delayed.parameters.empty()) {
+  if (!delayed_parameters_.parameters.empty()) {
+    DelayedParameters delayed = delayed_parameters_;
     delayed.gradient_as_bucket_view = options.gradient_as_bucket_view;
-    delayed_ = DelayedGradients::create(std::move(delayed), group_, rethrow);
+    delayed_ = DelayedGradients::create(std::move(delayed), group_, rethrow_);
   }
-  make_reducer(options, rethrow);
+  make_reducer(options);
   apply(precision, buffers);
+}
+
+void ReplicatedModel::rejoin(Group group, const NamedTensors& buffers,
+                             const DistributedDataParallelOptions& options) {
+  const auto hook = reducer_ ? reducer_->comm_hook() : hook_;
+  leave();
+  hook_ = hook;
+  restore_dtypes(buffers);
+  group_ = std::move(group);
+  broadcaster_ = TensorBroadcaster(group_);
+  {
+    const Thawed thawed(frozen_since());
+    join(buffers, options);
+  }
+  // Mixed precision has made its own anew.
+  if (hook_ && !reducer_->comm_hook()) reducer_->register_comm_hook(over_group(hook_, group_));
+  if (has_declared_static_graph_ && !options.static_graph) reducer_->set_static_graph();
+  reducer_->set_manual_finalization(finalizes_manually_);
+}
+
+// Nothing that a pass which broke off has left refers to what comes: hooks go with the Reducer, and
+// graphs of before find it gone.
+void ReplicatedModel::leave() {
+  *is_member_ = false;
+  if (low_) low_->raise();
+  const bool shares_values = reducer_ && reducer_->is_sharded();
+  lowered_here_ = false;
+  output_leaves_ = nullptr;
+  delayed_ = nullptr;
+  reducer_ = nullptr;
+  low_ = nullptr;
+  for (const auto& [name, tensor] : with(parameters_, delayed_parameters_.parameters)) {
+    tensor.mutable_grad() = at::Tensor();
+    // What an optimizer has shown there is memory of the group.
+    if (shares_values) tensor.set_data(tensor.detach().clone());
+  }
+}
+
+// As the others describe theirs, who have not converted them yet.
+void ReplicatedModel::restore_dtypes(const NamedTensors& buffers) {
+  for (const auto& [name, buffer] : buffers) {
+    const auto before = buffer_dtypes_.find(name);
+    if (before != buffer_dtypes_.end()) buffer.set_data(buffer.to(before->second));
+  }
+  buffer_dtypes_.clear();
+}
+
+std::vector<at::Tensor> ReplicatedModel::frozen_since() const {
+  std::vector<at::Tensor> frozen;
+  for (std::size_t index = 0; index < wrapped_.size(); ++index) {
+    const at::Tensor& parameter = parameters_[index].tensor;
+    if (wrapped_[index].requires_grad && !parameter.requires_grad()) frozen.push_back(parameter);
+  }
+  return frozen;
+}
+
+Reducer& ReplicatedModel::reducer() const {
+  if (reducer_) return *reducer_;
+  const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
+  throw StateError(fmt::format(
+      "{}: the model has left its process group and could not join this one: its last rejoin() "
+      "failed. Hint: call it again, on all ranks.",
+      me.where()));
 }
 
 bool ReplicatedModel::trains_anything() const {
@@ -108,7 +199,7 @@ bool ReplicatedModel::trains_anything() const {
                      [](const Wrapped& wrapped) { return wrapped.requires_grad; });
 }
 
-void ReplicatedModel::make_reducer(const DistributedDataParallelOptions& options, Rethrow rethrow) {
+void ReplicatedModel::make_reducer(const DistributedDataParallelOptions& options) {
   ReducerOptions reducer;
   reducer.limits.cap_bytes = options.cap_bytes;
   reducer.limits.first_bytes = options.first_bytes;
@@ -118,7 +209,7 @@ void ReplicatedModel::make_reducer(const DistributedDataParallelOptions& options
   reducer.sparse_parameters = options.sparse_parameters;
   reducer.skip_unused_buckets = options.skip_unused_buckets;
   reducer.gradient_as_bucket_view = options.gradient_as_bucket_view;
-  reducer.rethrow = std::move(rethrow);
+  reducer.rethrow = rethrow_;
   if (low_) reducer.after_pass = [low = low_] { low->raise(); };
   NamedTensors trained;
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
@@ -130,7 +221,9 @@ void ReplicatedModel::make_reducer(const DistributedDataParallelOptions& options
 void ReplicatedModel::apply(const MixedPrecision& precision, const NamedTensors& buffers) {
   if (precision.buffer_dtype) {
     for (const auto& [name, buffer] : buffers) {
-      if (buffer.is_floating_point()) buffer.set_data(buffer.to(*precision.buffer_dtype));
+      if (!buffer.is_floating_point()) continue;
+      buffer_dtypes_[name] = buffer.scalar_type();
+      buffer.set_data(buffer.to(*precision.buffer_dtype));
     }
   }
   const auto reduce_dtype = precision.reduce_dtype ? precision.reduce_dtype : precision.param_dtype;
@@ -151,23 +244,23 @@ void ReplicatedModel::apply(const MixedPrecision& precision, const NamedTensors&
 void ReplicatedModel::broadcast(const std::vector<at::Tensor>& tensors, int root) {
   const std::int64_t begin = monotonic_ns();
   broadcaster_.broadcast(tensors, root, "buffers");
-  reducer_->add_exposed(monotonic_ns() - begin);
+  reducer().add_exposed(monotonic_ns() - begin);
 }
 
 void ReplicatedModel::before_forward() {
-  if (low_ || c10::GradMode::is_enabled()) reducer_->check_users();
+  if (low_ || c10::GradMode::is_enabled()) reducer().check_users();
   if (c10::GradMode::is_enabled()) {
     group_->retract_error();
     follow_dtypes();
   }
-  reducer_->prepare_for_forward();
+  reducer().prepare_for_forward();
   if (low_) lowered_here_ = low_->lower();
 }
 
 // Autograd has dropped the hooks of parameters that have another dtype now, or had one meanwhile.
 void ReplicatedModel::follow_dtypes() {
   if (low_ && low_->is_low()) return;
-  reducer_->renew_hooks();
+  reducer().renew_hooks();
   if (delayed_) delayed_->renew_hooks();
   bool is_other = false;
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
@@ -181,7 +274,7 @@ void ReplicatedModel::follow_dtypes() {
     wrapped_[index].dtype = dtype;
     is_other |= wrapped_[index].requires_grad;
   }
-  if (is_other) reducer_->follow_dtypes();
+  if (is_other) reducer().follow_dtypes();
 }
 
 void ReplicatedModel::forward_failed(const std::string& what, bool sync) {
@@ -200,14 +293,14 @@ bool ReplicatedModel::after_forward(const std::vector<at::Tensor>& outputs, bool
   }
   if (delayed_) delayed_->arm(sync);
   if (!sync) {
-    reducer_->prepare_for_local_backward(outputs);
+    reducer().prepare_for_local_backward(outputs);
     raise_after_backward(outputs);
     return false;
   }
   bool trains = false;
   try {
     trains = check_unchanged();
-    if (trains) reducer_->prepare_for_backward(outputs);
+    if (trains) reducer().prepare_for_backward(outputs);
   } catch (...) {
     // Errors that all ranks have do no harm here, see NOTE [Reported errors].
     group_->report_error("in forward: " + first_line_of(std::current_exception()));
@@ -237,7 +330,7 @@ void ReplicatedModel::shard(bool averages) {
         "libddp: an optimizer cannot be sharded over a model with {}. Hint: leave out shard_over.",
         low_ ? "mixed_precision" : "delay_all_reduce_named_params"));
   }
-  reducer_->shard(averages);
+  reducer().shard(averages);
 }
 
 void ReplicatedModel::check_parameters(const NamedTensors& parameters) {
@@ -322,29 +415,33 @@ bool ReplicatedModel::check_unchanged() const {
 }
 
 bool ReplicatedModel::backward_failed(const std::string& what) {
-  return reducer_->backward_failed(what);
+  return reducer_ && reducer_->backward_failed(what);
 }
 
 bool ReplicatedModel::wants_outputs(bool sync) const {
-  return sync || low_ || reducer_->scatters_averages();
+  return sync || low_ || reducer().scatters_averages();
 }
 
-void ReplicatedModel::set_static_graph() { reducer_->set_static_graph(); }
+void ReplicatedModel::set_static_graph() {
+  reducer().set_static_graph();
+  has_declared_static_graph_ = true;
+}
 
 void ReplicatedModel::set_manual_finalization(bool manual) {
-  reducer_->set_manual_finalization(manual);
+  reducer().set_manual_finalization(manual);
+  finalizes_manually_ = manual;
 }
 
-void ReplicatedModel::finalize_backward_manual() { reducer_->finalize_backward_manual(); }
+void ReplicatedModel::finalize_backward_manual() { reducer().finalize_backward_manual(); }
 
-const NamedTensors& ReplicatedModel::trained_parameters() const { return reducer_->parameters(); }
+const NamedTensors& ReplicatedModel::trained_parameters() const { return reducer().parameters(); }
 
 std::shared_ptr<const GradientBuckets> ReplicatedModel::buckets() const {
-  return reducer_->shared_buckets();
+  return reducer().shared_buckets();
 }
 
-const BucketLayout& ReplicatedModel::layout() const { return reducer_->layout(); }
+const BucketLayout& ReplicatedModel::layout() const { return reducer().layout(); }
 
-const PassTimeline& ReplicatedModel::timeline() const { return reducer_->timeline(); }
+const PassTimeline& ReplicatedModel::timeline() const { return reducer().timeline(); }
 
 }  // namespace libddp

@@ -2,7 +2,7 @@
 
 // This rank's copy of a model under DistributedDataParallel: what the C++ and the Python class have
 // in common. Checks at start that all ranks wrap the same model, makes all of them start from rank
-// 0's values, broadcasts buffers, and owns the Reducer.
+// 0's values, broadcasts buffers, and owns the Reducer. It may go on in another group.
 // Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
 //
 //   ReplicatedModel replica(parameters, buffers, group, {});
@@ -16,12 +16,17 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "libddp/ddp/options.h"
 #include "libddp/group/process_group.h"
 #include "libddp/module/broadcast_tensors.h"
 #include "libddp/module/named_tensor.h"
+
+namespace c10d {
+class CommHookInterface;
+}
 
 namespace libddp {
 
@@ -44,6 +49,16 @@ class ReplicatedModel {
   ReplicatedModel(NamedTensors parameters, const NamedTensors& buffers, Group group,
                   const DistributedDataParallelOptions& options, Rethrow rethrow = nullptr,
                   DelayedParameters delayed = {});
+
+  /// Goes on in `group`, whatever has become of the group before: with the same parameters, hook,
+  /// declared static graph and way to end passes. A collective of `group`, the one that the
+  /// constructor is: some ranks may make their model instead, with the same `options`. Gradients
+  /// are dropped. Parameters that were trained and are frozen now stay so. Not during a backward
+  /// pass. Throws what the constructor throws; then it can do nothing but rejoin.
+  void rejoin(Group group, const NamedTensors& buffers,
+              const DistributedDataParallelOptions& options);
+  /// False from the moment on that the model leaves the group that it is in now.
+  std::shared_ptr<const bool> membership() const { return is_member_; }
 
   /// Collective: every rank gets the values of `root` (buffers before a forward, or the model).
   void broadcast(const std::vector<at::Tensor>& tensors, int root = 0);
@@ -81,10 +96,16 @@ class ReplicatedModel {
   std::shared_ptr<const GradientBuckets> buckets() const;
   const BucketLayout& layout() const;
   const PassTimeline& timeline() const;
-  Reducer& reducer() { return *reducer_; }
+  /// Throws StateError where the last rejoin has failed.
+  Reducer& reducer() const;
   const Group& group() const { return group_; }
 
  private:
+  void join(const NamedTensors& buffers, const DistributedDataParallelOptions& options);
+  void leave();
+  void restore_dtypes(const NamedTensors& buffers);
+  /// Parameters that were trained when they were wrapped.
+  std::vector<at::Tensor> frozen_since() const;
   static void check_parameters(const NamedTensors& parameters);
   void check_sparse_names(const std::vector<std::string>& names) const;
   /// Returns whether some parameter requires a gradient now.
@@ -93,7 +114,7 @@ class ReplicatedModel {
                                   const char* hint) const;
   void follow_dtypes();
   bool trains_anything() const;
-  void make_reducer(const DistributedDataParallelOptions& options, Rethrow rethrow);
+  void make_reducer(const DistributedDataParallelOptions& options);
   void apply(const MixedPrecision& precision, const NamedTensors& buffers);
   void raise_low();
   void raise_after_backward(const std::vector<at::Tensor>& outputs);
@@ -106,8 +127,16 @@ class ReplicatedModel {
   };
 
   const NamedTensors parameters_;
-  const Group group_;
+  const Rethrow rethrow_;
+  const DelayedParameters delayed_parameters_;
+  Group group_;
+  std::shared_ptr<bool> is_member_;
   std::vector<Wrapped> wrapped_;
+  /// Of the buffers, by name.
+  std::unordered_map<std::string, at::ScalarType> buffer_dtypes_;
+  /// set_static_graph has been called.
+  bool has_declared_static_graph_ = false;
+  bool finalizes_manually_ = false;
   TensorBroadcaster broadcaster_;
   /// Null without mixed precision; shared with callbacks of passes in flight.
   std::shared_ptr<LowPrecisionParameters> low_;
@@ -116,7 +145,10 @@ class ReplicatedModel {
   /// See call_before_backward.
   std::shared_ptr<void> output_leaves_;
   std::shared_ptr<DelayedGradients> delayed_;
+  /// Null between two groups.
   std::shared_ptr<Reducer> reducer_;
+  /// That of the group before, until it has its place again.
+  std::shared_ptr<c10d::CommHookInterface> hook_;
 };
 
 }  // namespace libddp

@@ -1,9 +1,11 @@
 #include "libddp/fsdp/flat_parameter.h"
 
+#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <limits>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -100,6 +102,18 @@ void FlatParameter::show_shards() {
   for (std::size_t i = 0; i < size(); ++i) show_data(spec_.parameters[i].tensor, shards_[i]);
   shows_whole_ = false;
   if (!gradient_.is_in_pass()) accumulated_.give_back();
+}
+
+void FlatParameter::leave() {
+  const c10::NoGradGuard no_grad;
+  const double undefined =
+      spec_.can_require_grad() ? std::numeric_limits<double>::quiet_NaN() : 0.0;
+  const at::TensorOptions options = spec_.home_options(spec_.dtype).pinned_memory(false);
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor& parameter = spec_.parameters[i].tensor;
+    parameter.mutable_grad() = at::Tensor();
+    show_data(parameter, at::full(spec_.layout.shape(i), undefined, options));
+  }
 }
 
 }  // namespace libddp

@@ -77,6 +77,10 @@ class FlatParameter {
   /// Lets the parameters show what this rank owns, and its gradients. The bytes of the array stay.
   void show_shards();
   bool is_unsharded() const { return shows_whole_; }
+  /// The parameters are ordinary tensors from now on: whole, in memory of their own, with NaN for
+  /// values (integers: 0), as this rank has rows of them only, and without gradients. Nothing but
+  /// the destructor may follow. No collective: whatever has become of the group.
+  void leave();
 
  private:
   bool shows_shards() const { return !shows_whole_ && !copies_.are_shown(); }

@@ -24,6 +24,7 @@
 #include <memory>
 #include <utility>
 
+#include "libddp/base/error.h"
 #include "libddp/fsdp/clip_grad_norm.h"
 #include "libddp/fsdp/full_state.h"
 #include "libddp/fsdp/fully_shard.h"
@@ -38,9 +39,9 @@ class FullyShardedDataParallel {
   /// Throws what fully_shard throws.
   explicit FullyShardedDataParallel(std::shared_ptr<Module> module, const ShardOptions& options,
                                     ShardedModelOptions model_options = {})
-      : module_(std::move(module)) {
+      : module_(std::move(module)), model_options_(std::move(model_options)) {
     fully_shard(module_, options);
-    model_ = WrappedModule::join(*module_, std::move(model_options));
+    model_ = WrappedModule::join(*module_, model_options_);
   }
   /// For a module holder, such as torch::nn::Sequential.
   explicit FullyShardedDataParallel(const torch::nn::ModuleHolder<Module>& holder,
@@ -51,6 +52,35 @@ class FullyShardedDataParallel {
   FullyShardedDataParallel& operator=(const FullyShardedDataParallel&) = delete;
   ~FullyShardedDataParallel() { WrappedModule::forget(*module_); }
 
+  /// Goes on in another group of any size, as after libddp::rejoin: same module and parameters. A
+  /// collective of `group`, the one that wrapping is, so ranks that are new there call fully_shard
+  /// and make their FullyShardedDataParallel instead. Each rank owns other rows then, and those of
+  /// before are gone with the old group: parameters are NaN until a snapshot or a state is loaded,
+  /// an optimizer's moments are to be dropped or loaded too. Gradients are dropped, and what was
+  /// set on units. Not during a pass, nor while a NoSync guard lives. Where it throws, it can be
+  /// repeated, and until then the model refuses everything else.
+  /// Throws ArgumentError for units that shard and replicate, and what fully_shard throws.
+  void rejoin(const Group& group) {
+    rejoin_units([&](ShardOptions options) {
+      if (options.shard && options.replicate) {
+        throw ArgumentError(
+            "libddp fsdp: rejoin(group): a unit shards over one group and replicates over another. "
+            "Hint: rejoin(shard, replicate).");
+      }
+      if (options.replicate) options.replicate = group;
+      if (options.shard) options.shard = group;
+      return options;
+    });
+  }
+  /// The same with units that shard and replicate.
+  void rejoin(const Group& shard, const Group& replicate) {
+    rejoin_units([&](ShardOptions options) {
+      options.shard = shard;
+      options.replicate = replicate;
+      return options;
+    });
+  }
+
   /// The module's own forward. The backward pass of its result averages gradients, unless gradients
   /// are off or a NoSync guard lives.
   template <typename... Arguments>
@@ -59,7 +89,7 @@ class FullyShardedDataParallel {
   }
 
   /// See no_sync.h.
-  [[nodiscard]] NoSync no_sync() { return NoSync(*model_); }
+  [[nodiscard]] NoSync no_sync() { return NoSync(model()); }
 
   /// See clip_grad_norm.h.
   at::Tensor clip_grad_norm(double max_norm, double norm_type = 2.0) {
@@ -67,23 +97,37 @@ class FullyShardedDataParallel {
   }
 
   /// Whole tensors on every rank, by their names in the module.
-  FullState full_state() { return libddp::full_state(*model_, *module_); }
+  FullState full_state() { return libddp::full_state(model(), *module_); }
   void load_full_state(const FullState& state) {
-    libddp::load_full_state(*model_, *module_, state);
+    libddp::load_full_state(model(), *module_, state);
   }
   /// Runs `function` with whole parameters, for what wants the module as it was:
   ///   model.with_full_params([&] { torch::load(net, "net.pt"); }, /*writeback=*/true);
   void with_full_params(const std::function<void()>& function, bool writeback = false) {
-    libddp::with_full_params(*model_, function, writeback);
+    libddp::with_full_params(model(), function, writeback);
   }
 
   Module& operator*() const { return *module_; }
   Module* operator->() const { return module_.get(); }
   const std::shared_ptr<Module>& module() const { return module_; }
-  ShardedModel& model() { return *model_; }
+  /// Throws StateError where the last rejoin has failed.
+  ShardedModel& model() {
+    if (model_) return *model_;
+    throw StateError(
+        "libddp fsdp: the model has left its process group and could not join another one: its "
+        "last rejoin() failed. Hint: call it again, on all ranks.");
+  }
 
  private:
+  template <typename Regroup>
+  void rejoin_units(const Regroup& regroup) {
+    model_ = nullptr;
+    WrappedModule::rejoin(*module_, regroup);
+    model_ = WrappedModule::join(*module_, model_options_);
+  }
+
   std::shared_ptr<Module> module_;
+  ShardedModelOptions model_options_;
   std::shared_ptr<ShardedModel> model_;
 };
 

@@ -108,6 +108,11 @@ ParamGroup::ParamGroup(std::string name, const NamedTensors& parameters, ShardOp
 
 ParamGroup::~ParamGroup() = default;
 
+void ParamGroup::leave() {
+  hooks_.clear();
+  for (const auto& flat : flats_) flat->leave();
+}
+
 ParamGroup::Hooks ParamGroup::make_hooks(const FlatParameter& parameter, std::size_t flat) {
   if (!parameter.spec().can_require_grad()) return {};
   std::vector<at::Tensor> tensors;

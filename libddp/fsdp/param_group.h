@@ -50,6 +50,9 @@ class ParamGroup {
   const ShardOptions& options() const { return options_; }
   const std::vector<std::unique_ptr<FlatParameter>>& flats() const { return flats_; }
 
+  /// Lets go of the parameters, see FlatParameter::leave. No model may have it any more.
+  void leave();
+
   /// Its place among the units of the model, see FlatParameter.
   void set_place(std::size_t place);
 

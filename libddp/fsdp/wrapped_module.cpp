@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <unordered_set>
 #include <utility>
@@ -25,6 +27,11 @@ WrappedModules& wrapped_modules() {
   return *made;
 }
 
+std::uint64_t next_number() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
 /// Each tensor once, without those of wrapped modules under `module`.
 NamedTensors own_parameters(const torch::nn::Module& module) {
   std::unordered_set<const void*> taken;
@@ -44,6 +51,20 @@ NamedTensors own_parameters(const torch::nn::Module& module) {
 
 }  // namespace
 
+WrappedModule::WrappedModule(const std::shared_ptr<torch::nn::Module>& module, std::string name,
+                             NamedTensors parameters, const ShardOptions& options)
+    : module_(module),
+      name_(std::move(name)),
+      parameters_(std::move(parameters)),
+      number_(next_number()) {
+  make_unit(options);
+}
+
+void WrappedModule::make_unit(const ShardOptions& options) {
+  options_ = options;
+  unit_ = std::make_shared<ParamGroup>(name_, parameters_, options);
+}
+
 std::shared_ptr<WrappedModule> WrappedModule::wrap(const std::shared_ptr<torch::nn::Module>& module,
                                                    const std::string& name,
                                                    const ShardOptions& options) {
@@ -51,9 +72,7 @@ std::shared_ptr<WrappedModule> WrappedModule::wrap(const std::shared_ptr<torch::
     throw ArgumentError(fmt::format(
         "libddp fsdp: module '{}' is wrapped already. Hint: wrap each module once.", name));
   }
-  const NamedTensors parameters = own_parameters(*module);
-  auto wrapped = std::make_shared<WrappedModule>(
-      module, std::make_shared<ParamGroup>(name, parameters, options));
+  auto wrapped = std::make_shared<WrappedModule>(module, name, own_parameters(*module), options);
   const std::lock_guard lock(wrapped_modules().mutex);
   std::erase_if(wrapped_modules().by_module,
                 [](const auto& entry) { return entry.second->module_.expired(); });
@@ -68,12 +87,32 @@ std::shared_ptr<WrappedModule> WrappedModule::find(const torch::nn::Module& modu
   return is_there ? found->second : nullptr;
 }
 
-std::shared_ptr<ShardedModel> WrappedModule::join(const torch::nn::Module& root,
-                                                  ShardedModelOptions options) {
+std::vector<std::shared_ptr<WrappedModule>> WrappedModule::all_in(const torch::nn::Module& root) {
   std::vector<std::shared_ptr<WrappedModule>> all{find(root)};
   for (const auto& child : root.modules(/*include_self=*/false)) {
     if (auto wrapped = find(*child)) all.push_back(std::move(wrapped));
   }
+  return all;
+}
+
+void WrappedModule::rejoin(const torch::nn::Module& root,
+                           const std::function<ShardOptions(const ShardOptions&)>& regroup) {
+  std::vector<std::shared_ptr<WrappedModule>> all = all_in(root);
+  std::sort(all.begin(), all.end(),
+            [](const auto& a, const auto& b) { return a->number_ < b->number_; });
+  std::vector<ShardOptions> options;
+  for (const auto& wrapped : all) options.push_back(regroup(wrapped->options_));
+  for (const auto& wrapped : all) wrapped->has_rejoined_ = true;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i]->unit_) all[i]->unit_->leave();
+    all[i]->unit_ = nullptr;
+    all[i]->make_unit(options[i]);
+  }
+}
+
+std::shared_ptr<ShardedModel> WrappedModule::join(const torch::nn::Module& root,
+                                                  ShardedModelOptions options) {
+  const std::vector<std::shared_ptr<WrappedModule>> all = all_in(root);
   std::vector<std::shared_ptr<ParamGroup>> units;
   for (const auto& wrapped : all) units.push_back(wrapped->unit_);
   auto model = ShardedModel::create(std::move(units), std::move(options));
@@ -85,11 +124,8 @@ std::unordered_map<const void*, Group> WrappedModule::owners() {
   std::unordered_map<const void*, Group> owners;
   const std::lock_guard lock(wrapped_modules().mutex);
   for (const auto& [module, wrapped] : wrapped_modules().by_module) {
-    const ParamGroup& unit = *wrapped->unit_;
-    for (const auto& flat : unit.flats()) {
-      for (const auto& [name, tensor] : flat->parameters()) {
-        owners[tensor.unsafeGetTensorImpl()] = unit.options().shard;
-      }
+    for (const auto& [name, tensor] : wrapped->parameters_) {
+      owners[tensor.unsafeGetTensorImpl()] = wrapped->options_.shard;
     }
   }
   return owners;
@@ -109,11 +145,17 @@ void WrappedModule::forget(const torch::nn::Module& root) {
 
 std::shared_ptr<ShardedModel> WrappedModule::begin() {
   auto model = model_.lock();
+  if (!model && has_rejoined_) {
+    throw StateError(fmt::format(
+        "libddp fsdp: module '{}' has left its process group and could not join another one: the "
+        "model's last rejoin() failed. Hint: call it again, on all ranks.",
+        name_));
+  }
   if (!model) {
     throw StateError(fmt::format(
         "libddp fsdp: module '{}' is sharded, but the model around it is not wrapped. Hint: create "
         "FullyShardedDataParallel of the whole model after the last fully_shard.",
-        unit_->name()));
+        name_));
   }
   try {
     model->before_forward(*unit_);
@@ -135,7 +177,7 @@ void WrappedModule::fail(ShardedModel& model, const std::exception_ptr& error) {
 }
 
 const std::optional<at::ScalarType>& WrappedModule::input_dtype() const {
-  return unit_->options().param_dtype;
+  return options_.param_dtype;
 }
 
 }  // namespace libddp

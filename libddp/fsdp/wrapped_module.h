@@ -11,7 +11,9 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,6 +24,7 @@
 #include "libddp/autograd/output_tensors.h"
 #include "libddp/fsdp/shard_options.h"
 #include "libddp/fsdp/sharded_model_options.h"
+#include "libddp/module/named_tensor.h"
 
 namespace libddp {
 
@@ -39,14 +42,20 @@ class WrappedModule {
   /// `root` and all wrapped modules under it become one model; `root` must be wrapped.
   static std::shared_ptr<ShardedModel> join(const torch::nn::Module& root,
                                             ShardedModelOptions options);
+  /// `root` and what is under it go on in other groups, with the same parameters, whose values are
+  /// undefined then: see ParamGroup::leave. A collective of these groups, the one that wrapping
+  /// them in their order is. `regroup`: what the options of a unit become. No model may have the
+  /// units any more; `join` follows. Where it throws, it can be repeated.
+  static void rejoin(const torch::nn::Module& root,
+                     const std::function<ShardOptions(const ShardOptions&)>& regroup);
   /// TensorImpl of each parameter -> the ranks that own a part each of it (null: this rank has
   /// all).
   static std::unordered_map<const void*, Group> owners();
   /// `root` and what is under it are not found any more.
   static void forget(const torch::nn::Module& root);
 
-  WrappedModule(const std::shared_ptr<torch::nn::Module>& module, std::shared_ptr<ParamGroup> unit)
-      : module_(module), unit_(std::move(unit)) {}
+  WrappedModule(const std::shared_ptr<torch::nn::Module>& module, std::string name,
+                NamedTensors parameters, const ShardOptions& options);
 
   /// `forward()` with whole parameters.
   template <typename Forward>
@@ -73,9 +82,20 @@ class WrappedModule {
   void end(ShardedModel& model, const std::vector<at::Tensor>& outputs);
   void fail(ShardedModel& model, const std::exception_ptr& error);
 
+  static std::vector<std::shared_ptr<WrappedModule>> all_in(const torch::nn::Module& root);
+  void make_unit(const ShardOptions& options);
+
   const std::weak_ptr<torch::nn::Module> module_;
-  const std::shared_ptr<ParamGroup> unit_;
+  const std::string name_;
+  const NamedTensors parameters_;
+  /// When it was wrapped, among all of the process.
+  const std::uint64_t number_;
+  ShardOptions options_;
+  /// Null between two groups.
+  std::shared_ptr<ParamGroup> unit_;
   std::weak_ptr<ShardedModel> model_;
+  /// Where there is no model, that has failed.
+  bool has_rejoined_ = false;
 };
 
 }  // namespace libddp

@@ -24,7 +24,8 @@ void ProcessGroup::State::refuse_entry(const char* operation) const {
   }
   throw StateError(
       fmt::format("{} {}: the group has been shut down (destroy_process_group). Hint: call "
-                  "init_process_group again.",
+                  "init_process_group again; a model that was wrapped over this group goes on in "
+                  "another one by its rejoin().",
                   identity.where(), operation));
 }
 

@@ -194,7 +194,17 @@ at::Tensor AdamW::clip_grad_norm(double max_norm, double norm_type) {
   return shards_->clip_grad_norm(max_norm, norm_type);
 }
 
+void AdamW::rejoin(ReplicatedModel& replica) {
+  if (!shards_) return;
+  const Tensors parameters = all_parameters();
+  const bool shards_gradients = shards_->shards_gradients();
+  shards_ = std::make_unique<AdamwShards>(replica, parameters, shards_gradients);
+  num_checked_ = parameters.size();
+  state_.clear();
+}
+
 void AdamW::save(torch::serialize::OutputArchive& archive) const {
+  if (shards_) shards_->check_member();
   if (!shards_ || !shards_->is_ready()) return torch::optim::AdamW::save(archive);
   torch::optim::AdamW whole(param_groups(), static_cast<const AdamWOptions&>(defaults()));
   for (const at::Tensor& parameter : all_parameters()) {
@@ -208,6 +218,7 @@ void AdamW::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void AdamW::load(torch::serialize::InputArchive& archive) {
+  if (shards_) shards_->check_member();
   auto before = std::exchange(state_, {});
   try {
     torch::optim::AdamW::load(archive);

@@ -57,6 +57,12 @@ class AdamW : public torch::optim::AdamW {
   /// before. Throws StateError without `shard_over`.
   at::Tensor clip_grad_norm(double max_norm, double norm_type = 2.0);
 
+  /// With `shard_over`, after `replica.rejoin`: shares the work over the new group. A collective as
+  /// the construction is, so other ranks may make their optimizer instead. The state goes, as parts
+  /// of it were other ranks'; load it afterwards. Without `shard_over` nothing happens.
+  void rejoin(ReplicatedModel& replica);
+
+  /// With `shard_over` both throw StateError between the model's rejoin and this one's.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

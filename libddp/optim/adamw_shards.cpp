@@ -34,6 +34,7 @@ void check_adamw_parameters(const std::vector<at::Tensor>& parameters) {
 AdamwShards::AdamwShards(ReplicatedModel& replica, const std::vector<at::Tensor>& parameters,
                          bool shard_gradients)
     : reducer_(replica.reducer().weak_from_this()),
+      is_member_(replica.membership()),
       has_own_averages_only_(shard_gradients),
       parameters_(replica.trained_parameters()),
       group_(replica.group()) {
@@ -79,7 +80,16 @@ void AdamwShards::check(const std::vector<at::Tensor>& parameters) const {
       parameters_[missing].name, more > 0 ? fmt::format(" and {} more", more) : ""));
 }
 
+void AdamwShards::check_member() const {
+  if (*is_member_) return;
+  throw StateError(
+      "libddp: AdamW(shard_over=model): the model has gone on in another process group (rejoin), "
+      "and the optimizer has its part of the work in the one before. Hint: call the optimizer's "
+      "rejoin() after the model's, where other ranks make theirs, and load the state after that.");
+}
+
 void AdamwShards::check_averaged() const {
+  check_member();
   const auto reducer = reducer_.lock();
   if (!reducer) {
     throw StateError(
@@ -89,7 +99,13 @@ void AdamwShards::check_averaged() const {
   reducer->check_averaged();
 }
 
+at::Tensor AdamwShards::own_gradient(std::size_t index) const {
+  check_member();
+  return sharded_->own_gradient(index);
+}
+
 bool AdamwShards::make_ready(bool amsgrad) {
+  check_member();
   if (!sharded_) {
     const auto reducer = reducer_.lock();
     if (!reducer || !reducer->has_blocks()) return false;
@@ -171,6 +187,7 @@ std::vector<at::Tensor> AdamwShards::new_moments(const at::Tensor& parameter) {
 }
 
 std::vector<at::Tensor> AdamwShards::whole_moments(const at::Tensor& parameter) const {
+  check_member();
   const std::size_t index = index_of(parameter);
   std::vector<at::Tensor> whole;
   for (const auto& numbers : moments_) whole.push_back(numbers->whole(index));
@@ -179,6 +196,7 @@ std::vector<at::Tensor> AdamwShards::whole_moments(const at::Tensor& parameter) 
 
 std::vector<at::Tensor> AdamwShards::load_moments(const at::Tensor& parameter,
                                                   const std::vector<at::Tensor>& whole) {
+  check_member();
   const c10::NoGradGuard no_grad;
   const std::size_t index = index_of(parameter);
   for (std::size_t moment = 0; moment < moments_.size(); ++moment) {

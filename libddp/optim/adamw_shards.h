@@ -52,6 +52,10 @@ class AdamwShards {
   /// Throws ArgumentError unless `parameters` without the frozen ones are exactly the model's.
   void check(const std::vector<at::Tensor>& parameters) const;
 
+  /// Throws StateError where the model has gone on in another group (ReplicatedModel::rejoin): what
+  /// is here belongs to the one before. Everything below does, too.
+  void check_member() const;
+
   // A step.
 
   /// Throws StateError where a gradient has not been averaged, or the model is gone.
@@ -60,6 +64,7 @@ class AdamwShards {
   /// moments, three of them with `amsgrad`, else two.
   bool make_ready(bool amsgrad);
   bool is_ready() const { return sharded_ != nullptr; }
+  bool shards_gradients() const { return has_own_averages_only_; }
   /// From here on REQUIRES: is_ready(). See NOTE [Two barriers per update].
   void begin_update() { sharded_->begin_update(); }
   void publish() { sharded_->publish(); }
@@ -69,7 +74,7 @@ class AdamwShards {
                      const at::Tensor& grad_scale = {}, const at::Tensor& found_inf = {});
 
   /// What this rank owns of `.grad`, for norms.
-  at::Tensor own_gradient(std::size_t index) const { return sharded_->own_gradient(index); }
+  at::Tensor own_gradient(std::size_t index) const;
   /// Scales all gradients to a norm over the whole model; returns the norm before.
   at::Tensor clip_grad_norm(double max_norm, double norm_type);
 
@@ -94,6 +99,7 @@ class AdamwShards {
   std::vector<std::size_t> in_memory_order(const std::vector<std::size_t>& indices) const;
 
   const std::weak_ptr<Reducer> reducer_;
+  const std::shared_ptr<const bool> is_member_;
   const bool has_own_averages_only_;
   const NamedTensors parameters_;
   const Group group_;

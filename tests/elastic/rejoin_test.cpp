@@ -8,9 +8,11 @@
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <torch/nn/modules/linear.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -18,6 +20,7 @@
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
 #include "libddp/base/random.h"
+#include "libddp/ddp/distributed_data_parallel.h"
 #include "libddp/elastic/rejoin.h"
 #include "libddp/transport/unix_socket.h"
 #include "tests/support/catch.h"
@@ -103,15 +106,35 @@ Group join(std::chrono::milliseconds limit) {
   }
 }
 
+/// One step of a model that survivors keep over the epochs: the average of the ranks' numbers.
+class Trainer {
+ public:
+  float step(const Group& group) {
+    if (model_) {
+      model_->rejoin(group);
+    } else {
+      model_ = std::make_unique<DistributedDataParallel<torch::nn::LinearImpl>>(net_, group);
+    }
+    model_->forward(at::full({1, 2}, group->rank() + 1.0)).sum().backward();
+    return net_->weight.grad()[0][0].item<float>();
+  }
+
+ private:
+  torch::nn::Linear net_{2, 1};
+  std::unique_ptr<DistributedDataParallel<torch::nn::LinearImpl>> model_;
+};
+
 /// A program: in epoch 0 rank 1 is killed; in epoch 1 all wait for a message that nobody sends.
 std::string train(const std::string& socket) {
   ::setenv("LIBDDP_IN_PLACE", socket.c_str(), 1);
   std::string told;
   int epoch = 0;
+  Trainer trainer;
   try {
     for (Group group = join(kLimit);; group = rejoin(group, kLimit)) {
       try {
-        told += fmt::format("{} of {} sum {}; ", group->rank(), group->size(), sum_of(group));
+        told += fmt::format("{} of {} sum {} grad {}; ", group->rank(), group->size(),
+                            sum_of(group), trainer.step(group));
         const bool is_first = ::getenv("EPOCH") == nullptr && epoch == 0;
         if (is_first && group->rank() == 1) ::kill(::getpid(), SIGKILL);
         group->recv(at::zeros({4}), 1 - group->rank());
@@ -145,7 +168,9 @@ std::string launch(const std::string& name) {
   if (newcomer == 0) {
     ::setenv("EPOCH", "1", 1);
     const std::string told = train(listener.name());
-    ::_exit(told.rfind("1 of 2 sum 3; libddp: the launcher has ended the run", 0) == 0 ? 0 : 1);
+    ::_exit(told.rfind("1 of 2 sum 3 grad 1.5; libddp: the launcher has ended the run", 0) == 0
+                ? 0
+                : 1);
   }
   lines[1] = accept();
   if (lines[1].hear() != R"({"ready":""})") throw std::runtime_error("it is not new");
@@ -173,8 +198,10 @@ TEST_CASE("a survivor and a newcomer meet in a new group", "[elastic][rejoin]") 
   const int killed = results[0].signal == SIGKILL ? 0 : 1;
   REQUIRE(results[killed].signal == SIGKILL);
   const RankResult& survivor = results[1 - killed];
-  REQUIRE(survivor.text.rfind("0 of 2 sum 3; 0 of 2 sum 3; libddp: the launcher has ended the run",
-                              0) == 0);
+  REQUIRE(
+      survivor.text.rfind(
+          "0 of 2 sum 3 grad 1.5; 0 of 2 sum 3 grad 1.5; libddp: the launcher has ended the run",
+          0) == 0);
   REQUIRE(results[2].text.find("rank 1 (pid ") != std::string::npos);
   REQUIRE(results[2].text.find("; newcomer 0") != std::string::npos);
 }

@@ -341,6 +341,37 @@ TEST_CASE("AdamW's shared step needs averages and a model", "[adamw]") {
   });
 }
 
+TEST_CASE("AdamW's shared work goes on in another group", "[adamw]") {
+  run_group(3, [](ProcessGroup& world) {
+    const Group pair = world.split({1, 2}, "pair");
+    const Net net = uneven_net();
+    const auto model = wrap(net, world);
+    libddp::AdamW optimizer(decayed_weights(net), {}, {.shard_over = &model->replica()});
+    train(*model, optimizer, world.rank(), 0, 3);
+    if (!pair) return;
+    const Net other = uneven_net();
+    const auto fresh = wrap(other, *pair);
+    libddp::AdamW own(decayed_weights(other), {}, {.shard_over = &fresh->replica()});
+    model->rejoin(pair);
+    torch::serialize::OutputArchive archive;
+    for (const std::string& told : {message_of<StateError>([&] { optimizer.step(); }),
+                                    message_of<StateError>([&] { optimizer.save(archive); })}) {
+      expect(contains(told, "Hint: call the optimizer's rejoin()"), told);
+    }
+    optimizer.rejoin(model->replica());
+    expect(optimizer.state().empty(), "the state is dropped");
+    const torch::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < net->parameters().size(); ++i) {
+      net->parameters()[i].copy_(other->parameters()[i]);
+    }
+    const at::AutoGradMode with_grad(true);
+    train(*model, optimizer, world.rank(), 3, 6);
+    train(*fresh, own, world.rank(), 3, 6);
+    expect_equal_parameters(net, other, "as one that was made there");
+    pair->shutdown();
+  });
+}
+
 TEST_CASE("AdamW updates dense floating-point parameters", "[adamw]") {
   const at::Tensor sparse = torch::ones({3}, torch::requires_grad());
   sparse.mutable_grad() = torch::ones({3}).to_sparse();

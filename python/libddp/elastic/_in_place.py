@@ -56,7 +56,8 @@ def run(main: Callable[..., _Result]) -> Callable[..., _Result]:
     Under `libddp run --in-place` the launcher replaces the rank. Here the process group is
     destroyed, all ranks meet again, RANK, WORLD_SIZE and their like are set, and `main` is called
     anew: it makes the group, wraps the model, and loads the newest snapshot. What lies outside of
-    `main` stays. A rank's own exception ends it as ever, and elsewhere `main` is just called.
+    `main` stays; a wrapped model that is kept there goes on in the new group by its `rejoin()`. A
+    rank's own exception ends it as ever, and elsewhere `main` is just called.
 
     Note:
         Other ranks that fail, a network that does, and a host that comes are noticed in the next

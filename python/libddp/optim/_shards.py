@@ -25,6 +25,7 @@ class Shards:
     """What this rank owns of a model, from the first synchronising backward pass on."""
 
     def __init__(self, model, optimizer, shard_gradients: bool) -> None:
+        self._shards_gradients = shard_gradients
         _check_model(model)
         self._replica = model._replica
         parameters = _parameters(optimizer.param_groups)
@@ -42,10 +43,25 @@ class Shards:
         """ArgumentError unless `groups` have exactly the model's trained parameters."""
         self._shards.check(_parameters(groups))
 
+    def rejoined(self) -> Shards:
+        """The same over the group that the model is in now; a collective."""
+        model = self._model()
+        if model is None:
+            raise StateError(
+                "libddp: AdamW.rejoin(): the model of shard_over is gone. Hint: make the optimizer "
+                "anew."
+            )
+        return Shards(model, self._optimizer(), self._shards_gradients)
+
+    def check_member(self) -> None:
+        """StateError where the model has gone on in another group, and the optimizer has not."""
+        self._shards.check_member()
+
     # A step.
 
     def begin(self) -> bool:
         """Waits for all ranks; False where no backward pass has synchronised, so nothing is due."""
+        self._shards.check_member()
         model = self._model()
         if model is None or model._replica is not self._replica:
             raise StateError(

@@ -95,8 +95,25 @@ class AdamW(torch.optim.AdamW):
         if self._shards is not None:
             self._shards.check(self.param_groups)
 
+    def rejoin(self) -> None:
+        """With `shard_over`, after the model's `rejoin()`: shares the work over its new group.
+
+        The state is dropped, because parts of it were other ranks'; load it afterwards, with
+        `libddp.Snapshot.load` or `load_state_dict`. Settings of the groups (lr) stay. Until it is
+        called, step(), state_dict() and load_state_dict() raise StateError. Without `shard_over`
+        nothing is to be done, and nothing happens.
+
+        Note:
+            A collective, as the construction is: survivors call it where newcomers make theirs.
+        """
+        if self._shards is not None:
+            self._shards = self._shards.rejoined()
+            self.state.clear()
+
     def state_dict(self) -> dict[str, Any]:
         """torch's, with whole tensors; with `shard_over` it may be a collective, see above."""
+        if self._shards is not None:
+            self._shards.check_member()
         state_dict = super().state_dict()
         if self._shards is None:
             return state_dict
@@ -104,6 +121,8 @@ class AdamW(torch.optim.AdamW):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """A state of torch's AdamW or of this one, saved by any number of ranks."""
+        if self._shards is not None:
+            self._shards.check_member()
         super().load_state_dict(state_dict)
         for parameter, entries in self.state.items():
             if "step" in entries:  # torch's AdamW counts in the default dtype, on the host

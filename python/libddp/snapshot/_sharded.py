@@ -12,7 +12,7 @@ from libddp.distributed.fsdp.state._loading import shard_specs_by_key
 from libddp.distributed.fsdp.wrap import _deferred
 from libddp.errors import ArgumentError
 from libddp.snapshot._pieces import Piece, StoredBy
-from libddp.snapshot._replicated import STATE
+from libddp.snapshot._replicated import MODEL, STATE
 
 
 def is_sharded(model: torch.nn.Module | None) -> bool:
@@ -48,16 +48,30 @@ class ShardedState:
         _deferred.give_memory(self._model)
 
     def wanted_of_optimizer(self, stored: dict[str, tuple]) -> list[Piece]:
-        """Its own tensors, which it gets where it has made no step yet."""
+        """Its own tensors, which it gets where it has made no step yet, or has other rows than this
+        rank's, from before the model was sharded anew.
+        """
         if not any(key.startswith(STATE) for key in stored):
             return []
-        from torch.distributed.checkpoint import state_dict as torchs
-
-        torchs._init_optim_state(self._optimizer)
+        if self._has_other_rows(stored):
+            self._optimizer.state.clear()
+        _give_moments(self._optimizer)
         return self.optimizer_pieces()[0]
+
+    def _has_other_rows(self, stored: dict[str, tuple]) -> bool:
+        """Whether a moment, stored in its parameter's shape, is no part of it that we own."""
+        whole = {piece.key: piece.shape for piece in self.model_pieces()[0]}
+        for piece in self.optimizer_pieces()[0]:
+            shape = whole.get(MODEL + piece.key.removeprefix(STATE).rpartition(".")[0])
+            is_elementwise = piece.key in stored and list(stored[piece.key][1]) == list(shape or ())
+            if is_elementwise and piece.shape != shape:
+                return True
+        return False
 
     def load_optimizer(self, pieces: list[Piece], saved: dict[str, Any]) -> None:
         """Settings; the pieces are its own tensors, and filled."""
+        if not pieces:
+            self._optimizer.state.clear()  # it had made no step
         groups = _optim_state.groups_to_load(
             self._model, self._optimizer, {"param_groups": saved["groups"]}
         )
@@ -70,6 +84,19 @@ class ShardedState:
                 "libddp snapshot: the optimizer state has values that are no tensors, which "
                 "sharded models do not load. Hint: load it into a model that is not sharded."
             )
+
+
+def _give_moments(optimizer: torch.optim.Optimizer) -> None:
+    """To one that has none, also where gradients are there, which torch's function respects."""
+    from torch.distributed.checkpoint import state_dict as torchs
+
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [(p, p.grad) for p in parameters if p.grad is not None]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    torchs._init_optim_state(optimizer)
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
 
 
 def _like(before: Any, value: Any) -> Any:

@@ -167,6 +167,70 @@ def test_repeated_steps_are_those_that_were_lost():
     ranks.run(repeated_steps, 2)
 
 
+def states_in_different_orders(run):
+    """Ranks of one host share the copying; one has loaded its optimizer, the other has not."""
+    from libddp.distributed import destroy_process_group, init_process_group
+
+    import libddp
+
+    init_process_group("libddp")
+    model, optimizer = make("ddp", 3, steps=2)
+    if dist.get_rank() == 1:
+        loaded = optimizer.state_dict()
+        state = {
+            number: dict(sorted(entries.items())) for number, entries in loaded["state"].items()
+        }
+        optimizer.load_state_dict({**loaded, "state": state})
+    with libddp.Snapshot(run=run, linger=LINGER) as snapshot:
+        snapshot.save(1, model, optimizer)
+        wanted = state_of("ddp", model, optimizer)
+        model, optimizer = make("ddp", 4)
+        snapshot.load(model, optimizer)
+        assert_equal(state_of("ddp", model, optimizer), wanted)
+        dist.barrier()
+    destroy_process_group()
+
+
+def test_states_may_stand_in_different_orders():
+    ranks.run(states_in_different_orders, 2, f"orders-{os.getpid()}")
+
+
+def moments_that_are_not_the_saves(run):
+    """Of sharded models: those of later steps, of other rows, none where gradients are there."""
+    from libddp.distributed import destroy_process_group, init_process_group
+
+    import libddp
+
+    init_process_group("libddp")
+    for kind in ("wrap", "shard"):
+        with libddp.Snapshot(run=f"{run}-{kind}", random=False, linger=LINGER) as snapshot:
+            model, optimizer = make(kind, 3)
+            snapshot.save(0, model, optimizer)
+            models.train(model, 2, lambda _, own=optimizer: own)
+            snapshot.load(model, optimizer)
+            assert not optimizer.state
+            models.train(model, 2, lambda _, own=optimizer: own)
+            snapshot.save(2, model, optimizer)
+            wanted = whole(model, optimizer)
+            for entries in optimizer.state.values():
+                entries["exp_avg"] = torch.full((1, *entries["exp_avg"].shape), 7.0)
+            snapshot.load(model, optimizer)
+            assert_equal(whole(model, optimizer), wanted)
+            optimizer.state.clear()
+            loss = model(models.tokens(0))[1]
+            loss.backward()
+            gradients = [p.grad for p in model.parameters()]
+            snapshot.load(model, optimizer)
+            assert [id(p.grad) for p in model.parameters()] == [id(g) for g in gradients]
+            assert_equal(whole(model, optimizer), wanted)
+            dist.barrier()
+    destroy_process_group()
+
+
+def test_moments_of_a_sharded_model_are_those_of_the_save():
+    ranks.run(moments_that_are_not_the_saves, 2, f"moments-{os.getpid()}")
+
+
 @pytest.fixture
 def snapshot(tmp_path):
     import libddp

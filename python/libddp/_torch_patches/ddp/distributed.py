@@ -127,6 +127,14 @@ class DistributedDataParallel(_ours.DistributedDataParallel):
         super()._replicate(init_sync, init_sync_buffers)
         self._first_plan = self._replica.bucket_plan()
 
+    def _join_group(self) -> None:
+        if isinstance(self._replica, Unhooked):
+            self._replicate(self.init_sync, self._init_sync_buffers)
+            self._remove_autograd_hooks()
+            return
+        super()._join_group()
+        self._first_plan = self._replica.bucket_plan()
+
     @property
     def _has_rebuilt_buckets(self) -> bool:
         return self._replica.bucket_plan() != self._first_plan

@@ -31,7 +31,7 @@ def collect(ddp) -> dict[str, Any]:
     if plan != ddp._first_plan:
         data["rebuilt_bucket_sizes"] = _bucket_sizes(ddp, plan)
     if ddp._comm_hooks:
-        data["comm_hook"] = _name_of(ddp._comm_hooks[0][0])
+        data["comm_hook"] = _name_of(ddp._comm_hooks[0].hook)
     elif ddp._builtin_hook is not None:
         data["comm_hook"] = str(ddp._builtin_hook)
     if ddp._last_error is not None:

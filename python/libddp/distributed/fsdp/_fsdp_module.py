@@ -6,11 +6,17 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import ShardingStrategy
 
 from libddp.distributed.fsdp._methods_without_effect import with_methods_without_effect
 from libddp.distributed.fsdp.state import _collective_errors, _loading, _sharded_tensors
-from libddp.distributed.fsdp.wrap import _deferred
-from libddp.distributed.fsdp.wrap._wrapped_module import model_of, wrapped_module_of
+from libddp.distributed.fsdp.wrap import _deferred, _process_groups, _rejoin
+from libddp.distributed.fsdp.wrap._wrapped_module import (
+    WrappedModule,
+    announcing,
+    model_of,
+    wrapped_module_of,
+)
 from libddp.errors import ArgumentError, StateError
 
 
@@ -56,6 +62,26 @@ def register_fsdp_forward_method(module: torch.nn.Module, method_name: str) -> N
     setattr(module, method_name, with_whole_parameters)
 
 
+def _rejoin_step(wrapped: WrappedModule, mesh) -> _rejoin.Step:
+    sharding = wrapped.sharding
+    is_hybrid = sharding.replicate is not None
+    if is_hybrid != (mesh is not None and mesh.ndim == 2):
+        raise ArgumentError(
+            f"libddp fsdp: rejoin(): unit {wrapped.name!r} was sharded over a mesh of "
+            f"{2 if is_hybrid else 1} dimension{'s' * is_hybrid}. Hint: pass such a mesh."
+        )
+    strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD
+    device_type = sharding.mesh.device_type
+
+    def join() -> None:
+        groups = _process_groups.groups_of(None, mesh, strategy, device_type)
+        wrapped.sharding = wrapped.sharding.over(groups)
+        wrapped.leave_group()
+        wrapped.join_group()
+
+    return _rejoin.Step(wrapped.number, join)
+
+
 @with_methods_without_effect
 class FSDPModule:
     """What a module is too once fully_shard has been called with it."""
@@ -69,6 +95,34 @@ class FSDPModule:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return wrapped_module_of(self).run(super().__call__, args, kwargs)
+
+    @announcing
+    def rejoin(self, mesh=None) -> None:
+        """Goes on in another group, of any number of ranks: one of survivors and newcomers.
+
+        libddp's own; torch has no such method. Parameters stay the same objects, with DTensors over
+        the new mesh; the old group may have failed, be destroyed, or be whole. Each rank owns other
+        rows now, and those of before are gone with the old group: parameters are NaN, and
+        optimizers have no state of them, until a snapshot or a state dict is loaded. Gradients are
+        dropped. Buffers stay.
+
+        Args:
+            mesh: as for fully_shard, of as many dimensions as before; None = the default group.
+
+        Raises:
+            StateError: this is not the outermost sharded module; there is no default group.
+            ArgumentError: a mesh of other dimensions; parameters with tensor parallelism or an
+                all-gather of their own; the ranks' modules differ.
+
+        Note:
+            A collective of the new group, the one that fully_shard is: survivors call it on the
+            outermost module, where newcomers shard theirs.
+
+        Example:
+            >>> model.rejoin()                                                  # doctest: +SKIP
+            >>> state = snapshot.load(model, optimizer)                         # doctest: +SKIP
+        """
+        _rejoin.rejoin(self, lambda wrapped: [_rejoin_step(wrapped, mesh)])
 
     def set_requires_gradient_sync(
         self, requires_gradient_sync: bool, *, recurse: bool = True

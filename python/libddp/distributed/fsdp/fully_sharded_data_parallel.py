@@ -27,6 +27,7 @@ from torch.distributed.fsdp import OptimStateKeyType as OptimStateKeyType  # scr
 from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler
 from libddp.distributed._groups import native
 from libddp.distributed.fsdp import _clip
+from libddp.distributed.fsdp._rejoins_groups import RejoinsGroups
 from libddp.distributed.fsdp.state import _load_hooks
 from libddp.distributed.fsdp.state._state_methods import StateMethods
 from libddp.distributed.fsdp.wrap import (
@@ -43,7 +44,7 @@ from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import StateError
 
 
-class FullyShardedDataParallel(StateMethods, torch.nn.Module):
+class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
     """Shards the parameters of a module over the ranks of a process group.
 
     Each rank keeps, updates and averages its part; whole parameters are there while the module
@@ -116,6 +117,7 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
         strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
         device = _modules.device_of(device_id)
         device_type = _modules.device_type_of([module], device)
+        self._groups_number = _wrapped_module.next_number()
         groups = _process_groups.groups_of(process_group, device_mesh, strategy, device_type)
         shard, replicate = groups.natives()
         precision = mixed_precision or MixedPrecision()
@@ -142,9 +144,8 @@ class FullyShardedDataParallel(StateMethods, torch.nn.Module):
                 device_mesh=device_mesh,
             )
         self.process_group = process_group or dist.group.WORLD
-        self._device_mesh = device_mesh
-        self.sharding_strategy = strategy
-        self.mixed_precision = precision
+        self._device_mesh, self._sync_module_states = device_mesh, sync_module_states
+        self.sharding_strategy, self.mixed_precision = strategy, precision
         self.cpu_offload = _modules.offload_of(cpu_offload)
         self.backward_prefetch, self.forward_prefetch = backward_prefetch, forward_prefetch
         self.limit_all_gathers, self.rank = limit_all_gathers, dist.get_rank()

@@ -118,16 +118,20 @@ def _group_of_mesh(process_group: Any, mesh: Any):
     return mesh.get_group(mesh_dim=0)
 
 
-def localize_sliced_parameters(module: torch.nn.Module, device_mesh: Any) -> None:
+def localize_sliced_parameters(module: torch.nn.Module, device_mesh: Any) -> bool:
     """For a mesh that is a slice of a larger one: DTensor parameters become local tensors.
 
     They are DTensors inside each forward, so that tensor parallelism of the other dimensions works.
+
+    Returns:
+        Whether it is one.
     """
     if device_mesh is None or device_mesh._get_root_mesh() == device_mesh:
-        return
+        return False
     from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 
     _pre_dp_module_transform(module)
+    return True
 
 
 def buffer_rules(broadcast_buffers: bool | None, forward_sync_buffers: bool | None):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms._comm_hooks.default_hooks import DefaultState
 
 from libddp.errors import ArgumentError
 
@@ -42,25 +42,42 @@ def check_comm_hook(hook) -> None:
         )
 
 
-def checked(hook):
-    """`hook`, with a NoFutureError where it returns no future: torch would crash on None.
+class CommHook:
+    """A hook with its state; a NoFutureError where it returns no future: torch would crash on None.
 
     Other objects that wrap a C++ future (torch._C.Future) are let through.
     """
 
-    @functools.wraps(hook, updated=())
-    def call(state, bucket):
-        future = hook(state, bucket)
+    def __init__(self, hook, state: object) -> None:
+        self.hook = hook
+        self.state = state
+
+    def __call__(self, _, bucket):
+        future = self.hook(self.state, bucket)
         if not isinstance(future, torch._C.Future):
             raise NoFutureError(
                 f"libddp: callback must return a torch.futures.Future object, but got "
-                f"{type(future)}: the communication hook {_name_of(hook)} returned "
+                f"{type(future)}: the communication hook {_name_of(self.hook)} returned "
                 f"{_kind_of(future)} for bucket {bucket.index()}. Hint: return a "
                 "torch.futures.Future, whose value is what shall stand in the bucket."
             )
         return future
 
-    return call
+    def follow(self, before, group) -> None:
+        """In the place of the group `before` comes `group`."""
+        self.state = state_after(self.state, before, group)
+
+
+def state_after(state: object, before, group) -> object:
+    """A hook's state, which may be, or have, the group `before`, in whose place `group` comes."""
+    if state is before:
+        return group
+    if getattr(state, "process_group", None) is before:
+        if isinstance(state, DefaultState):  # numbers of the group's size, too
+            DefaultState.__init__(state, group)
+        else:  # torch's PowerSGDState
+            state.process_group = group
+    return state
 
 
 def _name_of(hook) -> str:

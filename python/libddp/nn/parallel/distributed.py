@@ -21,11 +21,12 @@ from libddp.distributed._groups import native
 from libddp.errors import StateError
 from libddp.nn.parallel import _arguments, _backward_errors, _join, _options
 from libddp.nn.parallel._buffers import SynchronisesBuffers
-from libddp.nn.parallel._comm_hooks import builtin_dtype, check_comm_hook, checked
+from libddp.nn.parallel._comm_hooks import CommHook, builtin_dtype, check_comm_hook
 from libddp.nn.parallel._diagnosis import Diagnoses
 from libddp.nn.parallel._finalize import FinishesByHand
 from libddp.nn.parallel._inputs import MovesInputs
 from libddp.nn.parallel._optimizers import StepsInBackward
+from libddp.nn.parallel._rejoin import RejoinsGroups
 
 _C = load()
 _TorchsClass = dynamo.TorchsClass
@@ -47,6 +48,7 @@ class DistributedDataParallel(
     SynchronisesBuffers,
     StepsInBackward,
     FinishesByHand,
+    RejoinsGroups,
     Diagnoses,
     torch.nn.Module,
     _join.TakesUnevenInputs,
@@ -139,7 +141,7 @@ class DistributedDataParallel(
         _arguments.check_devices(device_ids, output_device)
         self.process_group = _arguments.group_of(process_group, device_mesh)
         self.device_mesh = device_mesh
-        _arguments.localize_sliced_parameters(module, device_mesh)
+        self._is_sliced = _arguments.localize_sliced_parameters(module, device_mesh)
         self.module = module
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._delayed = _options.delayed_parameters(
@@ -172,6 +174,12 @@ class DistributedDataParallel(
         self._syncs_before = True
         self._comm_hooks = []
         self._gradient_dtype = None
+        self._init_sync_buffers = init_sync_buffers
+        self._options_of_construction = {
+            "find_unused_parameters": find_unused_parameters,
+            "static_graph": static_graph,
+            "broadcast_buffers": self.forward_sync_buffers,
+        }
         self._replicate(init_sync, init_sync_buffers)
 
     def _replicate(self, init_sync: bool, init_sync_buffers: bool = False) -> None:
@@ -201,8 +209,8 @@ class DistributedDataParallel(
         """The C++ side anew, without a word to other ranks."""
         self._replica = None  # its hooks go before new ones come
         self._replicate(init_sync=False)
-        for hook, state in self._comm_hooks:
-            self._replica.register_comm_hook(state, checked(hook))
+        for hook in self._comm_hooks:
+            self._replica.register_comm_hook(None, hook)
         if self._gradient_dtype is not None:
             self._replica.register_compress_hook(self._gradient_dtype)
 
@@ -308,8 +316,9 @@ class DistributedDataParallel(
             StateError: a hook is registered already, or a backward pass has run.
         """
         check_comm_hook(hook)
-        self._replica.register_comm_hook(state, checked(hook))
-        self._comm_hooks.append((hook, state))
+        registered = CommHook(hook, state)
+        self._replica.register_comm_hook(None, registered)
+        self._comm_hooks.append(registered)
 
     def _register_builtin_comm_hook(self, comm_hook_type) -> None:
         """One of torch's built-in hooks: ALLREDUCE or FP16_COMPRESS, in C++."""

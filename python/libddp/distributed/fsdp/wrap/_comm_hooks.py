@@ -7,6 +7,7 @@ from functools import partial
 
 from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_modules_in
 from libddp.errors import ArgumentError, StateError
+from libddp.nn.parallel._comm_hooks import state_after
 
 
 def register(model, state: object, hook: Callable) -> None:
@@ -36,3 +37,8 @@ def register(model, state: object, hook: Callable) -> None:
     for wrapped in wrapped_modules:
         wrapped.hook = partial(hook, state)
         wrapped.unit.reduce_by(wrapped.hook)
+
+
+def after_move(hook: Callable, before, group) -> Callable:
+    """A hook of `register` whose state may be, or have, the group `before`: `group` comes there."""
+    return partial(hook.func, state_after(hook.args[0], before, group))

@@ -60,12 +60,17 @@ def dim_of(
             f"{list(parameter.shape)}. Hint: return a dimension that the parameter has."
         )
     own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    if dim > 0 and own.shape[dim] % num_ranks:
+    check_dim(name, own.shape, dim, num_ranks)
+    return dim
+
+
+def check_dim(name: str, shape: torch.Size, dim: int, num_ranks: int) -> None:
+    """Raises: NotSupportedError, ranks would have parts of different sizes of `dim`."""
+    if dim > 0 and shape[dim] % num_ranks:
         raise NotSupportedError(
-            f"libddp fsdp: dim {dim} of parameter {name!r}, of shape {list(own.shape)}, cannot be "
+            f"libddp fsdp: dim {dim} of parameter {name!r}, of shape {list(shape)}, cannot be "
             f"divided evenly by {num_ranks} ranks. Hint: only dim 0 may be divided unevenly."
         )
-    return dim
 
 
 def spec_of(name: str, parameter: torch.nn.Parameter, sharding: Sharding, dim: int) -> DTensorSpec:

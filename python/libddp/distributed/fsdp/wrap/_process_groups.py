@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import ShardingStrategy
 
 from libddp.distributed._groups import native
-from libddp.errors import ArgumentError
+from libddp.errors import ArgumentError, StateError
 
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 #: Strategies that keep gathered parameters from forward to backward.
@@ -65,10 +65,20 @@ def groups_of(
         )
     native(process_group)  # raises where it is not libddp's
     group = process_group or dist.group.WORLD
-    mesh = device_mesh or DeviceMesh.from_group(group, device_type)
+    mesh = device_mesh or _mesh_of(group, device_type)
     if strategy is ShardingStrategy.NO_SHARD:
         return Groups(None, group, mesh)
     return Groups(group, None, mesh)
+
+
+def _mesh_of(group, device_type: str) -> DeviceMesh:
+    try:
+        return DeviceMesh.from_group(group, device_type)
+    except KeyError as error:  # torch does not know it any more
+        raise StateError(
+            f"libddp fsdp: the process group {group!r} has been destroyed (destroy_process_group). "
+            "Hint: pass another one, or None for the default group."
+        ) from error
 
 
 def keeps_unsharded(strategy: ShardingStrategy) -> bool:

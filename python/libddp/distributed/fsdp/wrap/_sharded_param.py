@@ -156,6 +156,19 @@ class ShardedParam:
         sharding.own_rows(whole).copy_(local)
         self.unsharded = torch.nn.Parameter(whole, self.sharded.requires_grad)
 
+    def leave(self, sharding: Sharding) -> None:
+        """The rows of `sharding`, which has other groups now, and undefined values."""
+        _placement.check_dim(self.name, self.spec.shape, self.dim, sharding.num_shards)
+        before, meta = self.sharded._local_tensor, self.spec.tensor_meta
+        own = sharding.own_rows(torch.empty(self.unit_shape, device="meta"))
+        value = float("nan") if before.dtype.is_floating_point else 0
+        local = torch.full(own.shape, value, dtype=before.dtype, device=before.device)
+        placements = _placement.placements_of(sharding, self.dim)
+        self.sharded.grad = self.unsharded.grad = None
+        self.sharded._spec = DTensorSpec(sharding.mesh, placements, tensor_meta=meta)
+        self.sharded._local_tensor = self.from_unit(local)
+        self.spec, self.local = self.sharded._spec, None
+
     def settle(self) -> None:
         """The unit has made its memory: `sharded` has what `unsharded` shows of it now."""
         if self.extension is not None:

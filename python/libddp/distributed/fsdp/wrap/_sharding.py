@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,22 @@ class Sharding:
     shows_waiting: bool = True
     #: Scripts see DTensors; else the parameters themselves, which show what this rank owns.
     use_dtensor: bool = False
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that have a part of a parameter each."""
+        return self.shard.size() if self.shard is not None else 1
+
+    def over(self, groups) -> Sharding:
+        """The same over other groups (_process_groups.Groups)."""
+        shard, replicate = groups.natives()
+        return replace(
+            self,
+            shard=shard,
+            replicate=replicate,
+            process_group=groups.shard,
+            mesh=groups.mesh,
+        )
 
     def own_rows(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's rows of `whole`, in its memory."""

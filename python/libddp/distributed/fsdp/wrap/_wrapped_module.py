@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import count
 from typing import Any
 
 import torch
@@ -22,7 +23,12 @@ from libddp._load import load
 from libddp._torch_patches import dynamo
 from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp import _unaveraged
-from libddp.distributed.fsdp.wrap import _offload, _one_unit_warning, _sharded_place
+from libddp.distributed.fsdp.wrap import (
+    _offload,
+    _one_unit_warning,
+    _optimizers,
+    _sharded_place,
+)
 from libddp.distributed.fsdp.wrap._dtensors import is_dtensor
 from libddp.distributed.fsdp.wrap._faces import Faces
 from libddp.distributed.fsdp.wrap._placement import dim_of
@@ -36,6 +42,7 @@ _C = load()
 dynamo.keep_out("libddp.distributed.fsdp")
 #: Attribute of a wrapped module.
 _WRAPPED = "_libddp_wrapped_module"
+_numbers = count()
 
 
 @dataclass(eq=False)
@@ -71,6 +78,12 @@ class WrappedModule:
     is_root: bool = False
     #: (registry of a module, name in it, name in the unit, parameter) wherever one is registered.
     places: list[tuple] = field(default_factory=list)
+    #: When it was wrapped: all ranks wrap in one order.
+    number: int = 0
+    #: Its parameters had no values then; None = nobody asked.
+    was_deferred: bool | None = None
+    #: It has left its group, and no other one yet.
+    has_left: bool = False
     #: Of the root: those of the whole model, and what the C++ model calls.
     all_wrapped: list[WrappedModule] = field(default_factory=list)
     faces: Faces | None = None
@@ -78,12 +91,15 @@ class WrappedModule:
     @property
     def unit(self):
         """The C++ unit; making it, where that was deferred, is a collective."""
+        if self.has_left:
+            self._refuse_without_group()
         if self.made is None:
             self._make_deferred()
         return self.made
 
     def make(self) -> None:
         """Shards the parameters; a collective."""
+        _optimizers.watch()
         self._find_params()
         unsharded = [(param.name, param.unsharded) for param in self.params]
         self.made = _make_unit(
@@ -109,6 +125,41 @@ class WrappedModule:
         else:
             self.places = _places(self.modules, self.parameters)
             _sharded_place.register(self)
+
+    def leave_model(self) -> None:
+        """The model is over; what a pass or a forward that broke off has left goes with it."""
+        self.model, self.is_root, self.all_wrapped, self.faces = None, False, [], None
+        self.is_stale, self.summoned = False, None
+        self.has_left = True
+
+    def leave_group(self) -> None:
+        """Parameters show undefined values: whole ones, or the rows of the groups that `sharding`
+        has now.
+        """
+        if self.params:
+            self.show(sharded=True)
+            for param in self.params:
+                param.leave(self.sharding)
+            self.rows = []
+        elif self.made is not None:
+            self.made.leave()
+        self.made = None
+
+    def join_group(self) -> None:
+        """Shards them; a collective, the one of `attach`."""
+        is_deferred = self.was_deferred is not None and is_deferred_everywhere(self)
+        self.has_left = False
+        if not is_deferred:
+            self.make()
+        elif self.params:
+            self._take_rows()
+            self.show(sharded=True)
+
+    def _refuse_without_group(self) -> None:
+        raise StateError(
+            f"libddp fsdp: unit {self.name!r} has left its process group and could not join "
+            "another one: its last rejoin() failed. Hint: call it again, on all ranks."
+        )
 
     def show_on_meta(self) -> None:
         """Where scripts see DTensors, these have no memory yet."""
@@ -176,6 +227,7 @@ class WrappedModule:
             (self.modules, self.parameters, self.ignored, self.on_join), memo
         )
         made.__init__(modules, self.name, self.sharding, parameters, ignored, on_join=on_join)
+        made.number, made.was_deferred = self.number, self.was_deferred
         return made
 
     @property
@@ -376,7 +428,11 @@ def attach(
                 "(ignored_params, ignored_states)."
             )
     wrapped = WrappedModule(modules, name, sharding, parameters, list(ignored or ()))
-    if ignored is None or not _is_deferred(wrapped):
+    wrapped.number = next_number()
+    if ignored is not None:
+        wrapped.was_deferred = bool(parameters) and all(p.is_meta for _, p in parameters)
+        wrapped.was_deferred = is_deferred_everywhere(wrapped)
+    if not wrapped.was_deferred:
         wrapped.make()
     else:
         wrapped.show_on_meta()
@@ -385,11 +441,17 @@ def attach(
     return wrapped
 
 
-def _is_deferred(wrapped: WrappedModule) -> bool:
-    """Whether all ranks have all parameters on the meta device: others shard, or refuse, now."""
-    has_values = torch.zeros(1, device="cpu")
-    if not wrapped.parameters or any(not p.is_meta for _, p in wrapped.parameters):
-        has_values += 1
+def next_number() -> int:
+    """Of a step of wrapping."""
+    return next(_numbers)
+
+
+def is_deferred_everywhere(wrapped: WrappedModule) -> bool:
+    """Whether all ranks have all parameters on the meta device: others shard, or refuse, now.
+
+    Those that were there when the module was wrapped count, for newcomers among the ranks.
+    """
+    has_values = torch.full((1,), float(not wrapped.was_deferred), device="cpu")
     for group in wrapped.groups():
         if group is not None and group.size() > 1:
             group.all_reduce(has_values, op=dist.ReduceOp.SUM)
