@@ -120,7 +120,8 @@ def test_a_worker_that_is_killed_costs_less_than_an_interval(tmp_path, text_file
         assert len({first for first, _ in losses}) == len(losses)
     assert [r["iter"] for r in lines(tmp_path / "out")] == list(range(17))
     stored = {path.name.split(".")[0] for path in (tmp_path / "out/snapshots").glob("step-*")}
-    assert stored == {"step-6", "step-12"}
+    assert stored - {"step-15"} in ({"step-6", "step-12"}, {"step-6"})  # 15, if 12 had to wait
+    assert len(stored) == 2
 
 
 def test_a_complete_run_stays_or_is_extended(tmp_path, text_file, capsys):

@@ -63,9 +63,15 @@ def test_a_worker_that_is_killed_costs_less_than_an_interval(tmp_path, text_file
     for pairs in killed_once.repeated(tmp_path, start=6):
         assert len(pairs) >= 1
         assert all(first == again for first, again in pairs), pairs
-    stored = [path.name.split(".")[0] for path in (tmp_path / "snapshots").glob("step-*")]
+    stored = sorted(
+        int(path.name[5:].split(".")[0])
+        for path in (tmp_path / "snapshots").iterdir()
+        if path.name.startswith("step-")
+    )
     assert len(stored) == 2
-    assert all(int(name.removeprefix("step-")) % 6 == 0 for name in stored)
+    # What waits behind a slow disk is replaced by the next save.
+    assert stored[-1] >= 24
+    assert all(step % 3 == 0 for step in stored)
     # Sums over the epoch have gone on, too: the same means as of a run that was never cut.
     (tmp_path / "whole").mkdir()
     status, whole = script(tmp_path / "whole", ranks(2), *keys)
