@@ -93,7 +93,7 @@ def test_it_moves_again_and_a_host_joins_at_the_new_store(tmp_path):
         ends_well(hosts)
 
 
-@MODES
+@pytest.mark.parametrize("in_place", [False], ids=["agent"])  # half a minute each
 def test_of_two_hosts_none_goes_on_without_the_store(tmp_path, in_place):
     """It could be the other one that goes on."""
     with running(2, tmp_path, in_place, "--nnodes=1:2", "--max-restarts=5") as hosts:
@@ -124,7 +124,7 @@ def test_the_host_of_the_store_leaves_and_that_is_no_failure(tmp_path, in_place,
         ends_well(hosts)
 
 
-@MODES
+@pytest.mark.parametrize("in_place", [True], ids=["in_place"])  # half a minute each
 def test_a_store_that_is_cut_off_goes_on_nowhere_else(tmp_path, in_place):
     """Its host lives: the two others go on, and it ends, although MIN is 1."""
     with running(3, tmp_path, in_place, "--nnodes=1:3", "--max-restarts=5") as hosts:
