@@ -19,7 +19,6 @@ import select
 import signal
 import socket
 import struct
-import sys
 import time
 import uuid
 from string import Template
@@ -36,6 +35,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from libddp import _attempts, _hosts, _rendezvous, _worker_ends
+from libddp._hosts import say
 from libddp._in_place_worker import Program, Worker
 from libddp._stopped import is_stopped
 
@@ -317,13 +317,12 @@ class Agent:
             end = limit if worker.was_in else worker.started + times * self._limit
             if worker.is_ready or not worker.is_alive or now < end:
                 continue
-            say(
-                f"rank {self._rank(worker)} (pid {worker.pid}) has not come to the next epoch "
-                f"within {times * self._limit} s, so it is ended and replaced. Hint: it is stuck, "
-                "or its main() has no @libddp.elastic.run; --rejoin-timeout=SECONDS."
+            self._kill(
+                worker,
+                f"has not come to the next epoch within {times * self._limit} s, so it is ended "
+                "and replaced. Hint: it is stuck, or its main() has no @libddp.elastic.run; "
+                "--rejoin-timeout=SECONDS.",
             )
-            worker.signal(signal.SIGKILL)
-            self._note_end(worker)
 
     def _end_stopped(self) -> None:
         """All others have missed them, and come."""
@@ -331,12 +330,16 @@ class Agent:
         if not all(worker.was_in and is_stopped(worker.pid) for worker in missing):
             return
         for worker in missing:
-            say(
-                f"rank {self._rank(worker)} (pid {worker.pid}) is stopped (SIGSTOP or Ctrl-Z), "
-                "and the others have gone on without it, so it is ended and replaced"
+            self._kill(
+                worker,
+                "is stopped (SIGSTOP or Ctrl-Z), and the others have gone on without it, so it is "
+                "ended and replaced",
             )
-            worker.signal(signal.SIGKILL)
-            self._note_end(worker)
+
+    def _kill(self, worker: Worker, why: str) -> None:
+        say(f"rank {self._rank(worker)} (pid {worker.pid}) {why}")
+        worker.signal(signal.SIGKILL)
+        self._note_end(worker)
 
     def _charge(self) -> None:
         """One failure of --max-restarts.
@@ -482,7 +485,3 @@ def take_signals(names: str) -> None:
 
     for name in names.split(","):
         signal.signal(getattr(signal, name.strip()), end)
-
-
-def say(text: str) -> None:
-    print(f"libddp run: {text}", file=sys.stderr, flush=True)

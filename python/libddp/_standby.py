@@ -20,7 +20,6 @@ Thread rule: the launcher's first thread; departures also that which tells them.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,6 +32,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from libddp import _store_sockets
+from libddp._hosts import say
 from libddp._meetings import Meetings, is_most
 
 #: For launchers that have lost the store to come together elsewhere, and for those at a store to be
@@ -386,7 +386,3 @@ def _read_place(backend) -> list | None:
 def _text(place: tuple[str, int]) -> str:
     address, port = place
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def say(text: str) -> None:
-    print(f"libddp run: {text}", file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ import time
 
 from libddp import _steps
 from libddp._last_words import LastWords
+from libddp._stopped import state_of
 from libddp._whole_file import write_text
 
 INTERVAL_SECONDS = 1.0
@@ -116,8 +117,4 @@ def as_line(facts: dict) -> str:
 
 def is_alive(pid: int) -> bool:
     """Not one that has ended and that nobody has waited for yet."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except (OSError, IndexError):
-        return False
+    return state_of(pid) not in ("", "Z", "X")

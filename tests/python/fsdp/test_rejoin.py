@@ -192,15 +192,21 @@ def check_newcomers_on_the_meta_device():
         assert_trains_like(model, optimizer, twin, own)
 
 
+def trained_beside_a_twin(build):
+    """A model and its optimizer after two steps, their state, and another pair that has it."""
+    model = build()
+    optimizer = models.adamw(model.parameters())
+    train(model, optimizer, range(2))
+    state = copied(whole(model, optimizer))
+    twin = build()
+    own = models.adamw(twin.parameters())
+    load(twin, own, state)
+    return model, optimizer, state, twin, own
+
+
 def check_a_pass_that_broke_off_leaves_nothing():
     for build in (models.wrap, models.shard):
-        model = build()
-        optimizer = models.adamw(model.parameters())
-        train(model, optimizer, range(2))
-        state = copied(whole(model, optimizer))
-        twin = build()
-        own = models.adamw(twin.parameters())
-        load(twin, own, state)
+        model, optimizer, state, twin, own = trained_beside_a_twin(build)
         loss = model(models.tokens(2))[1]
         hook = model.blocks[1].register_full_backward_pre_hook(_raise)
         broken = model(models.tokens(3))[1]
@@ -219,13 +225,7 @@ def _raise(*_):
 
 def check_a_forward_that_broke_off_leaves_nothing():
     for build in (models.wrap, models.shard, models.shard_plain):
-        model = build()
-        optimizer = models.adamw(model.parameters())
-        train(model, optimizer, range(2))
-        state = copied(whole(model, optimizer))
-        twin = build()
-        own = models.adamw(twin.parameters())
-        load(twin, own, state)
+        model, optimizer, state, twin, own = trained_beside_a_twin(build)
         hook = model.blocks[1].register_forward_hook(_raise)
         with pytest.raises(ValueError, match="in the middle of a pass"):
             model(models.tokens(3))
