@@ -93,6 +93,8 @@ def _collect(failures) -> list[LastWords]:
     ends = {}
     for failure in failures.values():
         folder = os.path.dirname(os.path.dirname(failure.error_file))
+        if not folder:
+            continue  # torch's "<N/A>"
         for path in glob.glob(os.path.join(glob.escape(folder), "*", "error.json")):
             end = read(path)
             if end is not None:

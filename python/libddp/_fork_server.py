@@ -1,6 +1,6 @@
 """The parent of `libddp run --preload`: has imported torch and libddp, and forks the workers.
 
-    python -u -m libddp._fork_server SOCKET LAUNCHER torch,libddp.distributed
+    python -u -m libddp._fork_server SOCKET LAUNCHER torch,libddp.distributed SPARES
 
 Over the socket (a pair of the launcher's, _preload.py) come requests: the command line and the
 environment of a worker as a memory file, then descriptors for its output. Back go the process id,
@@ -29,65 +29,71 @@ import sys
 from types import ModuleType
 
 from libddp import _lifeline
+from libddp._spare_workers import MAX_DESCRIPTORS, QUIET_SECONDS, SpareWorkers, fork_leader
 
 #: Bytes of a message; requests themselves are memory files.
 MAX_MESSAGE = 1 << 16
 
 
-def serve(channel: socket.socket) -> dict | None:
+def serve(channel: socket.socket, num_spares: int) -> dict | None:
     """Forks workers until the launcher is gone (None); in a worker, its request."""
     workers: dict[int, int] = {}  # pidfd -> pid
+
+    def leave() -> None:
+        channel.close()
+        for pidfd in workers:
+            os.close(pidfd)
+
+    spares = SpareWorkers(num_spares, leave)
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     while True:
-        for number, _ in poll.poll():
+        events = poll.poll(1e3 * QUIET_SECONDS if spares.is_short() else None)
+        if not events:
+            pidfd, descriptors = spares.add()
+            if descriptors:
+                return _read(descriptors)
+            poll.register(pidfd, select.POLLIN)
+        for number, _ in events:
             if number in workers:
                 poll.unregister(number)
                 os.close(number)
                 pid = workers.pop(number)
                 _send(channel, {"ended": pid, "status": os.waitpid(pid, 0)[1]})
                 continue
-            message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, 3)
+            if number in spares:
+                poll.unregister(number)
+                spares.drop(number)
+                continue
+            message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, MAX_DESCRIPTORS)
             if not message:
                 return None
-            pid, request = _fork(descriptors)
-            if request is not None:
-                channel.close()
-                for other in workers:
-                    os.close(other)
-                return request
-            pidfd = os.pidfd_open(pid)
-            workers[pidfd] = pid
-            poll.register(pidfd, select.POLLIN)
-            _send(channel, {"pid": pid})
+            found = spares.take(descriptors)
+            if found is None:
+                pid = fork_leader()
+                if pid == 0:
+                    spares.forget()
+                    return _read(descriptors)
+                found = os.pidfd_open(pid), pid
+                poll.register(found[0], select.POLLIN)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            workers[found[0]] = found[1]
+            _send(channel, {"pid": found[1]})
 
 
 def _send(channel: socket.socket, message: dict) -> None:
     channel.send(json.dumps(message).encode())
 
 
-def _fork(descriptors: list[int]) -> tuple[int, dict | None]:
-    """(pid, None) in the server, once the worker leads its session; (0, request) in the worker."""
-    server = os.getpid()
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        _lifeline.end_with_parent(server)
-        os.close(reading)
-        os.close(writing)
-        with open(descriptors[0], encoding="utf-8") as file:
-            request = json.load(file)
-        for number, descriptor in zip(request["streams"], descriptors[1:], strict=True):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-        return 0, request
-    os.close(writing)
-    for descriptor in descriptors:
+def _read(descriptors: list[int]) -> dict:
+    """In a worker: its request; its output goes where that says."""
+    with open(descriptors[0], encoding="utf-8") as file:
+        request = json.load(file)
+    for number, descriptor in zip(request["streams"], descriptors[1:], strict=True):
+        os.dup2(descriptor, number)
         os.close(descriptor)
-    os.read(reading, 1)  # until it is closed
-    os.close(reading)
-    return pid, None
+    return request
 
 
 def become(request: dict) -> None:
@@ -213,7 +219,7 @@ if __name__ == "__main__":
     _channel = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(_channel.fileno(), False)
     _send(_channel, {"refused": preload(sys.argv[3].split(","))})
-    _request = serve(_channel)
+    _request = serve(_channel, int(sys.argv[4]))
     if _request is None:
         os._exit(0)  # of what it has imported nothing has to be ended, see become()
     become(_request)

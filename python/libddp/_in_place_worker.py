@@ -97,7 +97,9 @@ class Worker:
 
     def failure(self) -> ProcessFailure:
         """REQUIRES: it has ended, and not with 0."""
-        return ProcessFailure(self.local_rank, self.pid, self.status, self.error_file)
+        failure = ProcessFailure(self.local_rank, self.pid, self.status, self.error_file)
+        failure.error_file = self.error_file  # which torch forgets where none was written
+        return failure
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether it has ended, then with its status noted."""

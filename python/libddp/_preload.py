@@ -4,7 +4,7 @@ Importing torch is most of the time from a worker's death to its next first line
 (_fork_server.py) does it once; torch's launcher stays as it is and gets, in the place of its Popen,
 one that asks the server. So logs, exit codes, signals and restarts are the usual ones.
 
-    server = ForkServer(["torch", "libddp.distributed"])     # starts importing, in the background
+    server = ForkServer(["torch"], num_spares=2)   # starts importing, in the background
     workers_descriptors.start_with(server.start)
     server.end()
 
@@ -95,8 +95,13 @@ class ForkedWorker:
 class ForkServer:
     """The process, and how its children ended."""
 
-    def __init__(self, modules: list[str]) -> None:
-        self._modules = modules
+    def __init__(self, modules: list[str], num_spares: int = 0) -> None:
+        """
+        Args:
+            modules: what it imports.
+            num_spares: so many workers are forked ahead (_spare_workers.py).
+        """
+        self._modules, self._num_spares = modules, num_spares
         self._begin()
 
     def _begin(self) -> None:
@@ -104,7 +109,8 @@ class ForkServer:
         self._is_ready = False
         self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         hidden = (_lifeline.LAUNCHER, _lifeline.PIPE)  # of workers; the server is none
-        arguments = (str(other.fileno()), str(os.getpid()), ",".join(self._modules))
+        names, spares = ",".join(self._modules), str(self._num_spares)
+        arguments = (str(other.fileno()), str(os.getpid()), names, spares)
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-m", _fork_server.__name__, *arguments],

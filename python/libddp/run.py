@@ -121,14 +121,16 @@ def tie_workers() -> None:
 
 
 @contextlib.contextmanager
-def forking(args) -> Iterator[_preload.ForkServer | None]:
+def forking(args, num_workers: int) -> Iterator[_preload.ForkServer | None]:
     """With --preload, the process that forks the workers."""
     from libddp._torch_patches import workers_descriptors
 
     if not args.preload:
         yield None
         return
-    server = _preload.ForkServer(args.preload_modules.split(","))
+    # In place one of them is missing, mostly; else all start again.
+    num_spares = 1 if args.in_place else num_workers
+    server = _preload.ForkServer(args.preload_modules.split(","), num_spares)
     try:
         workers_descriptors.start_with(server.start)
         yield server
@@ -180,10 +182,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.in_place:
         _in_place.check(args)
     quieten_torchrun()
-    workers = torchrun.determine_local_world_size(args.nproc_per_node)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(workers)))
+    num_workers = torchrun.determine_local_world_size(args.nproc_per_node)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_worker(num_workers)))
     tie_workers()
-    with _worker_ends.watched() as workers, forking(args) as server:
+    with _worker_ends.watched() as workers, forking(args, num_workers) as server:
         hosts = _hosts.Hosts(args.node_unit, args.network_check, args.exclude_straggler)
         attempts = watch_attempts(args, workers, hosts, server)
         with _status.Status(workers, attempts, args.status_json, shows_status(args)) as status:

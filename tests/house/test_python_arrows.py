@@ -32,7 +32,10 @@ ROOMS = {
         },
         set(),
     ),
-    "worker": ({"_worker", "_last_words", "_lifeline", "_steps", "_fork_server"}, {"leaves"}),
+    "worker": (
+        {"_worker", "_last_words", "_lifeline", "_steps", "_fork_server", "_spare_workers"},
+        {"leaves"},
+    ),
     "group": ({"distributed"}, {"worker", "leaves"}),
     "activation": ({"utils", "distributed.algorithms"}, {"leaves"}),
     "ddp": ({"nn"}, {"group", "leaves"}),

@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from launches import finish, launch, ranks
+from libddp._stopped import state_of
 from libddp.errors import ArgumentError
 
 from libddp import _preload
@@ -260,6 +263,84 @@ def test_a_worker_has_no_descriptors_of_the_server(server, tmp_path):
         first, second = out.read().decode().splitlines()
     assert first == second  # 0, 1, 2 and that of the listing
     assert len(json.loads(first.replace("'", '"'))) == 4
+
+
+@pytest.fixture
+def sparing():
+    made = _preload.ForkServer(["json"], num_spares=2)
+    yield made
+    made.end()
+
+
+def children(server) -> set[int]:
+    """Of the server, those that have ended and were not waited for among them."""
+    pid = server._process.pid
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def await_children(server, number: int) -> set[int]:
+    limit = time.monotonic() + 60
+    while len(children(server)) != number:
+        assert time.monotonic() < limit, children(server)
+        time.sleep(0.02)
+    return children(server)
+
+
+@pytest.fixture
+def sleeping(tmp_path):
+    """The command line of a worker that says its numbers, and sleeps."""
+    script = tmp_path / "sleep.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "open_ones = sorted(os.listdir('/proc/self/fd'), key=int)\n"
+        "facts = [os.getsid(0) == os.getpid(), os.environ['WHO'], open_ones, *sys.argv[1:]]\n"
+        "os.write(1, repr(facts).encode() + b'\\n')\n"
+        "time.sleep(600)\n"
+    )
+    return (sys.executable, "-u", str(script))
+
+
+def test_workers_are_forked_ahead_and_then_are_what_others_are(sparing, sleeping, tmp_path):
+    spares, facts = await_children(sparing, 2), []
+    for number in range(3):  # the last one while no spare is left
+        path = tmp_path / f"out{number}"
+        with open(path, "w+b") as out:
+            environment = os.environ | {"WHO": str(number)}
+            worker = sparing.start((*sleeping, str(number)), environment, stdout=out)
+        assert (worker.pid in spares) == (number < 2)
+        while not path.read_bytes().endswith(b"\n"):
+            time.sleep(0.01)
+        facts.append(eval(path.read_text()))
+        worker.send_signal(9)
+        assert worker.wait(60) == -9
+    descriptors = facts[0][2]
+    assert facts == [[True, str(n), descriptors, str(n)] for n in range(3)]
+    assert not await_children(sparing, 2) & spares  # the next ones
+
+
+def test_a_spare_worker_that_somebody_ends_is_replaced(sparing, sleeping):
+    first = await_children(sparing, 2)
+    for pid in first:
+        os.kill(pid, 9)
+    workers = [sparing.start(sleeping, os.environ | {"WHO": ""}) for _ in range(2)]
+    assert not {worker.pid for worker in workers} & first
+    for worker in workers:
+        worker.send_signal(15)
+        assert worker.wait(60) == -15
+    assert not await_children(sparing, 2) & first
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_spare_workers_end_with_the_server(sparing, is_killed):
+    pids = await_children(sparing, 2)
+    if is_killed:
+        sparing._process.kill()
+    else:
+        sparing.end()
+    limit = time.monotonic() + 60
+    while any(state_of(pid) not in ("", "Z") for pid in pids):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
 
 
 def test_a_host_joins_others_when_it_can_fork(monkeypatch):

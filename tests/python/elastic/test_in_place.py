@@ -1,5 +1,6 @@
 """`libddp run --in-place`: survivors keep their processes, and losses are those of a quiet run."""
 
+import json
 import os
 import random
 import signal
@@ -77,7 +78,7 @@ class Facts:
     @classmethod
     def read(cls, folder: Path) -> "Facts":
         lines = (folder / "facts").read_text().splitlines() if (folder / "facts").exists() else []
-        found = [json_of(line) for line in lines]
+        found = [json.loads(line) for line in lines]
         steps = [fact for fact in found if fact[0] == "step"]
         losses: dict[tuple[int, int], set[str]] = {}
         for _, rank, _, _, step, loss in steps:
@@ -85,12 +86,6 @@ class Facts:
         last = max((fact[3] for fact in steps), default=-1)
         newest = {(fact[1], fact[2]) for fact in steps if fact[3] == last}
         return cls([fact for fact in found if fact[0] == "epoch"], losses, newest)
-
-
-def json_of(line: str) -> list:
-    import json
-
-    return json.loads(line)
 
 
 def command(text: str, folder: Path, *flags: str, options: str = "{}") -> list:
@@ -107,6 +102,13 @@ def run(text: str, folder: Path, *flags: str, options: str = "{}") -> tuple[int,
     return status, output
 
 
+def words_of_another_job(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    told = {"rank": 1, "place": [], "time": 0.0, "follows": False, "is_nobodys": False, "step": 0}
+    message = {"message": "not of this job", "extraInfo": {"libddp": told}}
+    (folder / "error.json").write_text(json.dumps({"message": message}))
+
+
 IN_PLACE = ("--in-place", "--preload")
 
 
@@ -114,6 +116,7 @@ def test_twenty_kills_leave_nothing_behind_and_repeat_every_loss(tmp_path):
     options = '{"kills": 20, "steps": 14}'
     quiet, output = run(TRAINING, tmp_path / "quiet", options='{"steps": 14}')
     assert quiet == 0, output
+    words_of_another_job(tmp_path / "killed" / "job")
     status, output = run(
         TRAINING, tmp_path / "killed", *IN_PLACE, "--max-restarts=20", options=options
     )
