@@ -2,6 +2,9 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <utility>
 
@@ -29,6 +32,10 @@ std::thread start_service_thread(const std::string& name, std::function<void()> 
   std::thread thread(std::move(body));
   ::pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
   return thread;
+}
+
+void give_way() noexcept {
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 19);  // else as before
 }
 
 }  // namespace libddp

@@ -43,6 +43,7 @@ class WatchedSource final : public ChunkSource {
     taken_();
     return source_.chunk(index, scratch);
   }
+  bool stays() const override { return source_.stays(); }
   std::string name() const override { return source_.name(); }
 
  private:
@@ -102,6 +103,7 @@ bool Persister::is_moving(std::chrono::milliseconds patience) const {
 }
 
 void Persister::run() {
+  give_way();
   while (true) {
     std::optional<Job> job;
     {

@@ -40,6 +40,8 @@ class ChunkSource {
   /// Valid until `scratch` changes. Throws SnapshotError if they cannot be read.
   virtual std::span<const std::byte> chunk(std::size_t index,
                                            std::vector<std::byte>& scratch) const = 0;
+  /// Whether a chunk's bytes stay where they are as long as the source, whatever `scratch` does.
+  virtual bool stays() const { return false; }
   /// Threads that read it best where the caller has so many cores.
   virtual int num_readers(int num_cores) const { return num_cores; }
   /// For messages: "the memory of rank 1, step 700", a path.

@@ -147,7 +147,8 @@ void ObjectFolder::add_rank(const SavedStep& saved, const std::string& start, in
                     .values = values};
   const std::string name = prefix_of(saved) + stored.file;
   objects_->write(name, source.layout().data_bytes(), [&](const ObjectStore::Append& append) {
-    stored.stored = send_stored(objects_->address() + "/" + name, source, append);
+    stored.stored = send_stored(objects_->address() + "/" + name, source,
+                                [&](std::span<const std::byte> bytes, bool) { append(bytes); });
   });
   write_text(part_name(saved, start, rank), stored.encode());
 }

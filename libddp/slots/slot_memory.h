@@ -91,6 +91,7 @@ class SlotSource final : public ChunkSource {
     const auto data = memory_.slot(slot_).data();
     return data.subspan(index * kChunkBytes, chunk_bytes(data.size(), index));
   }
+  bool stays() const override { return true; }
   std::string name() const override;
 
  private:

@@ -18,6 +18,7 @@
 #include "libddp/base/error.h"
 #include "libddp/base/printable.h"
 #include "libddp/base/system_error.h"
+#include "libddp/slots/fresh_file.h"
 
 namespace libddp {
 namespace {

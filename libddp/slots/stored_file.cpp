@@ -3,12 +3,10 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 #include <utility>
 
@@ -17,110 +15,29 @@
 #include "libddp/base/system_error.h"
 #include "libddp/base/unique_fd.h"
 #include "libddp/kernels/crc32c.h"
+#include "libddp/slots/fresh_file.h"
 
 namespace libddp {
 namespace {
 
 constexpr std::uint64_t kCountBytes = 8;
+constexpr std::uint64_t kBlockBytes = DirectWriter::kBlockBytes;
 
 [[noreturn]] void fail(const std::string& path, const std::string& why, const char* hint) {
   throw SnapshotError(
       fmt::format("libddp snapshot: {}: {}. Hint: {}.", printable(path), why, hint));
 }
 
-std::string folder_of(const std::string& path) {
-  const std::string folder = std::filesystem::path(path).parent_path();
-  return folder.empty() ? "." : folder;
-}
-
-/// A file that is not there yet; it goes away unless it is put in place.
-class FreshFile {
- public:
-  explicit FreshFile(const std::string& path)
-      : path_(path),
-        fresh_(path + ".part"),
-        fd_(::open(fresh_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
-    if (!fd_) refuse("open");
-  }
-  FreshFile(const FreshFile&) = delete;
-  FreshFile& operator=(const FreshFile&) = delete;
-  ~FreshFile() {
-    if (fd_) ::unlink(fresh_.c_str());
-  }
-
-  /// Some file systems cannot: then the disk is found full when it is.
-  void reserve(std::uint64_t bytes) {
-    wanted_bytes_ = bytes;
-    if (bytes == 0) return;
-    while (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
-      if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL) return;
-      if (errno != EINTR) refuse("fallocate");
-    }
-  }
-
-  void append(std::span<const std::byte> bytes) {
-    const std::uint64_t begin = written_;
-    while (!bytes.empty()) {
-      const ssize_t count = ::write(fd_.get(), bytes.data(), bytes.size());
-      if (count < 0 && errno != EINTR) refuse("write");
-      if (count <= 0) continue;
-      bytes = bytes.subspan(static_cast<std::size_t>(count));
-      written_ += static_cast<std::uint64_t>(count);
-    }
-    hand_over(begin, written_);
-  }
-
-  void put_in_place() {
-    if (::fsync(fd_.get()) != 0) refuse("fsync");
-    if (::rename(fresh_.c_str(), path_.c_str()) != 0) refuse("rename");
-    fd_.reset();
-    sync_folder(folder_of(path_));
-  }
-
- private:
-  /// The disk begins with these bytes, and is waited for with those before them, which then leave
-  /// the page cache. All of it is advice: what the system will not do, fsync does.
-  void hand_over(std::uint64_t begin, std::uint64_t end) {
-    const auto offset = [](std::uint64_t bytes) { return static_cast<off64_t>(bytes); };
-    ::sync_file_range(fd_.get(), offset(begin), offset(end - begin), SYNC_FILE_RANGE_WRITE);
-    if (begin > handed_over_) {
-      ::sync_file_range(
-          fd_.get(), offset(handed_over_), offset(begin - handed_over_),
-          SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-      ::posix_fadvise(fd_.get(), offset(handed_over_), offset(begin - handed_over_),
-                      POSIX_FADV_DONTNEED);
-      handed_over_ = begin;
-    }
-  }
-
-  [[noreturn]] void refuse(const char* call) {
-    const int error = errno;
-    std::string why = errno_text(call, error);
-    if (error == ENOSPC || error == EDQUOT) {
-      struct statvfs disk {};
-      if (::statvfs(folder_of(path_).c_str(), &disk) == 0) {
-        why += fmt::format("; {} bytes are needed, {} are free", wanted_bytes_,
-                           static_cast<std::uint64_t>(disk.f_bavail) * disk.f_frsize);
-      }
-      fail(path_, why, "make room, or name a folder on another disk");
-    }
-    fail(path_, why, "name a folder in which this user may write");
-  }
-
-  const std::string path_;
-  const std::string fresh_;
-  UniqueFd fd_;
-  std::uint64_t wanted_bytes_ = 0;
-  std::uint64_t written_ = 0;
-  std::uint64_t handed_over_ = 0;
-};
-
 /// The bytes ahead of the data.
 std::string head_of(const PieceLayout& layout) {
-  const std::uint64_t count = layout.text().size();
   std::string head(kCountBytes, '\0');
+  head += layout.text();
+  // The data begins where a disk's block does, and is written without a copy (FreshFile).
+  const std::uint64_t gap = (kBlockBytes - head.size() % kBlockBytes) % kBlockBytes;
+  if (layout.text().size() + gap <= PieceLayout::kMaxTextBytes) head.append(gap, ' ');
+  const std::uint64_t count = head.size() - kCountBytes;
   for (std::size_t i = 0; i < kCountBytes; ++i) head[i] = static_cast<char>(count >> (8 * i));
-  return head + layout.text();
+  return head;
 }
 
 /// Of a file that is opened and has the size that is known.
@@ -154,13 +71,13 @@ void refuse_stored_file(const std::string& path, const std::string& why) {
 }
 
 StoredFile send_stored(const std::string& path, const ChunkSource& source,
-                       const std::function<void(std::span<const std::byte>)>& append) {
+                       const std::function<void(std::span<const std::byte>, bool)>& append) {
   const std::uint64_t data_bytes = source.layout().data_bytes();
   const std::string head = head_of(source.layout());
   StoredFile stored{.bytes = head.size() + data_bytes,
                     .header_sum = crc32c(head.data(), head.size()),
                     .chunk_sums = {}};
-  append(std::as_bytes(std::span(head)));
+  append(std::as_bytes(std::span(head)), false);
   std::vector<std::byte> scratch;
   for (std::size_t i = 0; i < num_chunks(data_bytes); ++i) {
     const std::span<const std::byte> bytes = source.chunk(i, scratch);
@@ -172,25 +89,19 @@ StoredFile send_stored(const std::string& path, const ChunkSource& source,
                        begin + bytes.size(), source.layout().describe(begin, begin + bytes.size())),
            "look at this machine's memory; the next save is not affected");
     }
-    append(bytes);
+    append(bytes, source.stays());
   }
   return stored;
 }
 
 StoredFile write_stored_file(const std::string& path, const ChunkSource& source) {
   FreshFile file(path);
-  file.reserve(kCountBytes + source.layout().text().size() + source.layout().data_bytes());
-  StoredFile stored =
-      send_stored(path, source, [&](std::span<const std::byte> bytes) { file.append(bytes); });
+  file.reserve(head_of(source.layout()).size() + source.layout().data_bytes());
+  StoredFile stored = send_stored(path, source, [&](std::span<const std::byte> bytes, bool stays) {
+    file.append(bytes, stays);
+  });
   file.put_in_place();
   return stored;
-}
-
-void sync_folder(const std::string& path) {
-  const UniqueFd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder && ::fsync(folder.get()) == 0) return;
-  if (folder && (errno == EINVAL || errno == ENOTSUP)) return;  // nothing to synchronise there
-  fail(path, errno_text(folder ? "fsync" : "open", errno), "look at the folder and its disk");
 }
 
 StoredSource::StoredSource(std::string path, StoredFile known, Read read)

@@ -1,12 +1,12 @@
 #pragma once
 
-// The bytes of a rank as a file of safetensors: 8 bytes that count the header, the layout's text,
-// the data. Its checksums stand beside it (StoredFile), as safetensors has no place for them.
+// The bytes of a rank as a file of safetensors: 8 bytes that count the header, the layout's text
+// with spaces up to the next block of a disk, the data. Its checksums stand beside it (StoredFile),
+// as safetensors has no place for them.
 //
 // Writing: the space is taken first, so that a full disk shows before a byte is written; each chunk
 // is checked against its checksum on its way, so that what memory has damaged is not stored; the
-// file has its name only when the disk has its bytes. What is written is handed to the disk at once
-// and not kept in memory, which belongs to the training.
+// file has its name only when the disk has its bytes (FreshFile).
 // Thread rule: free functions and immutable values; any thread. One writer per path.
 //
 //   const StoredFile file = write_stored_file("out/rank-0-of-2.safetensors", SlotSource(memory,
@@ -39,16 +39,14 @@ struct StoredFile {
 /// source is damaged; then nothing of it is left.
 StoredFile write_stored_file(const std::string& path, const ChunkSource& source);
 
-/// The same bytes to wherever `append` brings them, each chunk checked on its way; `path`: for
-/// messages. Throws SnapshotError if the source is damaged.
+/// The same bytes to wherever `append` brings them, each chunk checked on its way; it is told
+/// whether they stay as long as the source. `path`: for messages. Throws SnapshotError if the
+/// source is damaged.
 StoredFile send_stored(const std::string& path, const ChunkSource& source,
-                       const std::function<void(std::span<const std::byte>)>& append);
+                       const std::function<void(std::span<const std::byte>, bool)>& append);
 
 /// Throws SnapshotError: the file at `path` cannot be used, for that reason.
 [[noreturn]] void refuse_stored_file(const std::string& path, const std::string& why);
-
-/// Makes the names in a folder survive a loss of power. Throws SnapshotError.
-void sync_folder(const std::string& path);
 
 /// Such bytes, wherever they are.
 class StoredSource : public ChunkSource {

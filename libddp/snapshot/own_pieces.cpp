@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -31,8 +32,14 @@ Range part_of(std::int64_t count, int index, int num_parts) {
 }  // namespace
 
 OwnPieces::OwnPieces(const std::vector<SnapshotTensor>& tensors, const JobRanks& ranks) {
+  // Ranks may list the same tensors in different orders: an optimizer's state as it was loaded, and
+  // as it was made.
+  std::vector<std::reference_wrapper<const SnapshotTensor>> by_key(tensors.begin(), tensors.end());
+  std::stable_sort(by_key.begin(), by_key.end(), [](const auto& left, const auto& right) {
+    return left.get().key < right.get().key;
+  });
   int next_small = 0;
-  for (const SnapshotTensor& each : tensors) {
+  for (const SnapshotTensor& each : by_key) {
     each.check();
     const std::int64_t count = each.end - each.begin;
     const auto bytes = count * static_cast<std::int64_t>(each.tensor.element_size());

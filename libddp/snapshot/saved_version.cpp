@@ -22,6 +22,7 @@ class KeptSlotSource final : public ChunkSource {
                                    std::vector<std::byte>& scratch) const override {
     return source_.chunk(index, scratch);
   }
+  bool stays() const override { return source_.stays(); }
   std::string name() const override { return source_.name(); }
 
  private:

@@ -86,9 +86,6 @@ class ReplicatedState:
                     pieces.append(Piece.whole(full_key, value, StoredBy.HOST_TOGETHER))
                 else:
                     others.setdefault(names[number], {})[key] = value
-        # The ranks share the copying by places in this list, and what an optimizer has loaded
-        # stands in another order than what it has made.
-        pieces.sort(key=lambda piece: piece.key)
         groups = [
             {**group, "params": [names[number] for number in group["params"]]}
             for group in state_dict["param_groups"]
