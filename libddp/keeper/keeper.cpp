@@ -177,6 +177,10 @@ void Keeper::hear(Client& client) {
           client.waiting = request;
           return;
         }
+        if (request.call == Call::Complete) {
+          memories_.note_complete(request.sequence);
+          continue;  // nobody waits for an answer
+        }
         reply = answer(client, request, frame.descriptors, returned);
       } catch (const Error& error) {
         reply.error = error.what();
@@ -214,9 +218,6 @@ KeeperReply Keeper::answer(Client& client, const KeeperRequest& request,
       client.is_worker = false;
       memories_.forget_rank(request.rank);
       break;
-    case Call::Complete:
-      memories_.note_complete(request.sequence);
-      break;
     case Call::Listen:
       if (passed.size() != 1) throw SnapshotError("Listen needs one key");
       reply.address = replication_.listen(request.address, take_keeper_key(passed[0]));
@@ -230,6 +231,7 @@ KeeperReply Keeper::answer(Client& client, const KeeperRequest& request,
     case Call::Hello:
     case Call::Wait:
     case Call::WaitPull:
+    case Call::Complete:
       throw SnapshotError("a call out of place");
   }
   return reply;

@@ -83,7 +83,15 @@ void KeeperClient::store(const SlotMemory& memory, int slot, const KeeperStorage
 }
 
 void KeeperClient::wait(int rank, std::uint64_t sequence, Deadline deadline) {
-  KeeperRequest request{.call = Call::Wait};
+  wait_for(Call::Wait, rank, sequence, deadline);
+}
+
+void KeeperClient::wait_pull(int rank, std::uint64_t sequence, Deadline deadline) {
+  wait_for(Call::WaitPull, rank, sequence, deadline);
+}
+
+void KeeperClient::wait_for(Call call, int rank, std::uint64_t sequence, Deadline deadline) {
+  KeeperRequest request{.call = call};
   request.rank = rank;
   request.sequence = sequence;
   exchange(request, {}, deadline);
@@ -113,7 +121,7 @@ void KeeperClient::finish() {
 void KeeperClient::complete(std::uint64_t sequence) {
   KeeperRequest request{.call = Call::Complete};
   request.sequence = sequence;
-  exchange(request, {}, soon());
+  send_frame(socket_.get(), request.encode(), {}, soon());
 }
 
 std::string KeeperClient::listen(const std::string& where, const RunKey& key) {
@@ -132,13 +140,6 @@ void KeeperClient::pull(const std::string& address, int rank, std::uint64_t gene
   request.sequence = sequence;
   request.is_replica = is_replica;
   exchange(request, {}, soon());
-}
-
-void KeeperClient::wait_pull(int rank, std::uint64_t sequence, Deadline deadline) {
-  KeeperRequest request{.call = Call::WaitPull};
-  request.rank = rank;
-  request.sequence = sequence;
-  exchange(request, {}, deadline);
 }
 
 std::string KeeperClient::store_newest(Deadline deadline) {

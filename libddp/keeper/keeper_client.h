@@ -64,7 +64,8 @@ class KeeperClient {
   std::string store_newest(Deadline deadline);
   /// It has closed the connection: it has ended.
   bool is_gone() const { return is_closed(socket_.get()); }
-  /// The save is whole on all ranks of the job.
+  /// The save is whole on all ranks of the job. Does not wait for the keeper, which may be short of
+  /// CPU time while the ranks train.
   void complete(std::uint64_t sequence);
 
   /// Lets keepers of other hosts that have this key pull saves from here; returns where they find
@@ -82,6 +83,7 @@ class KeeperClient {
   /// Whether the keeper has taken this process in; false: not yet, for the reason in `refusal`.
   bool greet(const std::string& name, const KeeperRequest& hello, Deadline deadline,
              std::string& refusal);
+  void wait_for(KeeperRequest::Call call, int rank, std::uint64_t sequence, Deadline deadline);
   Frame exchange(const KeeperRequest& request, const std::vector<int>& descriptors,
                  Deadline deadline);
 

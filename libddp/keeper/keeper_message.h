@@ -51,11 +51,10 @@ struct KeeperRequest {
     Status,
     /// `rank` has reached the job's end: nothing of it needs to be kept.
     Finish,
-    /// The save `sequence` is whole on all ranks of the job, on all hosts.
+    /// The save `sequence` is whole on all ranks of the job, on all hosts. Not answered.
     Complete,
     /// One descriptor: a key (keeper_key.h). From now on other hosts' keepers with this key may
-    /// pull
-    /// saves; `address`: see Replication::listen. Answers with the address and port.
+    /// pull saves; `address`: see Replication::listen. Answers with the address and port.
     Listen,
     /// Begins to fetch the save `sequence` of `rank`, layout `generation`, from the keeper at
     /// `address`; `is_replica`: as a copy, else as a memory of this host's own.

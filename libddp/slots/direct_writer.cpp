@@ -76,10 +76,11 @@ DirectWriter::Buffer DirectWriter::copy(std::span<const std::byte> bytes) {
     }
   }
   if (buffer.size < bytes.size()) {
+    const std::size_t size = (bytes.size() + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
     buffer = {};
-    buffer.bytes.reset(static_cast<std::byte*>(std::aligned_alloc(kBlockBytes, bytes.size())));
+    buffer.bytes.reset(static_cast<std::byte*>(std::aligned_alloc(kBlockBytes, size)));
     if (!buffer.bytes) throw std::bad_alloc();
-    buffer.size = bytes.size();
+    buffer.size = size;
   }
   std::memcpy(buffer.bytes.get(), bytes.data(), bytes.size());
   return buffer;
