@@ -26,6 +26,7 @@ import sys
 import time
 import uuid
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore
@@ -274,6 +275,8 @@ class Backend(c10d.C10dRendezvousBackend):
         #: The newest entry that was good: its state and its text in the store.
         self._last: tuple[bytes, bytes] | None = None
         self._next_line = 0.0
+        #: Called before each read; it may raise.
+        self.before_read: Callable[[], None] = lambda: None
 
     @property
     def name(self) -> str:
@@ -338,6 +341,7 @@ class Backend(c10d.C10dRendezvousBackend):
 
     def get_state(self):
         """See base class. A read of an entry that somebody deleted would wait for it."""
+        self.before_read()
         if self._last and not self._call_store("check", [self._key]):
             self._call_store("compare_set", self._key, "", self._last[1].decode())
         return super().get_state()

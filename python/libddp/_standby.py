@@ -13,6 +13,7 @@ Which launchers go on is not decided here but by _meetings.py, as at any other m
 
 A launcher whose store stays, and that is not joined by enough hosts, goes where these have met, or
 ends. A launcher with the store that a signal ends says so first, so that the others move at once.
+One that starts where the store was is sent to where it is (_signpost.py).
 
 Thread rule: the launcher's first thread; departures also that which tells them.
 """
@@ -27,11 +28,12 @@ from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousInfo,
     RendezvousStoreInfo,
 )
 
-from libddp import _store_sockets
+from libddp import _signpost, _store_sockets
 from libddp._hosts import say
 from libddp._meetings import Meetings, is_most
 
@@ -48,6 +50,14 @@ _MAX_CONNECTS = 32
 
 class CutOffError(RendezvousClosedError):
     """The run may go on without this host, so it ends here."""
+
+
+class MovedError(RendezvousError):
+    """This launcher is where the run was, which is `at` another place now."""
+
+    def __init__(self, at: tuple[str, int]) -> None:
+        super().__init__(f"the run is at {at}")
+        self.at = at
 
 
 class Standby:
@@ -69,7 +79,12 @@ class Standby:
         #: Backends by the host that serves their store; "": where this launcher was.
         self._others: dict = {}
         self._since_most: float | None = None
+        #: Where the store was, the oldest first.
+        self._before: list[tuple[str, int]] = []
+        self._signpost: _signpost.Signpost | None = None
+        self._first_store = None
         if is_on:
+            backend.before_read = self._heed_signpost
             self._port = _store_sockets.Port()
             _store_sockets.notice_loss(backend.store)
             self._at = backend.store.host, backend.store.port
@@ -95,6 +110,10 @@ class Standby:
                 )
                 if cards is not None:
                     return self._begin(info, cards)
+            except MovedError as moved:
+                self._go_to_run(moved.at)
+                limit = None
+                continue
             except (RendezvousConnectionError, DistError) as error:
                 if not self.is_lost(error):
                     raise
@@ -123,6 +142,7 @@ class Standby:
         """Closes the run. A launcher with the store waits for the others to know it, who would
         else take the store for lost.
         """
+        self._end_signpost()
         is_closed = self._shutdown()
         if is_closed and self.is_on and self.meetings.last is not None:
             try:
@@ -148,7 +168,7 @@ class Standby:
         """A host that comes to a run that has moved."""
         here = _read_place(self._backend)
         if here:
-            self.meetings.store = here[1]
+            _, self.meetings.store, self._before = here
 
     def _gone(self, host: str) -> str:
         return f"gone/{self.meetings.id}/{host}"
@@ -231,8 +251,9 @@ class Standby:
             number = self.meetings.last.number
             self._own.open(number + 1)
             place = f"{number + 1}/{self.meetings.host}"
+            self._before = [*self._before, self._at]
             self._tell_place(self._own, number, place)
-            self._adopt(self._own, number + 1, place, self._own_place())
+            self._adopt(self._own, place, self._own_place())
             return True
         return False
 
@@ -249,13 +270,12 @@ class Standby:
                 del self._others[host]
                 continue
             if here and here[0] + is_equal_enough > self.meetings.last.number:
-                found.append((here[0], here[1] != self.meetings.store, host, here[1]))
+                found.append((here[0], here[1] != self.meetings.store, host, *here[1:]))
         if not found:
             return False
-        _, _, host, place = max(found)
-        opened = int(place.partition("/")[0] or "0")
+        _, _, host, place, self._before = max(found)
         at = self.meetings.last.hosts[host] if host else self._at
-        self._adopt(self._others[host], opened, place, at)
+        self._adopt(self._others[host], place, at)
         return True
 
     def _connect(self) -> None:
@@ -298,8 +318,54 @@ class Standby:
     def _own_place(self) -> tuple[str, int]:
         return self._handler._this_node.addr, self._port.number
 
-    def _adopt(self, backend, opened: int, place: str, at: tuple[str, int]) -> None:
+    def _heed_signpost(self) -> None:
+        """
+        Raises:
+            MovedError: the run is elsewhere, and this launcher has met nobody yet.
+        """
+        at = _signpost.read(self._backend) if self.meetings.last is None else None
+        if at:
+            raise MovedError(at)
+
+    def _go_to_run(self, at: tuple[str, int]) -> None:
+        """
+        Raises:
+            CutOffError: it cannot be reached.
+        """
+        limit = time.monotonic() + MOVE_SECONDS
+        while not (here := self._run_at(at)):
+            if time.monotonic() > limit:
+                self._handler.shutdown = lambda: True
+                raise CutOffError(
+                    f"the run with this id has moved from here to the store at {_text(at)}, which "
+                    f"did not answer for {MOVE_SECONDS:.0f} s. Hint: look whether the run has "
+                    "ended meanwhile, and whether that address can be reached from this host."
+                )
+            time.sleep(_LOOK_SECONDS)
+        _, place, self._before = here
+        # It goes on, if it is served here: others come to it that have to be sent on.
+        self._first_store = self._backend.store
+        self._adopt(self._others[""], place, at)
+
+    def _run_at(self, at: tuple[str, int]) -> list | None:
+        """What _tell_place has told there, if it stays."""
+        store = _store_sockets.connect(at)
+        try:
+            self._others[""] = self._backend.at(store) if store else None
+            is_there = store and not self._others[""].noted("leaves")
+            return _read_place(self._others[""]) if is_there else None
+        except RendezvousConnectionError:
+            return None
+
+    def _end_signpost(self) -> None:
+        if self._signpost is not None:
+            self._signpost.end()
+            self._signpost = None
+
+    def _adopt(self, backend, place: str, at: tuple[str, int]) -> None:
         """From now on this is the launchers' store."""
+        self._end_signpost()
+        opened = int(place.partition("/")[0] or "0")
         self._handler._stop_heartbeats()
         is_same, old = place == self.meetings.store, self._at
         with self._handler._heartbeat_lock:
@@ -311,6 +377,9 @@ class Standby:
         self.is_server = backend is self._own
         if self._own is not None:  # its port is the store's, or its store ends here
             self._port, self._own = _store_sockets.Port(), None
+        if self.is_server:
+            self._signpost = _signpost.Signpost(backend, self._before, at)
+            self._signpost.start()
         self._others, self._since_most = {}, None
         if is_same:
             say(f"the launchers' store at {_text(at)} answers again")
@@ -321,16 +390,16 @@ class Standby:
                 "--rdzv-conf=is_host=0"
             )
 
-    @staticmethod
-    def _tell_place(backend, number: int, place: str) -> None:
+    def _tell_place(self, backend, number: int, place: str) -> None:
         """The run is here, and has met so often."""
-        backend.note("here", json.dumps([number, place]))
+        backend.note("here", json.dumps([number, place, self._before]))
 
     def _end(self, what: str) -> None:
         """
         Raises:
             CutOffError: always.
         """
+        self._end_signpost()
         self._handler.shutdown = lambda: True  # which would end the run of the others
         size = len(self.meetings.last.hosts) if self.meetings.last else 0
         raise CutOffError(
@@ -365,6 +434,7 @@ class Departures:
         backend.note(f"departure/{meetings.last.number}", "left")
         backend.note(self._standby._gone(meetings.host), "left")
         if self._standby.is_on and self._standby.is_server:
+            self._standby._end_signpost()
             backend.note("leaves", "now")
 
     def has_any(self) -> bool:
@@ -379,7 +449,7 @@ class Departures:
 
 
 def _read_place(backend) -> list | None:
-    """What _tell_place has told: how often the run has met, and the name of its store."""
+    """What _tell_place has told: how often the run has met, its store's name, where that was."""
     return json.loads(backend.noted("here") or "null")
 
 

@@ -103,6 +103,7 @@ ROOMS = {
             "_preload",
             "_rendezvous",
             "_run_key",
+            "_signpost",
             "_standby",
             "_status",
             "_stopped",

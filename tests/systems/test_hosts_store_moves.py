@@ -93,6 +93,23 @@ def test_it_moves_again_and_a_host_joins_at_the_new_store(tmp_path):
         ends_well(hosts)
 
 
+@MODES
+def test_a_launcher_that_starts_where_the_store_was_joins_the_run(tmp_path, in_place):
+    """As a supervisor starts it: alone it would be enough for a second run."""
+    with running(3, tmp_path, in_place, "--nnodes=1:3", "--max-restarts=5") as hosts:
+        place = lose_the_store(hosts, 0, is_cut=False, left=2)
+        hosts.start(0)
+        hosts.until(lambda: world(hosts) == 3, 60)
+        assert moves(hosts, 0) == [(FIRST_STORE, place)], hosts.said(0)
+        # The next one with a store knows where it was first, too, and host 0 serves one there.
+        next_place = lose_the_store(hosts, 1, is_cut=False, left=2)
+        hosts.start(1)
+        hosts.until(lambda: world(hosts) == 3, 60)
+        assert moves(hosts, 1)[-1] == (FIRST_STORE, next_place), hosts.said(1)
+        assert 1 not in {world for _, world in hosts.starts()}, "a second run"
+        ends_well(hosts)
+
+
 @pytest.mark.parametrize("in_place", [False], ids=["agent"])  # half a minute each
 def test_of_two_hosts_none_goes_on_without_the_store(tmp_path, in_place):
     """It could be the other one that goes on."""
