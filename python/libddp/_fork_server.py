@@ -49,8 +49,8 @@ def serve(channel: socket.socket, num_spares: int) -> dict | None:
     poll.register(channel, select.POLLIN)
     while True:
         events = poll.poll(1e3 * QUIET_SECONDS if spares.is_short() else None)
-        if not events:
-            pidfd, descriptors = spares.add()
+        if not events and (added := spares.add()) is not None:
+            pidfd, descriptors = added
             if descriptors:
                 return _read(descriptors)
             poll.register(pidfd, select.POLLIN)

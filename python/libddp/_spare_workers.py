@@ -6,7 +6,7 @@ when it has had nothing to do for QUIET_SECONDS. Each waits for its request; it 
 a few MiB. One that somebody ends is replaced, and all end with the server. Thread rule: one thread.
 
     spares = SpareWorkers(2, leave=channel.close)
-    pidfd, descriptors = spares.add()     # descriptors: this is the spare, and its request has come
+    pidfd, descriptors = spares.add() or (-1, [])   # descriptors: this is the spare, and asked for
     found = spares.take(descriptors)      # pidfd and process id of the one that has begun, or None
 """
 
@@ -44,20 +44,26 @@ class SpareWorkers:
     def __contains__(self, pidfd: int) -> bool:
         return pidfd in self._waiting
 
-    def add(self) -> tuple[int, list[int]]:
-        """Forks one; in it, this returns when its request is here."""
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = fork_leader()
-        if pid == 0:
-            here.close()
-            self.forget()
-            with there:
+    def add(self) -> tuple[int, list[int]] | None:
+        """Forks one; in it, this returns when its request is here. None: the system refuses."""
+        with contextlib.ExitStack() as stack:
+            try:
+                pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                here, there = map(stack.enter_context, pair)
+                pid = fork_leader()
+            except OSError:  # a limit on processes or memory: a start that needs one will say it
+                self._number = len(self._waiting)
+                return None
+            if pid == 0:
+                here.close()
+                self.forget()
                 _, descriptors, _, _ = socket.recv_fds(there, 1, MAX_DESCRIPTORS)
-            if not descriptors:
-                os._exit(0)  # the server is gone
-            return -1, descriptors
+                if not descriptors:
+                    os._exit(0)  # the server is gone
+                return -1, descriptors
+            pidfd = os.pidfd_open(pid)
+            stack.pop_all()
         there.close()
-        pidfd = os.pidfd_open(pid)
         self._waiting[pidfd] = pid, here
         return pidfd, []
 
@@ -91,7 +97,12 @@ def fork_leader() -> int:
     """os.fork(); as this returns the child leads a session, and ends with its parent."""
     parent = os.getpid()
     reading, writing = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(reading)
+        os.close(writing)
+        raise
     if pid == 0:
         os.setsid()
         _lifeline.end_with_parent(parent)

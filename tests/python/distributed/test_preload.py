@@ -13,7 +13,7 @@ from launches import finish, launch, ranks
 from libddp._stopped import state_of
 from libddp.errors import ArgumentError
 
-from libddp import _preload
+from libddp import _preload, _spare_workers
 
 #: Everything that a program can see of how it was started.
 FACTS = """
@@ -286,6 +286,13 @@ def await_children(server, number: int) -> set[int]:
     return children(server)
 
 
+def await_end(pids) -> None:
+    limit = time.monotonic() + 60
+    while any(state_of(pid) not in ("", "Z") for pid in pids):
+        assert time.monotonic() < limit, pids
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def sleeping(tmp_path):
     """The command line of a worker that says its numbers, and sleeps."""
@@ -322,12 +329,29 @@ def test_a_spare_worker_that_somebody_ends_is_replaced(sparing, sleeping):
     first = await_children(sparing, 2)
     for pid in first:
         os.kill(pid, 9)
+    await_end(first)
     workers = [sparing.start(sleeping, os.environ | {"WHO": ""}) for _ in range(2)]
     assert not {worker.pid for worker in workers} & first
     for worker in workers:
         worker.send_signal(15)
         assert worker.wait(60) == -15
     assert not await_children(sparing, 2) & first
+
+
+def test_where_the_system_refuses_more_processes_no_spare_is_there(monkeypatch):
+    def refuse():
+        raise BlockingIOError("no more")
+
+    left = []
+    spares = _spare_workers.SpareWorkers(2, lambda: left.append(1))
+    monkeypatch.setattr(_spare_workers, "fork_leader", refuse)
+    open_ones = len(os.listdir("/proc/self/fd"))
+    assert spares.is_short()
+    assert spares.add() is None
+    assert not spares.is_short()
+    assert spares.take([0]) is None
+    assert len(os.listdir("/proc/self/fd")) == open_ones
+    assert not left
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -337,10 +361,7 @@ def test_spare_workers_end_with_the_server(sparing, is_killed):
         sparing._process.kill()
     else:
         sparing.end()
-    limit = time.monotonic() + 60
-    while any(state_of(pid) not in ("", "Z") for pid in pids):
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    await_end(pids)
 
 
 def test_a_host_joins_others_when_it_can_fork(monkeypatch):
