@@ -57,6 +57,56 @@ main()
 """
 
 
+#: Trains; what has been made once in a process goes on in all its epochs.
+REJOIN_JOB = """
+import os, sys, time
+import torch
+import libddp
+import libddp.distributed as dist
+from libddp.nn.parallel import DistributedDataParallel
+from libddp.optim import AdamW
+
+folder = sys.argv[1]
+torch.manual_seed(os.getpid())  # whoever comes has other numbers of its own
+kept = {}
+
+@libddp.elastic.run
+def main():
+    dist.init_process_group("libddp")
+    if kept:
+        kept["model"].rejoin()
+        kept["optimizer"].rejoin()
+    else:
+        kept["model"] = model = DistributedDataParallel(torch.nn.Linear(64, 64))
+        kept["optimizer"] = AdamW(model.parameters(), lr=0.01, shard_over=model)
+    model, optimizer = kept["model"], kept["optimizer"]
+    # Each rank has a part of the moments, so a copy of them must be on another host.
+    snapshot = libddp.Snapshot(os.path.join(folder, "run"), replicas=1, linger=5)
+    step = snapshot.load(model, optimizer).get("step", 0)
+    if step == 0:
+        snapshot.save(0, model, optimizer, extra={"step": 0})
+    with open(os.path.join(folder, "starts"), "a") as file:
+        print(time.monotonic(), dist.get_world_size(), os.getpid(), id(model), step, file=file)
+    flag = torch.zeros(1)
+    while not flag:
+        flag[0] = dist.get_rank() == 0 and os.path.exists(os.path.join(folder, "go"))
+        model(torch.full((4, 64), step % 7 + 1.0)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        snapshot.save(step, model, optimizer, extra={"step": step})
+        dist.all_reduce(flag)
+        time.sleep(0.02)
+    numbers = torch.cat([p.detach().flatten() for p in model.parameters()])
+    with open(os.path.join(folder, "ends"), "a") as file:
+        print(step, numbers.double().sum().item().hex(), file=file)
+    snapshot.close()
+    dist.destroy_process_group()
+
+main()
+"""
+
+
 class Hosts:
     """Launchers on the hosts of a network, and what they print."""
 
@@ -206,6 +256,44 @@ def test_ranks_of_all_hosts_stay_in_place(tmp_path):
         told = {pid: count for _, _, pid, count in newest(2)}
         assert told[first[mine]] == restarts, "a host that comes was counted as a failure"
         assert hosts.go([0, 1]) == [0, 0], hosts.said(0)[-3000:]
+
+
+def test_models_outlive_the_hosts_that_come_and_go(tmp_path):
+    """Three hosts, two, three: a survivor's objects stay, what comes is given their state."""
+    key = tmp_path / "key"
+    key.write_bytes(os.urandom(32) + b"x")  # a newline at the end would not count
+    key.chmod(0o600)
+    flags = ["--in-place", "--preload", "--nnodes=1:3", "--max-restarts=3"]
+    flags += [f"--run-key-file={key}"]
+    with Network(3) as net, Hosts(net, tmp_path, *flags, job=REJOIN_JOB) as hosts:
+
+        def worlds() -> list[int]:
+            return [world for _, world in hosts.starts()]
+
+        for host in range(3):
+            hosts.start(host)
+        hosts.until(lambda: worlds() == [3] * 3)
+        time.sleep(1)
+        net.cut(2)
+        hosts.until(lambda: worlds()[-2:] == [2] * 2, 60)
+        end(net, 2, hosts.launchers[2])
+        net.mend(2)
+        hosts.start(2)
+        hosts.until(lambda: worlds()[-3:] == [3] * 3)
+        assert hosts.go(range(3)) == [0] * 3, hosts.said(0)[-3000:]
+    starts = [line.split()[1:] for line in (tmp_path / "starts").read_text().splitlines()]
+    first, second, third = ({pid: rest for _, pid, *rest in starts[i:j]} for i, j in
+                            ((0, 3), (3, 5), (5, 8)))  # fmt: skip
+    assert set(second) < set(first)
+    assert set(second) < set(third)
+    for pid, (model, step) in second.items():
+        assert first[pid][0] == model == third[pid][0], "another object"
+        assert 0 < int(step) < int(third[pid][1])
+    for epoch in (second, third):
+        assert len({step for _, step in epoch.values()}) == 1
+    ends = (tmp_path / "ends").read_text().splitlines()
+    assert len(ends) == 3
+    assert len(set(ends)) == 1, ends
 
 
 def children_of(pid: int) -> list[int]:
