@@ -10,9 +10,10 @@ them, so that a step is much shorter than what it takes to store a save. Two cas
              writes as many bytes into one file, 8 MiB a time, then fsync (no O_DIRECT). What is
              dirty is synchronised before each. `ratio` = plain's time / libddp's: 0.9 is 90 % of
              the disk. mb_per_s is the median's.
-    step     seconds of a training step: "quiet", and "persisting", those of the --steps after a
-             save that end before it is in the folder; in each round as many of both (`samples`).
-             `ratio` = quiet's / persisting's; `longer` is what a step takes more, in percent.
+    step     seconds of a training step: "quiet"; "persisting", those of the --steps after a save
+             that end before it is in the folder; "beside plain", those while another process writes
+             as many bytes plainly; in each round about as many of each (`samples`). `ratio` =
+             quiet's / the candidate's; `longer` is what a step takes more, in percent.
 
 What the ranks' copying takes from the training is not in `step`: snapshot.py measures it. One JSON
 line per candidate, and a table.
@@ -21,8 +22,10 @@ line per candidate, and a table.
 import argparse
 import itertools
 import os
+import select
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -110,6 +113,50 @@ def write_plainly(path: Path, num_bytes: int, source: torch.Tensor) -> None:
         os.close(file)
 
 
+class PlainWriter:
+    """A process of its own that writes plainly when it is told to; on rank 0 only."""
+
+    def __init__(self, path: Path, num_bytes: int):
+        import libddp.distributed as dist
+
+        self._process = None
+        if dist.get_rank() != 0:
+            return
+        arguments = ("--write-plainly", str(path), "--bytes", str(num_bytes))
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.wait()  # it has what it writes
+
+    def begin(self) -> None:
+        if self._process:
+            self._process.stdin.write("write\n")
+            self._process.stdin.flush()
+
+    def is_done(self) -> bool:
+        return not self._process or bool(select.select([self._process.stdout], [], [], 0)[0])
+
+    def wait(self) -> None:
+        if self._process:
+            self._process.stdout.readline()
+
+    def close(self) -> None:
+        if self._process:
+            self._process.communicate()
+
+    @staticmethod
+    def serve(path: Path, num_bytes: int) -> None:
+        """What the process does."""
+        source = torch.randint(255, (CHUNK_BYTES,), dtype=torch.uint8)
+        print(flush=True)
+        for _ in sys.stdin:
+            write_plainly(path, num_bytes, source)
+            print(flush=True)
+
+
 def compare_speed(saves: Saves, folder: str, num_bytes: int, rounds: int, case: str) -> list[dict]:
     """In turns; rank 0 writes plainly, while the others wait."""
     import libddp.distributed as dist
@@ -135,25 +182,33 @@ def compare_speed(saves: Saves, folder: str, num_bytes: int, rounds: int, case: 
     return [line | {"mb_per_s": num_bytes / 1e6 / line["median"]} for line in lines]
 
 
-def step_times(training: Training, saves: Saves, rounds: int, steps: int) -> dict[str, list[float]]:
-    """Of quiet steps, and of as many that end while a save is being stored."""
+def step_times(
+    training: Training, saves: Saves, plain: PlainWriter, rounds: int, steps: int
+) -> dict[str, list[float]]:
+    """Of quiet steps, and of as many that end while something is being stored."""
     import libddp.distributed as dist
 
-    found: dict[str, list[float]] = {"quiet": [], "persisting": []}
+    found: dict[str, list[float]] = {"quiet": [], "persisting": [], "beside plain": []}
+
+    def steps_until(is_over) -> list[float]:
+        times = ((training.step(), is_over()) for _ in range(steps))
+        return [seconds for seconds, is_after in times if not is_after]
+
+    def settle() -> None:
+        os.sync()
+        dist.barrier()
+
     for _ in range(rounds):
-        os.sync()
-        dist.barrier()
+        settle()
         saves.save()
-        during = []
-        for _ in range(steps):
-            seconds = training.step()
-            if not saves.is_stored():
-                during.append(seconds)
+        during = steps_until(saves.is_stored)
         saves.wait()
-        os.sync()
-        dist.barrier()
+        settle()
         found["persisting"] += during
         found["quiet"] += [training.step() for _ in range(steps)][: max(1, len(during))]
+        plain.begin()
+        found["beside plain"] += steps_until(plain.is_done)
+        plain.wait()
     return found
 
 
@@ -175,6 +230,7 @@ def compare_steps(found: dict[str, list[float]], case: str) -> list[dict]:
             "load": os.getloadavg()[0],
         }
         for name, times in found.items()
+        if times
     ]
 
 
@@ -191,7 +247,9 @@ def measure(folder: str, mib: int, batch: int, rounds: int, steps: int) -> list[
     saves.save_and_wait()
     case = f"{training.num_bytes >> 20} MiB, {dist.get_world_size()} ranks"
     lines = compare_speed(saves, folder, training.num_bytes, rounds, case)
-    lines += compare_steps(step_times(training, saves, rounds, steps), case)
+    plain = PlainWriter(Path(folder) / "plain", training.num_bytes)
+    lines += compare_steps(step_times(training, saves, plain, rounds, steps), case)
+    plain.close()
     saves.close()
     dist.destroy_process_group()
     return lines
@@ -205,7 +263,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20, help="at most, in each round")
+    parser.add_argument("--write-plainly", type=Path, help="for the process of that name")
+    parser.add_argument("--bytes", type=int, default=0)
     options = parser.parse_args()
+    if options.write_plainly:
+        return PlainWriter.serve(options.write_plainly, options.bytes)
     folder = tempfile.mkdtemp(dir=options.folder, prefix="libddp-persist-")
     try:
         arguments = (folder, options.mib, options.batch, options.rounds, options.steps)
