@@ -10,11 +10,11 @@
 
 #include <climits>
 #include <cstring>
-#include <filesystem>
 #include <optional>
 
 #include "libddp/base/env.h"
 #include "libddp/base/error.h"
+#include "libddp/base/files.h"
 #include "libddp/base/printable.h"
 
 extern "C" char** environ;
@@ -29,9 +29,9 @@ constexpr std::chrono::milliseconds kRetryPause{5};
 std::string installed_program() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&connect_or_start), &info) == 0) return "";
-  const auto folder = std::filesystem::path(info.dli_fname).parent_path();
-  const auto built = folder / "libddp-keeper";
-  return ::access(built.c_str(), X_OK) == 0 ? built : folder.parent_path() / "bin/libddp-keeper";
+  const std::string folder = folder_of(info.dli_fname);
+  const std::string built = folder + "/libddp-keeper";
+  return ::access(built.c_str(), X_OK) == 0 ? built : folder_of(folder) + "/bin/libddp-keeper";
 }
 
 std::string program_of(const KeeperStart& start) {

@@ -15,6 +15,7 @@
 #include "libddp/base/blocking_calls.h"
 #include "libddp/base/deadline.h"
 #include "libddp/base/error.h"
+#include "libddp/base/files.h"
 #include "libddp/base/log.h"
 #include "libddp/base/system_error.h"
 #include "libddp/rendezvous/reachability.h"
@@ -107,8 +108,7 @@ StorePtr open_tcp_store(const std::string& host, std::uint16_t port, StoreRole r
 
 StorePtr open_file_store(const std::string& path, int world_size,
                          std::chrono::milliseconds timeout) {
-  // No std::filesystem beside libtorch, which exports symbols of an older one.
-  const std::string folder = path.substr(0, std::max<std::size_t>(path.rfind('/'), 1));
+  const std::string folder = folder_of(path);
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
     throw ArgumentError(fmt::format(
         "libddp: init_method file://{}: cannot write in folder {}: {}. Hint: give a path in a "

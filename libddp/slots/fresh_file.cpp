@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
 
 #include "libddp/base/error.h"
+#include "libddp/base/files.h"
 #include "libddp/base/printable.h"
 #include "libddp/base/system_error.h"
 
@@ -113,11 +113,6 @@ void sync_folder(const std::string& path) {
   if (folder && ::fsync(folder.get()) == 0) return;
   if (folder && (errno == EINVAL || errno == ENOTSUP)) return;  // nothing to synchronise there
   fail(path, errno_text(folder ? "fsync" : "open", errno), "look at the folder and its disk");
-}
-
-std::string folder_of(const std::string& path) {
-  const std::string folder = std::filesystem::path(path).parent_path();
-  return folder.empty() ? "." : folder;
 }
 
 }  // namespace libddp

@@ -55,7 +55,4 @@ class FreshFile {
 /// Makes the names in a folder survive a loss of power. Throws SnapshotError.
 void sync_folder(const std::string& path);
 
-/// The folder that a path is in.
-std::string folder_of(const std::string& path);
-
 }  // namespace libddp

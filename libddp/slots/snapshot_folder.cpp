@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -16,14 +15,13 @@
 
 #include "libddp/base/check.h"
 #include "libddp/base/error.h"
+#include "libddp/base/files.h"
 #include "libddp/base/printable.h"
 #include "libddp/base/system_error.h"
 #include "libddp/slots/fresh_file.h"
 
 namespace libddp {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr const char* kIndex = "index.json";
 constexpr const char* kPart = ".part";
@@ -55,12 +53,11 @@ std::optional<Name> parse_name(const std::string& text) {
 /// Ours in a folder, with their paths; by sequence, the newest first.
 std::vector<std::pair<Name, std::string>> names_in(const std::string& path) {
   std::vector<std::pair<Name, std::string>> found;
-  std::error_code error;
-  fs::directory_iterator folder(path, error);
-  if (error == std::errc::no_such_file_or_directory) return found;
-  if (error) refuse_folder(path, error.message());
-  for (const fs::directory_entry& file : folder) {
-    if (auto name = parse_name(file.path().filename())) found.emplace_back(*name, file.path());
+  std::vector<std::string> names;
+  const int error = list_names(path, names);
+  if (error != 0 && error != ENOENT) refuse_folder(path, errno_text("opendir", error));
+  for (const std::string& text : names) {
+    if (auto name = parse_name(text)) found.emplace_back(*name, path + "/" + text);
   }
   std::sort(found.begin(), found.end(), [](const auto& one, const auto& other) {
     return one.first.saved.sequence > other.first.saved.sequence;
@@ -90,7 +87,7 @@ void write_text(const std::string& path, const std::string& text) {
     if (::fsync(file.get()) != 0) refuse_folder(path, errno_text("fsync", errno));
   }
   if (::rename(fresh.c_str(), path.c_str()) != 0) refuse_folder(path, errno_text("rename", errno));
-  sync_folder(fs::path(path).parent_path());
+  sync_folder(folder_of(path));
 }
 
 std::string rank_path(const std::string& folder, int rank) {
@@ -98,9 +95,7 @@ std::string rank_path(const std::string& folder, int rank) {
 }
 
 void remove(const std::string& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) refuse_folder(path, error.message());
+  if (const int error = remove_tree(path)) refuse_folder(path, errno_text("unlink", error));
 }
 
 }  // namespace
@@ -146,9 +141,7 @@ void SnapshotFolder::add_rank(const SavedStep& saved, const std::string& start, 
                               int world_size, const ChunkSource& source,
                               const std::string& values) {
   const std::string folder = part_path(saved, start);
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) refuse_folder(folder, error.message());
+  if (const int error = make_folders(folder)) refuse_folder(folder, errno_text("mkdir", error));
   sync_folder(path_);
   StoredRank stored{.rank = rank,
                     .file = fmt::format("rank-{}-of-{}.safetensors", rank, world_size),
@@ -196,7 +189,6 @@ SnapshotStore::Entry SnapshotFolder::commit(const SavedStep& saved, const std::s
 
 void SnapshotFolder::keep_newest(int count, const std::string& start) {
   LIBDDP_CHECK(count > 0, "a folder that keeps nothing");
-  std::vector<std::string> old;
   const std::vector<Entry> entries = list();
   for (std::size_t i = static_cast<std::size_t>(count); i < entries.size(); ++i) {
     // First it loses its name: half of a snapshot is none.
@@ -205,15 +197,10 @@ void SnapshotFolder::keep_newest(int count, const std::string& start) {
       refuse_folder(entries[i].path, errno_text("rename", errno));
     }
   }
-  std::error_code error;
-  for (const fs::directory_entry& file : fs::directory_iterator(path_, error)) {
-    const auto name = parse_name(file.path().filename());
-    if (!name || name->start.empty()) continue;
-    const bool is_behind = !entries.empty() && name->saved.sequence <= entries[0].saved.sequence;
-    if (is_behind || name->start != start) old.push_back(file.path());
+  for (const Part& part : unfinished()) {
+    const bool is_behind = !entries.empty() && part.saved.sequence <= entries[0].saved.sequence;
+    if (is_behind || part.start != start) remove(part.path);
   }
-  if (error) refuse_folder(path_, error.message());
-  for (const std::string& path : old) remove(path);
 }
 
 std::string SnapshotFolder::part_path(const SavedStep& saved, const std::string& start) const {

@@ -6,12 +6,12 @@
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 
 #include "libddp/base/env.h"
 #include "libddp/base/error.h"
+#include "libddp/base/files.h"
 #include "libddp/base/fnv.h"
 #include "libddp/base/printable.h"
 #include "libddp/base/process.h"
@@ -22,19 +22,17 @@
 namespace libddp {
 namespace {
 
-namespace fs = std::filesystem;
-
-[[noreturn]] void refuse(const fs::path& path, const std::string& why) {
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
   throw SnapshotError(
       fmt::format("libddp snapshot: {}: {}. Hint: look at the folder, its disk and "
                   "its permissions.",
-                  printable(path.string()), why));
+                  printable(path), why));
 }
 
-std::string read_run(const fs::path& path) {
+std::string read_run(const std::string& path) {
   std::ifstream file(path);
   if (!file) return "";
-  return run_in_text({std::istreambuf_iterator<char>(file), {}}, path.string());
+  return run_in_text({std::istreambuf_iterator<char>(file), {}}, path);
 }
 
 }  // namespace
@@ -48,16 +46,12 @@ void check_run_name(const std::string& run) {
 }
 
 std::string run_of_folder(const std::string& folder, bool may_create) {
-  const fs::path path = fs::path(folder) / kRunFile;
-  std::error_code error;
-  if (fs::exists(folder, error) && !fs::is_directory(folder, error)) {
-    refuse(folder, "it is no folder");
-  }
+  const std::string path = folder + "/" + kRunFile;
+  if (exists(folder) && !is_folder(folder)) refuse(folder, "it is no folder");
   if (std::string run = read_run(path); !run.empty() || !may_create) return run;
-  fs::create_directories(folder, error);
-  if (error) refuse(folder, error.message());
+  if (const int error = make_folders(folder)) refuse(folder, std::strerror(error));
   const std::string run = random_hex(8);
-  const std::string fresh = fmt::format("{}.{}", path.string(), run);
+  const std::string fresh = fmt::format("{}.{}", path, run);
   {
     const UniqueFd file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
     const std::string text = run + '\n';
@@ -86,10 +80,6 @@ std::string run_of_launcher() {
   return fmt::format("parent-{}-{}", parent, begin.empty() ? "0" : begin);
 }
 
-std::string absolute_folder(const std::string& folder) {
-  std::error_code error;
-  const fs::path path = fs::absolute(folder, error);
-  return error ? folder : path.lexically_normal().string();
-}
+std::string absolute_folder(const std::string& folder) { return absolute_path(folder); }
 
 }  // namespace libddp

@@ -4,13 +4,15 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <limits.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-#include <filesystem>
 #include <set>
 #include <string>
-#include <system_error>
+#include <vector>
 
+#include "libddp/base/files.h"
 #include "libddp/ddp/gradient_buckets.h"
 #include "libddp/ddp/reducer.h"
 #include "libddp/ddp/replicated_model.h"
@@ -30,12 +32,15 @@ constexpr std::int64_t kMiBNumel = (1 << 20) / sizeof(float);
 std::size_t resident_arena_bytes() {
   std::set<ino_t> seen;
   std::size_t bytes = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
-    if (gone || target.find("memfd:libddp-arena") == std::string::npos) continue;
+  std::vector<std::string> numbers;
+  list_names("/proc/self/fd", numbers);
+  for (const std::string& number : numbers) {
+    const std::string path = "/proc/self/fd/" + number;
+    std::string target(PATH_MAX, '\0');
+    if (::readlink(path.c_str(), target.data(), target.size()) < 0) continue;  // gone
+    if (target.find("memfd:libddp-arena") == std::string::npos) continue;
     struct stat status {};
-    if (::stat(entry.path().c_str(), &status) != 0 || !seen.insert(status.st_ino).second) continue;
+    if (::stat(path.c_str(), &status) != 0 || !seen.insert(status.st_ino).second) continue;
     bytes += static_cast<std::size_t>(status.st_blocks) * 512;
   }
   return bytes;

@@ -1,9 +1,9 @@
 #include "libddp/slots/memory_limit.h"
 
-#include <filesystem>
 #include <fstream>
 #include <limits>
 
+#include "libddp/base/files.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_folder.h"
 
@@ -13,7 +13,7 @@ using libddp::test::TemporaryFolder;
 namespace {
 
 void write(const std::string& path, const std::string& text) {
-  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  REQUIRE(make_folders(folder_of(path)) == 0);
   std::ofstream(path) << text;
 }
 

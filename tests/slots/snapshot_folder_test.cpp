@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 #include <sys/ptrace.h>
 
-#include <filesystem>
 #include <fstream>
 
 #include "libddp/base/error.h"
+#include "libddp/base/files.h"
 #include "libddp/slots/scatter.h"
 #include "tests/slots/stored_tensors.h"
 #include "tests/slots/traced_process.h"
@@ -102,8 +102,8 @@ TEST_CASE("foreign names and damaged indexes", "[folder]") {
   TemporaryFolder place;
   Ranks ranks(place.path());
   ranks.save(1, "a");
-  std::filesystem::create_directory(place.path() + "/step-x.1");
-  std::filesystem::create_directory(place.path() + "/step-5.99999999999999999999");
+  REQUIRE(make_folders(place.path() + "/step-x.1") == 0);
+  REQUIRE(make_folders(place.path() + "/step-5.99999999999999999999") == 0);
   std::ofstream(place.path() + "/notes.txt") << "mine";
   REQUIRE(ranks.whole() == Sequences{1});
   const auto entry = ranks.folder.list().front();
@@ -123,7 +123,7 @@ TEST_CASE("foreign names and damaged indexes", "[folder]") {
   REQUIRE(contains(refused(index.encode()), "'../x' is no name of a file"));
   index.ranks = {StoredRank{.rank = 4, .file = "x", .stored = {}}};
   REQUIRE(contains(refused(index.encode()), "rank 4 of 1"));
-  std::filesystem::remove(path);
+  REQUIRE(remove_tree(path) == 0);
   REQUIRE(contains(message_of<SnapshotError>([&] { ranks.folder.read(entry); }), path));
 }
 
@@ -156,7 +156,7 @@ TEST_CASE("what is unfinished is listed apart", "[folder]") {
   REQUIRE(SnapshotFolder(place.path() + "/none").unfinished().empty());
   ranks.save(1, "a");
   for (const char* name : {"step-300.3.4f2a.part", "step-200.2.old.part", "step-9.9.a-b.part"}) {
-    std::filesystem::create_directory(place.path() + "/" + name);
+    REQUIRE(make_folders(place.path() + "/" + name) == 0);
   }
   const auto parts = ranks.folder.unfinished();
   REQUIRE(parts.size() == 2);
