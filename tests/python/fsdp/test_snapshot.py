@@ -230,7 +230,7 @@ def check_a_path_that_cannot_be_written():
         wanted = rf"cannot write {folder / path}: {reason}.* Hint: {hint}"
         with pytest.raises(fsdp_errors().SnapshotError, match=wanted):
             save(model, folder / path)
-    with pytest.raises(fsdp_errors().SnapshotError, match=r"/file/under: Not a directory"):
+    with pytest.raises(fsdp_errors().SnapshotError, match=r"/file/under: .*Not a directory"):
         fsdp.save_snapshot(folder / "file" / "under", model)
     models.train(model, 1)
 
