@@ -107,6 +107,11 @@ void Keeper::serve() {
   if (agent_ && is_dead(agent_.get())) agent_died();
   if (agent_lost_ && agent_lost_->expired()) agent_died();
   admit();
+  hear_clients();
+  answer_waiting();
+}
+
+void Keeper::hear_clients() {
   for (Client& client : clients_) {
     // First, so that what it has said is heard; a child may have inherited its connection.
     const bool has_died = client.is_worker && client.pidfd && is_dead(client.pidfd.get());
@@ -114,7 +119,6 @@ void Keeper::serve() {
     if (has_died) client.socket.reset();
   }
   clients_.remove_if([](const Client& client) { return !client.socket; });
-  answer_waiting();
 }
 
 void Keeper::admit() {
@@ -334,6 +338,8 @@ void Keeper::agent_died() {
   agent_.reset();
   agent_lost_.reset();
   agent_pid_ = 0;
+  // What they have said while it lived; what they say as they are ended is too late.
+  hear_clients();
   end_workers();
   store_newest();
 }

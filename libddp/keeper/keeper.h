@@ -83,6 +83,8 @@ class Keeper {
   void serve();
   void admit();
   void hear(Client& client);
+  /// What all have said until now.
+  void hear_clients();
   void take_in(Client& client, const KeeperRequest& hello);
   KeeperReply answer(Client& client, const KeeperRequest& request, std::vector<UniqueFd>& passed,
                      std::vector<HostMemories::Memory>& returned);
