@@ -29,9 +29,10 @@ class AllSignalsBlocked {
 
 std::thread start_service_thread(const std::string& name, std::function<void()> body) {
   AllSignalsBlocked blocked;
-  std::thread thread(std::move(body));
-  ::pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
-  return thread;
+  return std::thread([short_name = name.substr(0, 15), body = std::move(body)] {
+    ::pthread_setname_np(::pthread_self(), short_name.c_str());
+    body();
+  });
 }
 
 void give_way() noexcept {
