@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 namespace libddp {
@@ -23,9 +24,19 @@ std::vector<std::string_view> split(std::string_view path) {
   }
 }
 
-std::string current_folder() {
+/// Nothing where it has been removed.
+std::optional<std::string> current_folder() {
   std::string path(PATH_MAX, '\0');
-  return ::getcwd(path.data(), path.size()) == nullptr ? "" : path.c_str();
+  if (::getcwd(path.data(), path.size()) == nullptr) return std::nullopt;
+  return path.c_str();
+}
+
+/// 0 where it is there already.
+int make_folder(const std::string& folder) {
+  if (::mkdir(folder.c_str(), 0777) == 0) return 0;
+  const int error = errno;
+  if (error != EEXIST) return error;
+  return is_folder(folder) ? 0 : ENOTDIR;
 }
 
 }  // namespace
@@ -37,8 +48,9 @@ std::string folder_of(const std::string& path) {
 }
 
 std::string absolute_path(const std::string& path) {
-  const bool is_absolute = path.starts_with('/');
-  const std::string whole = is_absolute ? path : current_folder() + "/" + path;
+  const auto current = path.starts_with('/') ? "" : current_folder();
+  if (!current) return path;
+  const std::string whole = *current + "/" + path;
   std::vector<std::string_view> kept;
   for (const std::string_view name : split(whole)) {
     if (name.empty() || name == ".") continue;
@@ -73,13 +85,11 @@ int list_names(const std::string& folder, std::vector<std::string>& names) {
 }
 
 int make_folders(const std::string& folder) {
-  if (::mkdir(folder.c_str(), 0777) == 0) return 0;
-  const int error = errno;
-  if (error == EEXIST) return is_folder(folder) ? 0 : ENOTDIR;
+  const int error = make_folder(folder);
   const std::string parent = folder_of(folder);
   if (error != ENOENT || parent == folder || parent == ".") return error;
   if (const int above = make_folders(parent)) return above;
-  return ::mkdir(folder.c_str(), 0777) == 0 || is_folder(folder) ? 0 : errno;
+  return make_folder(folder);
 }
 
 int remove_tree(const std::string& path) {

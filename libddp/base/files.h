@@ -13,7 +13,8 @@ namespace libddp {
 /// The folder that a path is in; "." for a name alone.
 std::string folder_of(const std::string& path);
 
-/// From the root, without ".", ".." and a slash at its end; links are not followed.
+/// From the root, without ".", ".." and a slash at its end; links are not followed. As it is where
+/// the current folder has been removed.
 std::string absolute_path(const std::string& path);
 
 bool exists(const std::string& path);

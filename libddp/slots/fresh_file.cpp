@@ -20,11 +20,6 @@ constexpr std::size_t kDirectBytes = 64u << 10;
 /// So much of the page cache waits for the disk.
 constexpr std::uint64_t kCachedBytes = 32u << 20;
 
-[[noreturn]] void fail(const std::string& path, const std::string& why, const char* hint) {
-  throw SnapshotError(
-      fmt::format("libddp snapshot: {}: {}. Hint: {}.", printable(path), why, hint));
-}
-
 }  // namespace
 
 FreshFile::FreshFile(const std::string& path)
@@ -103,16 +98,22 @@ void FreshFile::refuse(const char* call, int error) {
       why += fmt::format("; {} bytes are needed, {} are free", wanted_bytes_,
                          static_cast<std::uint64_t>(disk.f_bavail) * disk.f_frsize);
     }
-    fail(path_, why, "make room, or name a folder on another disk");
+    refuse_file(path_, why, "make room, or name a folder on another disk");
   }
-  fail(path_, why, "name a folder in which this user may write");
+  refuse_file(path_, why, "name a folder in which this user may write");
+}
+
+void refuse_file(const std::string& path, const std::string& why, const char* hint) {
+  throw SnapshotError(
+      fmt::format("libddp snapshot: {}: {}. Hint: {}.", printable(path), why, hint));
 }
 
 void sync_folder(const std::string& path) {
   const UniqueFd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder && ::fsync(folder.get()) == 0) return;
   if (folder && (errno == EINVAL || errno == ENOTSUP)) return;  // nothing to synchronise there
-  fail(path, errno_text(folder ? "fsync" : "open", errno), "look at the folder and its disk");
+  refuse_file(path, errno_text(folder ? "fsync" : "open", errno),
+              "look at the folder and its disk");
 }
 
 }  // namespace libddp

@@ -52,6 +52,9 @@ class FreshFile {
   std::optional<DirectWriter> direct_;
 };
 
+/// Throws SnapshotError with the path, the reason and what to do.
+[[noreturn]] void refuse_file(const std::string& path, const std::string& why, const char* hint);
+
 /// Makes the names in a folder survive a loss of power. Throws SnapshotError.
 void sync_folder(const std::string& path);
 

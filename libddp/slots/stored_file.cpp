@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "libddp/base/error.h"
-#include "libddp/base/printable.h"
 #include "libddp/base/system_error.h"
 #include "libddp/base/unique_fd.h"
 #include "libddp/kernels/crc32c.h"
@@ -23,18 +22,19 @@ namespace {
 constexpr std::uint64_t kCountBytes = 8;
 constexpr std::uint64_t kBlockBytes = DirectWriter::kBlockBytes;
 
-[[noreturn]] void fail(const std::string& path, const std::string& why, const char* hint) {
-  throw SnapshotError(
-      fmt::format("libddp snapshot: {}: {}. Hint: {}.", printable(path), why, hint));
+/// The data begins where a disk's block does, and is written without a copy (FreshFile), unless
+/// the header would become too long for a reader.
+std::uint64_t head_bytes_of(const PieceLayout& layout) {
+  const std::uint64_t bytes = kCountBytes + layout.text().size();
+  const std::uint64_t whole = (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+  return whole - kCountBytes <= PieceLayout::kMaxTextBytes ? whole : bytes;
 }
 
 /// The bytes ahead of the data.
 std::string head_of(const PieceLayout& layout) {
   std::string head(kCountBytes, '\0');
   head += layout.text();
-  // The data begins where a disk's block does, and is written without a copy (FreshFile).
-  const std::uint64_t gap = (kBlockBytes - head.size() % kBlockBytes) % kBlockBytes;
-  if (layout.text().size() + gap <= PieceLayout::kMaxTextBytes) head.append(gap, ' ');
+  head.resize(head_bytes_of(layout), ' ');
   const std::uint64_t count = head.size() - kCountBytes;
   for (std::size_t i = 0; i < kCountBytes; ++i) head[i] = static_cast<char>(count >> (8 * i));
   return head;
@@ -67,7 +67,7 @@ StoredSource::Read file_reader(const std::string& path, std::uint64_t bytes_know
 }  // namespace
 
 void refuse_stored_file(const std::string& path, const std::string& why) {
-  fail(path, why, "it was truncated, replaced or damaged; take another copy");
+  refuse_file(path, why, "it was truncated, replaced or damaged; take another copy");
 }
 
 StoredFile send_stored(const std::string& path, const ChunkSource& source,
@@ -84,10 +84,11 @@ StoredFile send_stored(const std::string& path, const ChunkSource& source,
     stored.chunk_sums.push_back(source.checksum(i));
     if (crc32c(bytes.data(), bytes.size()) != stored.chunk_sums.back()) {
       const std::uint64_t begin = i * kChunkBytes;
-      fail(path,
-           fmt::format("not written, as {} is damaged at bytes {} to {} ({})", source.name(), begin,
-                       begin + bytes.size(), source.layout().describe(begin, begin + bytes.size())),
-           "look at this machine's memory; the next save is not affected");
+      refuse_file(
+          path,
+          fmt::format("not written, as {} is damaged at bytes {} to {} ({})", source.name(), begin,
+                      begin + bytes.size(), source.layout().describe(begin, begin + bytes.size())),
+          "look at this machine's memory; the next save is not affected");
     }
     append(bytes, source.stays());
   }
@@ -96,7 +97,7 @@ StoredFile send_stored(const std::string& path, const ChunkSource& source,
 
 StoredFile write_stored_file(const std::string& path, const ChunkSource& source) {
   FreshFile file(path);
-  file.reserve(head_of(source.layout()).size() + source.layout().data_bytes());
+  file.reserve(head_bytes_of(source.layout()) + source.layout().data_bytes());
   StoredFile stored = send_stored(path, source, [&](std::span<const std::byte> bytes, bool stays) {
     file.append(bytes, stays);
   });

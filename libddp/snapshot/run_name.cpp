@@ -80,6 +80,4 @@ std::string run_of_launcher() {
   return fmt::format("parent-{}-{}", parent, begin.empty() ? "0" : begin);
 }
 
-std::string absolute_folder(const std::string& folder) { return absolute_path(folder); }
-
 }  // namespace libddp

@@ -17,7 +17,5 @@ void check_run_name(const std::string& run);
 std::string run_of_folder(const std::string& folder, bool may_create);
 /// What the launcher says; without one, of the process that started this one.
 std::string run_of_launcher();
-/// Processes with other working folders find it too.
-std::string absolute_folder(const std::string& folder);
 
 }  // namespace libddp

@@ -15,6 +15,7 @@
 
 #include "libddp/base/env.h"
 #include "libddp/base/error.h"
+#include "libddp/base/files.h"
 #include "libddp/base/log.h"
 #include "libddp/base/random.h"
 #include "libddp/bootstrap/run_key.h"
@@ -175,7 +176,8 @@ int Snapshot::num_threads() const {
 }
 
 KeeperStorage Snapshot::storage() const {
-  return {.folder = options_.remote ? options_.folder : absolute_folder(options_.folder),
+  // Processes with other working folders find it too.
+  return {.folder = options_.remote ? options_.folder : absolute_path(options_.folder),
           .start = start_,
           .keep = options_.keep,
           .commits = ranks_->is_on_first_host(),
@@ -184,7 +186,7 @@ KeeperStorage Snapshot::storage() const {
 
 std::shared_ptr<SnapshotStore> Snapshot::store() const {
   if (options_.remote) return std::make_shared<ObjectFolder>(options_.remote->objects);
-  return std::make_shared<SnapshotFolder>(absolute_folder(options_.folder));
+  return std::make_shared<SnapshotFolder>(absolute_path(options_.folder));
 }
 
 Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTensor>& tensors,

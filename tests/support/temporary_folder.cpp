@@ -1,23 +1,19 @@
 #include "tests/support/temporary_folder.h"
 
-#include <dirent.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <stdexcept>
+#include <vector>
+
+#include "libddp/base/files.h"
 
 namespace libddp::test {
 
 std::set<std::string> list_folder(const std::string& path) {
-  std::set<std::string> names;
-  DIR* folder = ::opendir(path.c_str());
-  if (folder == nullptr) throw std::runtime_error("cannot list " + path);
-  while (const dirent* entry = ::readdir(folder)) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") names.insert(name);
-  }
-  ::closedir(folder);
-  return names;
+  std::vector<std::string> names;
+  if (list_names(path, names) != 0) throw std::runtime_error("cannot list " + path);
+  return {names.begin(), names.end()};
 }
 
 TemporaryFolder::TemporaryFolder() : owner_(::getpid()) {

@@ -1,7 +1,6 @@
 #pragma once
 
-// A folder for the files of one test. No std::filesystem: beside libtorch, which exports symbols of
-// an older one, it crashes.
+// A folder for the files of one test.
 //
 //   TemporaryFolder folder;
 //   std::ofstream(folder.path() + "/store") << "text";
