@@ -335,8 +335,7 @@ class Standby:
         limit = time.monotonic() + MOVE_SECONDS
         while not (here := self._run_at(at)):
             if time.monotonic() > limit:
-                self._handler.shutdown = lambda: True
-                raise CutOffError(
+                raise self._cut_off(
                     f"the run with this id has moved from here to the store at {_text(at)}, which "
                     f"did not answer for {MOVE_SECONDS:.0f} s. Hint: look whether the run has "
                     "ended meanwhile, and whether that address can be reached from this host."
@@ -399,16 +398,20 @@ class Standby:
         Raises:
             CutOffError: always.
         """
-        self._end_signpost()
-        self._handler.shutdown = lambda: True  # which would end the run of the others
         size = len(self.meetings.last.hosts) if self.meetings.last else 0
-        raise CutOffError(
+        raise self._cut_off(
             f"the launchers' store was at {_text(self._at)}, and for {MOVE_SECONDS:.0f} s too few "
             f"of the {size} hosts of the last meeting {what}: it takes more than half, or half at "
             "the store of that meeting, as the others may go on without this host. Hint: where "
             "they do not, start again on hosts that live, with --rdzv-endpoint at one of them; "
             "training goes on from the newest snapshot."
         )
+
+    def _cut_off(self, text: str) -> CutOffError:
+        """What ends this launcher, and not the run of the others."""
+        self._end_signpost()
+        self._handler.shutdown = lambda: True
+        return CutOffError(text)
 
 
 class Departures:

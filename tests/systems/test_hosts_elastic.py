@@ -10,6 +10,7 @@ import time
 
 import pytest
 from network import Network, run_tool
+from run_keys import key_file
 from test_hosts_launcher import end
 
 #: Reduces until it is told to end; writes a line per start of rank 0.
@@ -186,11 +187,8 @@ def test_a_host_dies_the_others_go_on_and_another_comes(tmp_path, flags):
 @pytest.mark.parametrize("in_place", [False, True], ids=["agent", "in_place"])
 def test_a_host_that_leaves_is_no_failure(tmp_path, in_place):
     """SIGTERM to one launcher: the other goes on, although it may not start again once."""
-    key = tmp_path / "key"
-    key.write_bytes(os.urandom(32) + b"x")  # a newline at the end would not count
-    key.chmod(0o600)
     flags = ["--nnodes=1:2", "--max-restarts=0", "--preload"]
-    flags += ["--in-place", f"--run-key-file={key}"] if in_place else []
+    flags += ["--in-place", f"--run-key-file={key_file(tmp_path)}"] if in_place else []
     job = IN_PLACE_JOB if in_place else JOB
     with Network(2) as net, Hosts(net, tmp_path, *flags, job=job) as hosts:
         hosts.start(0)
@@ -260,11 +258,8 @@ def test_ranks_of_all_hosts_stay_in_place(tmp_path):
 
 def test_models_outlive_the_hosts_that_come_and_go(tmp_path):
     """Three hosts, two, three: a survivor's objects stay, what comes is given their state."""
-    key = tmp_path / "key"
-    key.write_bytes(os.urandom(32) + b"x")  # a newline at the end would not count
-    key.chmod(0o600)
     flags = ["--in-place", "--preload", "--nnodes=1:3", "--max-restarts=3"]
-    flags += [f"--run-key-file={key}"]
+    flags.append(f"--run-key-file={key_file(tmp_path)}")
     with Network(3) as net, Hosts(net, tmp_path, *flags, job=REJOIN_JOB) as hosts:
 
         def worlds() -> list[int]:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from network import Network
+from run_keys import key_file
 from test_hosts_elastic import IN_PLACE_JOB, JOB, Hosts
 
 MODES = pytest.mark.parametrize("in_place", [False, True], ids=["agent", "in_place"])
@@ -58,10 +59,8 @@ def ends_well(hosts) -> None:
 @contextlib.contextmanager
 def running(num_hosts: int, folder, in_place: bool, *flags, job=None):
     """Hosts whose ranks have met; with a run key."""
-    key = folder / "key"
-    key.write_bytes(os.urandom(32) + b"x")  # a newline at the end would not count
-    key.chmod(0o600)
-    flags = [*flags, "--preload", f"--run-key-file={key}", *["--in-place"] * in_place]
+    flags = [*flags, "--preload", *["--in-place"] * in_place]
+    flags.append(f"--run-key-file={key_file(folder)}")
     job = job or (IN_PLACE_JOB if in_place else JOB)
     with Network(num_hosts) as net, Hosts(net, folder, *flags, job=job) as hosts:
         for host in range(num_hosts):

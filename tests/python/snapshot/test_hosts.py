@@ -15,16 +15,9 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from run_keys import key_file
 
 LINGER = 20.0
-
-
-def key_file(folder):
-    path = Path(folder) / "key"
-    if not path.exists():
-        path.write_bytes(os.urandom(32) + b"x")  # a newline at the end would not count
-        path.chmod(0o600)
-    return str(path)
 
 
 def join(hosts, folder):
