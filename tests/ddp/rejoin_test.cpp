@@ -137,6 +137,7 @@ TEST_CASE("what was in flight in a group that failed is gone", "[ddp][rejoin]") 
     WrappedLayers model(net, first, {.cap_bytes = kSmallBytes, .first_bytes = kSmallBytes});
     model.forward(batch_for(0, 0)).sum().backward();
     const at::Tensor loss = model.forward(batch_for(0, 1)).sum();
+    world->barrier();         // the abort ends the other rank's backward, not its forward
     bool has_failed = false;  // outlives the hook's calls
     if (world->rank() == 0) {
       // Its buckets are on their way when the pass breaks off.

@@ -351,12 +351,13 @@ def check_over_a_group_that_is_gone():
 
 
 def check_over_a_group_that_has_failed_and_is_gone():
-    from libddp.distributed import destroy_process_group, new_group
+    from libddp.distributed import barrier, destroy_process_group, new_group
     from libddp.distributed._groups import native
     from libddp.errors import StateError
 
     group = new_group([0, 1, 2])
     model = wrap(nn.Linear(7, 2), process_group=group)
+    barrier()  # of the other group: all have wrapped
     if RANK == 1:
         native(group).abort("as if it had died")
     with pytest.raises(RuntimeError, match="as if it had died"):
