@@ -7,13 +7,16 @@ matrices of 1024 x 1024 that are trained with AdamW, with their moments, and fro
 them, so that a step is much shorter than what it takes to store a save. Two cases:
 
     persist  seconds from save(storage=True) to the end of wait(), in turns with "plain": rank 0
-             writes as many bytes into one file, 8 MiB a time, then fsync (no O_DIRECT). What is
-             dirty is synchronised before each. `ratio` = plain's time / libddp's: 0.9 is 90 % of
-             the disk. mb_per_s is the median's.
+             writes as many bytes into one file, 8 MiB a time, then fsync (no O_DIRECT); and with
+             torch DCP's async_save of the same tensors (over gloo), to the end of its future. What
+             is dirty is synchronised before each. `ratio` = plain's time / the candidate's: 0.9 is
+             90 % of the disk. mb_per_s is the median's.
     step     seconds of a training step: "quiet"; "persisting", those of the --steps after a save
-             that end before it is in the folder; "beside plain", those while another process writes
-             as many bytes plainly; in each round about as many of each (`samples`). `ratio` =
-             quiet's / the candidate's; `longer` is what a step takes more, in percent.
+             that end before it is in the folder; "beside DCP", the same for async_save; "beside
+             plain", those while another process writes as many bytes plainly (`samples` in all
+             rounds). `ratio` = quiet's / the candidate's; `longer` is what a step takes more, in
+             percent; `lost_ms`, what these steps take more for each save; `interval_2_percent`, the
+             seconds from one such save to the next at which that is 2 % of the time.
 
 What the ranks' copying takes from the training is not in `step`: snapshot.py measures it. One JSON
 line per candidate, and a table.
@@ -102,6 +105,38 @@ class Saves:
         self._snapshot.close()
 
 
+class DcpSaves:
+    """The same tensors by torch's DCP, behind the training, over torch's gloo."""
+
+    def __init__(self, folder: str, training: Training):
+        self._folder, self._training = Path(folder, "dcp"), training
+        self._group = torch.distributed.new_group(backend="gloo")
+        self._future = None
+
+    def save(self) -> None:
+        from torch.distributed.checkpoint import FileSystemWriter, async_save
+
+        state = {
+            "model": self._training.model.module.state_dict(),
+            "optimizer": self._training.optimizer.state_dict(),
+        }
+        writer = FileSystemWriter(self._folder)
+        self._future = async_save(state, storage_writer=writer, process_group=self._group)
+
+    def wait(self) -> None:
+        self._future.result()
+
+    def save_and_wait(self) -> None:
+        self.save()
+        self.wait()
+
+    def is_stored(self) -> bool:
+        return self._future.done()
+
+    def close(self) -> None:
+        torch.distributed.destroy_process_group(self._group)
+
+
 def write_plainly(path: Path, num_bytes: int, source: torch.Tensor) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
@@ -157,7 +192,9 @@ class PlainWriter:
             print(flush=True)
 
 
-def compare_speed(saves: Saves, folder: str, num_bytes: int, rounds: int, case: str) -> list[dict]:
+def compare_speed(
+    saves: Saves, dcp: DcpSaves, folder: str, num_bytes: int, rounds: int, case: str
+) -> list[dict]:
     """In turns; rank 0 writes plainly, while the others wait."""
     import libddp.distributed as dist
 
@@ -175,7 +212,7 @@ def compare_speed(saves: Saves, folder: str, num_bytes: int, rounds: int, case: 
         os.sync()
         dist.barrier()
 
-    candidates = {"plain": plain, "libddp": saves.save_and_wait}
+    candidates = {"plain": plain, "libddp": saves.save_and_wait, "torch DCP": dcp.save_and_wait}
     common = {"over_ranks": pairing.summed, "settle": settle, "warmup": 1}
     lines = pairing.compare(candidates, rounds=rounds, case=f"persist, {case}", **common)
     settle()
@@ -183,12 +220,13 @@ def compare_speed(saves: Saves, folder: str, num_bytes: int, rounds: int, case: 
 
 
 def step_times(
-    training: Training, saves: Saves, plain: PlainWriter, rounds: int, steps: int
+    training: Training, saves: Saves, dcp: DcpSaves, plain: PlainWriter, rounds: int, steps: int
 ) -> dict[str, list[float]]:
-    """Of quiet steps, and of as many that end while something is being stored."""
+    """Of quiet steps, and of those that end while something is being stored."""
     import libddp.distributed as dist
 
-    found: dict[str, list[float]] = {"quiet": [], "persisting": [], "beside plain": []}
+    names = "quiet", "persisting", "beside DCP", "beside plain"
+    found: dict[str, list[float]] = {name: [] for name in names}
 
     def steps_until(is_over) -> list[float]:
         times = ((training.step(), is_over()) for _ in range(steps))
@@ -199,21 +237,26 @@ def step_times(
         dist.barrier()
 
     for _ in range(rounds):
+        for name, candidate in ("persisting", saves), ("beside DCP", dcp):
+            settle()
+            candidate.save()
+            found[name] += steps_until(candidate.is_stored)
+            candidate.wait()
         settle()
-        saves.save()
-        during = steps_until(saves.is_stored)
-        saves.wait()
-        settle()
-        found["persisting"] += during
-        found["quiet"] += [training.step() for _ in range(steps)][: max(1, len(during))]
+        found["quiet"] += [training.step() for _ in range(steps)]
         plain.begin()
         found["beside plain"] += steps_until(plain.is_done)
         plain.wait()
     return found
 
 
-def compare_steps(found: dict[str, list[float]], case: str) -> list[dict]:
+def compare_steps(found: dict[str, list[float]], rounds: int, case: str) -> list[dict]:
     quiet = found["quiet"]
+
+    def lost(times: list[float]) -> float:
+        """Seconds for each save."""
+        return sum(seconds - statistics.mean(quiet) for seconds in times) / rounds
+
     if not found["persisting"]:
         print("SKIPPED: step (each save was stored within one: --mib is too small)")
         return []
@@ -226,6 +269,8 @@ def compare_steps(found: dict[str, list[float]], case: str) -> list[dict]:
             "ratio_min": pairing.ratio(quiet, times, min),
             "ratio_median": pairing.ratio(quiet, times, statistics.median),
             "longer": 100 * (statistics.median(times) / statistics.median(quiet) - 1),
+            "lost_ms": round(1e3 * lost(times), 3),
+            "interval_2_percent": round(max(0.0, lost(times) / 0.02), 3),
             "samples": len(times),
             "load": os.getloadavg()[0],
         }
@@ -246,10 +291,13 @@ def measure(folder: str, mib: int, batch: int, rounds: int, steps: int) -> list[
     saves = Saves(folder, training)
     saves.save_and_wait()
     case = f"{training.num_bytes >> 20} MiB, {dist.get_world_size()} ranks"
-    lines = compare_speed(saves, folder, training.num_bytes, rounds, case)
+    dcp = DcpSaves(folder, training)
+    lines = compare_speed(saves, dcp, folder, training.num_bytes, rounds, case)
     plain = PlainWriter(Path(folder) / "plain", training.num_bytes)
-    lines += compare_steps(step_times(training, saves, plain, rounds, steps), case)
+    found = step_times(training, saves, dcp, plain, rounds, steps)
+    lines += compare_steps(found, rounds, case)
     plain.close()
+    dcp.close()
     saves.close()
     dist.destroy_process_group()
     return lines
@@ -276,8 +324,9 @@ def main() -> None:
         shutil.rmtree(folder)
     for line in lines:
         pairing.emit(line)
-    columns = ["case", "candidate", "min", "median", "ratio_min", "ratio_median"]
-    print(table.table(lines, [*columns, "mb_per_s", "longer", "samples"]))
+    columns = ["case", "candidate", "min", "median", "ratio_min", "ratio_median", "mb_per_s"]
+    columns += ["longer", "lost_ms", "interval_2_percent", "samples"]
+    print(table.table(lines, columns))
 
 
 if __name__ == "__main__":
