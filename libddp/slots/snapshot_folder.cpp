@@ -1,6 +1,5 @@
 #include "libddp/slots/snapshot_folder.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 #include <iterator>
 #include <optional>
 #include <regex>
+#include <span>
 #include <utility>
 
 #include "libddp/base/check.h"
@@ -72,22 +72,11 @@ std::string text_of_file(const std::string& path) {
   return text;
 }
 
-/// Under its name when the disk has it.
 void write_text(const std::string& path, const std::string& text) {
-  const std::string fresh = path + kPart;
-  {
-    const UniqueFd file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-    if (!file) refuse_folder(path, errno_text("open", errno));
-    std::string_view left = text;
-    while (!left.empty()) {
-      const ssize_t count = ::write(file.get(), left.data(), left.size());
-      if (count < 0 && errno != EINTR) refuse_folder(path, errno_text("write", errno));
-      if (count > 0) left.remove_prefix(static_cast<std::size_t>(count));
-    }
-    if (::fsync(file.get()) != 0) refuse_folder(path, errno_text("fsync", errno));
-  }
-  if (::rename(fresh.c_str(), path.c_str()) != 0) refuse_folder(path, errno_text("rename", errno));
-  sync_folder(folder_of(path));
+  FreshFile file(path);
+  file.reserve(text.size());
+  file.append(std::as_bytes(std::span(text)), /*stays=*/false);
+  file.put_in_place();
 }
 
 std::string rank_path(const std::string& folder, int rank) {

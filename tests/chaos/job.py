@@ -24,6 +24,10 @@ from pathlib import Path
 
 from forked import HERE, Forks
 
+sys.path.append(str(HERE.parent / "python" / "support"))  # not first: it has a checks of its own
+
+import run_keys
+
 DEADLINE = 60.0
 _PAUSE = 0.002
 
@@ -85,11 +89,7 @@ class Job:
 
     def key_file(self) -> str:
         """By which hosts know each other."""
-        key = self.base / "key"
-        if not key.exists():
-            key.write_bytes(os.urandom(32) + b"x")  # a newline at the end would not count
-            key.chmod(0o600)
-        return str(key)
+        return run_keys.key_file(self.base)
 
     def begin_agent(self, ranks: int, restarts: int = 3, **config) -> int:
         """torch's agent starts them; returns its process id."""
