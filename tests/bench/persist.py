@@ -142,7 +142,8 @@ def write_plainly(path: Path, num_bytes: int, source: torch.Tensor) -> None:
     try:
         view = memoryview(source.numpy()).cast("B")
         for _ in range(0, num_bytes, CHUNK_BYTES):
-            os.write(file, view)
+            if os.write(file, view) != CHUNK_BYTES:
+                raise OSError(f"{path}: written in part only")
         os.fsync(file)
     finally:
         os.close(file)

@@ -84,7 +84,8 @@ def two_gone(trial: Trial) -> float:
     assert step == stored, f"resumed at {step}, {stored} was stored\n{job.story()}"
     said = job.output.read_text()
     assert "snapshot_not_whole_in_memory" in said, job.story()
-    assert f"lost_ranks={first}" in said, job.story()
+    # The copy of the other one's newest save may not have come either.
+    assert re.search(rf"lost_ranks=(\d,)*{first}\b", said), job.story()
     return seconds
 
 

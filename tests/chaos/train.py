@@ -86,7 +86,9 @@ class Log:
 
     def write(self, what: str, *values) -> None:
         line = " ".join(str(value) for value in values).replace("\n", " | ")
-        os.write(self._file, f"{self._start} {time.monotonic():.6f} {what} {line}\n".encode())
+        left = f"{self._start} {time.monotonic():.6f} {what} {line}\n".encode()
+        while left:  # the kernel may stop at the end of a page
+            left = left[os.write(self._file, left) :]
 
 
 class Block:
