@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from xml.etree import ElementTree
@@ -78,8 +79,14 @@ class FaultyS3:
         request = urllib.request.Request(
             self.url + path, data=content, method=method, headers=headers
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.read()
+        for is_last in (False, False, True):
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return answer.read()
+            except urllib.error.HTTPError as error:
+                # The service lists objects while another of its threads adds one.
+                if error.code != 500 or is_last:
+                    raise
 
     def _serve(self, environ, start_response):
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]

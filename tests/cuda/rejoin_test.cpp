@@ -1,0 +1,189 @@
+// Models on devices that go on in other groups: the bits of the host's, and every access ordered.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/sin.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "libddp/base/error.h"
+#include "libddp/ddp/replicated_model.h"
+#include "libddp/fsdp/fully_sharded_data_parallel.h"
+#include "libddp/optim/adamw.h"
+#include "tests/cuda/ddp_fixture.h"
+#include "tests/cuda/device_fixture.h"
+#include "tests/support/catch.h"
+
+using namespace libddp;
+using namespace libddp::test;
+
+namespace {
+
+DistributedDataParallelOptions small_caps() {
+  DistributedDataParallelOptions options;
+  options.cap_bytes = options.first_bytes = 128;
+  return options;
+}
+
+/// A replica whose optimizer's work is shared over the ranks.
+struct Replica {
+  Replica(const Group& group, c10::Device device)
+      : net(device), model(net.parameters(), {}, group, small_caps()) {
+    std::vector<at::Tensor> parameters;
+    for (const NamedTensor& parameter : net.parameters()) parameters.push_back(parameter.tensor);
+    AdamWExtras extras;
+    extras.shard_over = &model;
+    optimizer.emplace(parameters, torch::optim::AdamWOptions(0.05), extras);
+  }
+
+  void rejoin(const Group& group) {
+    model.rejoin(group, {}, small_caps());
+    optimizer->rejoin(model);
+  }
+  at::Tensor loss(const at::Tensor& input) {
+    model.before_forward();
+    at::Tensor loss = net.loss(input);
+    model.after_forward({loss}, true);
+    return loss;
+  }
+  /// Three steps.
+  void train(int global_rank, int begin, c10::Device device) {
+    for (int step = begin; step < begin + 3; ++step) {
+      net.clear();
+      loss(batch(global_rank, step, device)).backward();
+      optimizer->step();
+    }
+  }
+
+  TrainedNet net;
+  ReplicatedModel model;
+  std::optional<AdamW> optimizer;
+};
+
+/// All ranks, then two of them, then all again, where one is new.
+std::vector<at::Tensor> train_replicas(const Group& world, c10::Device device) {
+  const int me = world->rank();
+  auto replica = std::make_unique<Replica>(world, device);
+  replica->train(me, 0, device);
+  const Group pair = world->split({0, 2}, "pair");
+  if (pair) {
+    replica->rejoin(pair);
+    replica->train(me, 3, device);
+    replica->rejoin(world);
+  } else {
+    replica = std::make_unique<Replica>(world, device);
+  }
+  replica->train(me, 6, device);
+  if (pair) pair->shutdown();
+  return replica->net.values();
+}
+
+/// One rank breaks off while its buckets are on their way, and the group is aborted.
+std::vector<at::Tensor> train_after_an_abort(const Group& world, c10::Device device) {
+  const int me = world->rank();
+  const Group first = world->split({0, 1}, "first");
+  Replica replica(first, device);
+  replica.train(me, 0, device);
+  const at::Tensor loss = replica.loss(batch(me, 3, device));
+  world->barrier();
+  bool breaks = me == 0;
+  replica.net[1].register_hook([&](const at::Tensor& gradient) {
+    if (breaks) throw std::runtime_error("in the middle of a pass");
+    return gradient;
+  });
+  try {
+    loss.backward();
+    expect(me != 0, "the hook throws");
+  } catch (const std::exception&) {
+    // Of rank 1: the abort, where it is heard in time.
+  }
+  breaks = false;
+  if (me == 0) first->abort("a rank has died");
+  expect(contains(message_of<Error>([&] { first->barrier(); }), "a rank has died"), "why");
+  replica.rejoin(world);
+  replica.train(me, 4, device);
+  first->shutdown();
+  return replica.net.values();
+}
+
+/// Sizes that no number of ranks divides.
+struct ShardedLayers : torch::nn::Module {
+  explicit ShardedLayers(c10::Device device) {
+    register_module("in", in);
+    register_module("out", out);
+    const c10::NoGradGuard no_grad;
+    double seed = 0;
+    for (at::Tensor& p : parameters()) {
+      seed += 1;
+      p.copy_(at::sin(at::arange(p.numel(), at::kFloat) * 0.7 + seed).view(p.sizes()));
+    }
+    to(device);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return sharded_forward(out, at::tanh(sharded_forward(in, x)));
+  }
+  torch::nn::Linear in{5, 7};
+  torch::nn::Linear out{7, 3};
+};
+
+using Sharded = FullyShardedDataParallel<ShardedLayers>;
+
+std::unique_ptr<Sharded> shard(const std::shared_ptr<ShardedLayers>& net, const Group& group) {
+  const ShardOptions options{.shard = group};
+  fully_shard(net->in, options, "in");
+  fully_shard(net->out, options, "out");
+  return std::make_unique<Sharded>(net, options);
+}
+
+/// Three steps of plain gradient descent.
+void train_sharded(Sharded& model, const ShardedLayers& net, int global_rank, int begin,
+                   c10::Device device) {
+  torch::optim::SGD optimizer(net.parameters(), 0.1);
+  for (int step = begin; step < begin + 3; ++step) {
+    optimizer.zero_grad();
+    model.forward(batch(global_rank, step, device)).pow(2).mean().backward();
+    optimizer.step();
+  }
+}
+
+/// All ranks, then two of them with what a snapshot would give back.
+std::vector<at::Tensor> train_shards(const Group& world, c10::Device device) {
+  const auto net = std::make_shared<ShardedLayers>(device);
+  const auto model = shard(net, world);
+  train_sharded(*model, *net, world->rank(), 0, device);
+  FullState state = model->full_state();
+  const Group pair = world->split({2, 1}, "pair");
+  if (pair) {
+    model->rejoin(pair);
+    model->load_full_state(state);
+    train_sharded(*model, *net, world->rank(), 3, device);
+    state = model->full_state();
+    pair->shutdown();
+  }
+  std::vector<at::Tensor> values;
+  for (const auto& [name, tensor] : state) values.push_back(tensor.cpu());
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("replicas and their shared AdamW go on in other groups, on devices", "[ddp][rejoin]") {
+  expect_as_on_host(3, train_replicas);
+}
+
+TEST_CASE("what was in flight on devices when a group was aborted is gone", "[ddp][rejoin]") {
+  expect_as_on_host(2, train_after_an_abort);
+}
+
+TEST_CASE("shards go on in a group of another size, on devices", "[fsdp][rejoin]") {
+  expect_as_on_host(3, train_shards);
+}
