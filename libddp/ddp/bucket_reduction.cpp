@@ -1,6 +1,5 @@
 #include "libddp/ddp/bucket_reduction.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -71,7 +70,9 @@ bool BucketReduction::average(SparseGradients& sparse,
 }
 
 void BucketReduction::forget() {
-  std::fill(works_.begin(), works_.end(), nullptr);
+  for (WorkPtr& work : works_) {
+    if (const WorkPtr left = std::exchange(work, nullptr)) left->order_stream();
+  }
   if (hook_) hook_->forget();
 }
 

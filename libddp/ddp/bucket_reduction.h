@@ -38,6 +38,9 @@ class BucketReduction {
 
   /// `sharded`: of the Reducer, which outlives this.
   BucketReduction(Group group, const ShardedAverages& sharded);
+  BucketReduction(const BucketReduction&) = delete;
+  BucketReduction& operator=(const BucketReduction&) = delete;
+  ~BucketReduction() { forget(); }
 
   /// Throws StateError where there is a hook, or another exchange that none goes together with.
   void check_may_have_hook() const;
@@ -68,7 +71,8 @@ class BucketReduction {
   /// The same for gradients without a bucket: see SparseGradients.
   bool average(SparseGradients& sparse, const std::vector<SparseGradients::Share>& shares,
                std::size_t num_buckets);
-  /// Drops what a pass that failed half-way has left.
+  /// Drops what a pass that failed half-way has left. On a device the current stream waits for it:
+  /// the buckets are written again, or go.
   void forget();
 
  private:

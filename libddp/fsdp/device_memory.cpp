@@ -40,7 +40,11 @@ DeviceMemory::DeviceMemory(Spec spec, std::shared_ptr<DeviceBuffers> pool)
 
 // What is under way keeps its memory.
 DeviceMemory::~DeviceMemory() {
-  if (!whole_ || !whole_->users.is_empty()) return;
+  if (!whole_) return;
+  // Also where somebody has waited, and was told that the group has failed. The parameters' own
+  // memory may go next.
+  if (work_) work_->order_stream();
+  if (!whole_->users.is_empty()) return;
   if (!work_ && is_offloaded()) {
     const c10::StreamGuard guard(pool_->host_copies().to_device());
     whole_->users.add_current();

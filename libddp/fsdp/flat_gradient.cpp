@@ -188,11 +188,11 @@ void FlatGradient::leave_out_unused() {
 
 void FlatGradient::abandon() {
   if (!pass_) return;
-  if (pass_->work) {
+  if (const WorkPtr work = std::exchange(pass_->work, nullptr)) {
     try {
-      std::exchange(pass_->work, nullptr)->wait();
+      work->wait();
     } catch (const Error&) {
-      // The group has failed: the next collective says so.
+      work->order_stream();  // the group has failed: the next collective says so
     }
   }
   store_->abandon();

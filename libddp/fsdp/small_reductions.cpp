@@ -168,10 +168,11 @@ void SmallReductions::abandon() noexcept {
   waiting_.clear();
   waiting_bytes_ = 0;
   for (Batch& batch : running_) {
+    if (!batch.work) continue;
     try {
-      if (batch.work) batch.work->wait();
+      batch.work->wait();
     } catch (const std::exception&) {
-      // The group has failed: the next collective says so.
+      batch.work->order_stream();  // the group has failed: the next collective says so
     }
   }
   running_.clear();

@@ -1,11 +1,14 @@
 #include "libddp/group/stream_work.h"
 
 #include <algorithm>
+#include <exception>
 #include <thread>
 #include <utility>
 
 #include "libddp/base/deadline.h"
+#include "libddp/base/first_line.h"
 #include "libddp/base/interrupt.h"
+#include "libddp/base/log.h"
 #include "libddp/group/current_stream.h"
 
 namespace libddp {
@@ -28,6 +31,17 @@ void StreamWork::wait(std::optional<std::chrono::milliseconds> timeout) {
   if (wait_ == Wait::Host) return block_host(timeout);
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
   operation_->order(current_stream_on(device_));
+}
+
+void StreamWork::order_stream() noexcept {
+  if (wait_ == Wait::Host) return;
+  try {
+    operation_->order(current_stream_on(device_));
+  } catch (const std::exception&) {
+    // The device's own error, which whoever uses it next is told; its memory stays held.
+    log(LogLevel::Debug, "stream_not_ordered",
+        {{"operation", description()}, {"error", first_line_of(std::current_exception())}});
+  }
 }
 
 void StreamWork::synchronize() { block_host(std::nullopt); }

@@ -35,6 +35,7 @@ class StreamWork final : public Work, public std::enable_shared_from_this<Stream
 
   /// Throws the group's failure where it has failed by now. `timeout` limits a barrier only.
   void wait(std::optional<std::chrono::milliseconds> timeout = std::nullopt) override;
+  void order_stream() noexcept override;
   bool is_stream_ordered() const override { return wait_ == Wait::Stream; }
   c10::Device device() const override { return device_; }
   void synchronize() override;

@@ -49,6 +49,9 @@ class Work {
   /// Of a stream-ordered operation: does not block, but lets the current stream of this thread
   /// wait.
   virtual void wait(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
+  /// Of a stream-ordered operation that nobody wants any more: the current stream of this thread
+  /// waits for its end, well or not, before what uses its memory next. Else nothing.
+  virtual void order_stream() noexcept {}
   /// Whether it is an operation on device tensors, which is done in the order of a stream: who has
   /// waited may launch work in the current stream, and may not look at the results from the host.
   virtual bool is_stream_ordered() const { return false; }

@@ -57,6 +57,9 @@ class StreamJoin final : public Work {
   void wait(std::optional<std::chrono::milliseconds> timeout) override {
     for (const WorkPtr& work : works_) work->wait(timeout);
   }
+  void order_stream() noexcept override {
+    for (const WorkPtr& work : works_) work->order_stream();
+  }
   bool is_stream_ordered() const override { return true; }
   c10::Device device() const override { return first_on_device(works_)->device(); }
   void synchronize() override {

@@ -2,13 +2,15 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/sin.h>
+#include <ATen/ops/tanh.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
 #include <torch/optim/sgd.h>
 
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -115,24 +117,36 @@ std::vector<at::Tensor> train_after_an_abort(const Group& world, c10::Device dev
   return replica.net.values();
 }
 
+/// A linear layer that begins on the device: `to` would need tensors that devices share.
+struct LayerImpl : torch::nn::Module {
+  LayerImpl(std::int64_t in, std::int64_t out, double seed, c10::Device device) {
+    const auto wave = [&](at::IntArrayRef sizes) {
+      const at::Tensor numbers = at::arange(c10::multiply_integers(sizes), at::kFloat);
+      return at::sin(numbers * 0.7 + seed).view(sizes).to(device);
+    };
+    weight = register_parameter("weight", wave({out, in}));
+    bias = register_parameter("bias", wave({out}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
+  at::Tensor weight;
+  at::Tensor bias;
+};
+TORCH_MODULE(Layer);
+
 /// Sizes that no number of ranks divides.
 struct ShardedLayers : torch::nn::Module {
-  explicit ShardedLayers(c10::Device device) {
+  explicit ShardedLayers(c10::Device device) : in(5, 7, 1, device), out(7, 3, 2, device) {
     register_module("in", in);
     register_module("out", out);
-    const c10::NoGradGuard no_grad;
-    double seed = 0;
-    for (at::Tensor& p : parameters()) {
-      seed += 1;
-      p.copy_(at::sin(at::arange(p.numel(), at::kFloat) * 0.7 + seed).view(p.sizes()));
-    }
-    to(device);
   }
   at::Tensor forward(const at::Tensor& x) {
-    return sharded_forward(out, at::tanh(sharded_forward(in, x)));
+    const at::Tensor hidden = at::tanh(sharded_forward(in, x));
+    if (fails) throw std::runtime_error("in the middle of a forward");
+    return sharded_forward(out, hidden);
   }
-  torch::nn::Linear in{5, 7};
-  torch::nn::Linear out{7, 3};
+  Layer in;
+  Layer out;
+  bool fails = false;
 };
 
 using Sharded = FullyShardedDataParallel<ShardedLayers>;
@@ -174,6 +188,32 @@ std::vector<at::Tensor> train_shards(const Group& world, c10::Device device) {
   return values;
 }
 
+/// Two ranks break off in the middle of a pass; where they go on, one is new.
+std::vector<at::Tensor> train_shards_after_an_abort(const Group& world, c10::Device device) {
+  const int me = world->rank();
+  const Group pair = world->split({0, 2}, "pair");
+  const auto net = std::make_shared<ShardedLayers>(device);
+  std::unique_ptr<Sharded> model;
+  if (pair) {
+    model = shard(net, pair);
+    const at::Tensor pending = model->forward(batch(me, 0, device)).pow(2).mean();
+    net->fails = true;
+    message_of<std::runtime_error>([&] { model->forward(batch(me, 1, device)); });
+    net->fails = false;
+    pair->abort("a rank has died");
+    message_of<Error>([&] { model->forward(batch(me, 2, device)).sum().backward(); });
+    model->rejoin(world);
+  } else {
+    model = shard(net, world);
+  }
+  const auto other = std::make_shared<ShardedLayers>(device);
+  model->load_full_state(shard(other, world)->full_state());
+  train_sharded(*model, *net, me, 3, device);
+  std::vector<at::Tensor> values;
+  for (const auto& [name, tensor] : model->full_state()) values.push_back(tensor.cpu());
+  return values;
+}
+
 }  // namespace
 
 TEST_CASE("replicas and their shared AdamW go on in other groups, on devices", "[ddp][rejoin]") {
@@ -186,4 +226,8 @@ TEST_CASE("what was in flight on devices when a group was aborted is gone", "[dd
 
 TEST_CASE("shards go on in a group of another size, on devices", "[fsdp][rejoin]") {
   expect_as_on_host(3, train_shards);
+}
+
+TEST_CASE("shards go on where a pass broke off, on devices", "[fsdp][rejoin]") {
+  expect_as_on_host(3, train_shards_after_an_abort);
 }
