@@ -24,7 +24,7 @@ from pathlib import Path
 
 from forked import HERE, Forks
 
-sys.path.append(str(HERE.parent / "python" / "support"))  # not first: it has a checks of its own
+sys.path.append(str(HERE.parent / "python" / "support"))
 
 import run_keys
 

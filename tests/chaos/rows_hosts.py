@@ -9,7 +9,7 @@ import re
 import signal
 import time
 
-from checks import flip_byte, memories_of, rank_of_memory
+from kept_snapshots import flip_byte, memories_of, rank_of_memory
 from rows import Trial, pause, row
 
 HOSTS = ("h0", "h1", "h2")

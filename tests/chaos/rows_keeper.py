@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 
-from checks import load_alone
+from kept_snapshots import load_alone
 from rows import Trial, pause, row
 
 _MODES = ("ddp", "fsdp")

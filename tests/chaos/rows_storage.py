@@ -8,7 +8,7 @@ import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
-from checks import flip_bits, flip_byte, load_alone, memories_of
+from kept_snapshots import flip_bits, flip_byte, load_alone, memories_of
 from rows import Skipped, Trial, pause, row
 
 _MODES = ("ddp", "fsdp")

@@ -26,7 +26,7 @@ def load_alone(forks: Forks, folder: Path, config: dict) -> dict:
     """Loads the newest that it takes, with one rank and no group."""
     result = folder.parent / f"{folder.name}-found.json"
     argument = {"folder": str(folder), "result": str(result), "config": config}
-    pid = forks.start("checks:_load", argument, {}, folder.parent / "output.txt")
+    pid = forks.start("kept_snapshots:_load", argument, {}, folder.parent / "output.txt")
     status = forks.wait(pid, 60)
     assert status == 0, f"{status}: {(folder.parent / 'output.txt').read_text()[-3000:]}"
     return json.loads(result.read_text())
@@ -40,7 +40,7 @@ def flip_bits(forks: Forks, folder: Path, config: dict, flips: int, seed: str) -
     argument = {"folder": str(folder), "scratch": str(scratch), "config": config, "flips": flips}
     output = folder.parent / "output.txt"
     argument |= {"seed": seed, "result": str(result)}
-    status = forks.wait(forks.start("checks:_flip", argument, {}, output), 120)
+    status = forks.wait(forks.start("kept_snapshots:_flip", argument, {}, output), 120)
     assert status == 0, f"{status}: {output.read_text()[-3000:]}"
     return json.loads(result.read_text())
 
