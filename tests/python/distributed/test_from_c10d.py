@@ -1,6 +1,8 @@
 """Every call of libddp.distributed over a Gloo group that from_c10d wrapped, against numpy."""
 
 import inspect
+import subprocess
+import sys
 from datetime import timedelta
 
 import checks
@@ -248,3 +250,35 @@ def test_without_a_default_group():
 
     with pytest.raises(RuntimeError, match="not initialised"):
         from_c10d()
+
+
+_ENDS = """
+import atexit
+import sys
+
+import torch
+import torch.distributed as dist
+
+
+def look():
+    try:
+        group.all_reduce(torch.ones(2))
+    except RuntimeError as error:
+        print(error)
+
+
+atexit.register(look)  # ahead of libddp's own, so after them
+from libddp.distributed import from_c10d
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+group = from_c10d()
+dist.destroy_process_group()
+"""
+
+
+def test_a_wrapper_ends_before_the_interpreter(tmp_path):
+    """Its threads hold tensors; who lets go of one without an interpreter aborts the process."""
+    run = [sys.executable, "-c", _ENDS, str(tmp_path / "store")]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "has been shut down" in ended.stdout, ended.stdout
