@@ -10,6 +10,7 @@
 #include "libddp/base/interrupt.h"
 #include "libddp/base/stack_dump.h"
 #include "libddp/group/group_deleter.h"
+#include "libddp/interop/c10d_waiters.h"
 #include "libddp/interop/callback_thread.h"
 
 namespace py = pybind11;
@@ -63,9 +64,11 @@ void bind_interpreter(py::module_& module) {
       "Where the threads of this process are, as a failure's report shows it: text in the form of\n"
       "faulthandler's, the main thread last.");
 
-  // Futures may call into Python: their thread must end while there is an interpreter.
+  // Futures may call into Python: their thread must end while there is an interpreter. So must what
+  // lets go of tensors.
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release release;
+    C10dWaiters::settle_all();
     CallbackThread::stop_all();
     set_stack_dumper(nullptr);
     stacks_of_threads().stop();

@@ -1,6 +1,9 @@
 #include "libddp/interop/c10d_waiters.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -25,8 +28,13 @@ struct C10dWaiters::State {
   std::deque<Task> queue;
   std::vector<std::thread> threads;
   std::size_t num_idle = 0;
+  /// In the queue, or in their wait.
+  std::size_t num_waiting = 0;
+  /// These, and those that let go.
   std::size_t num_unfinished = 0;
   bool is_stopping = false;
+  /// The interpreter goes away.
+  bool keeps = false;
 
   bool is_own_thread() const {
     return std::any_of(threads.begin(), threads.end(), [](const std::thread& thread) {
@@ -35,7 +43,24 @@ struct C10dWaiters::State {
   }
 };
 
-C10dWaiters::C10dWaiters() : state_(std::make_shared<State>()) {}
+struct C10dWaiters::Registry {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<State>> states;
+  const pid_t pid = getpid();
+
+  /// Never freed: threads may outlive static destructors.
+  static Registry& get() {
+    static auto* const instance = new Registry();
+    return *instance;
+  }
+};
+
+C10dWaiters::C10dWaiters() : state_(std::make_shared<State>()) {
+  Registry& known = Registry::get();
+  const std::lock_guard lock(known.mutex);
+  std::erase_if(known.states, [](const auto& state) { return state.expired(); });
+  known.states.push_back(state_);
+}
 
 C10dWaiters::~C10dWaiters() {
   std::vector<std::thread> threads;
@@ -44,7 +69,7 @@ C10dWaiters::~C10dWaiters() {
     std::lock_guard lock(state_->mutex);
     state_->is_stopping = true;
     state_->changed.notify_all();
-    is_idle = state_->num_unfinished == 0;
+    is_idle = state_->num_waiting == 0;
     threads.swap(state_->threads);
   }
   for (std::thread& thread : threads) {
@@ -60,6 +85,7 @@ void C10dWaiters::watch(std::function<void()> wait, std::function<void(std::exce
   State& state = *state_;
   std::lock_guard lock(state.mutex);
   state.queue.push_back({std::move(wait), std::move(done)});
+  ++state.num_waiting;
   ++state.num_unfinished;
   if (state.queue.size() > state.num_idle) {
     state.threads.push_back(
@@ -71,7 +97,7 @@ void C10dWaiters::watch(std::function<void()> wait, std::function<void(std::exce
 
 bool C10dWaiters::is_idle() const {
   std::lock_guard lock(state_->mutex);
-  return state_->num_unfinished == 0;
+  return state_->num_waiting == 0;
 }
 
 void C10dWaiters::drain(const std::function<bool()>& gives_up) {
@@ -85,6 +111,25 @@ void C10dWaiters::drain(const std::function<bool()>& gives_up) {
     const bool is_enough = gives_up();
     lock.lock();
     if (is_enough) return;
+  }
+}
+
+void C10dWaiters::settle_all() {
+  constexpr std::chrono::seconds kPatience{1};
+  Registry& known = Registry::get();
+  if (known.pid != getpid()) return;
+  std::vector<std::weak_ptr<State>> states;
+  {
+    const std::lock_guard lock(known.mutex);
+    states = known.states;
+  }
+  for (const auto& weak : states) {
+    const std::shared_ptr<State> state = weak.lock();
+    if (!state) continue;
+    std::unique_lock lock(state->mutex);
+    state->keeps = true;
+    state->drained.wait_for(lock, kPatience,
+                            [&] { return state->num_unfinished == state->num_waiting; });
   }
 }
 
@@ -105,10 +150,18 @@ void C10dWaiters::work(const std::shared_ptr<State>& shared) {
     } catch (...) {
       error = std::current_exception();
     }
-    task.done(error);
-    task = {};  // what it keeps alive may end here, outside the lock
     lock.lock();
-    if (--state.num_unfinished == 0) state.drained.notify_all();
+    --state.num_waiting;
+    if (state.keeps) {
+      new std::pair(std::move(task), std::move(error));  // an error may be Python's, too
+    } else {
+      lock.unlock();
+      task.done(std::move(error));
+      task = {};  // what it keeps alive may end here, outside the lock
+      lock.lock();
+    }
+    --state.num_unfinished;
+    if (state.num_unfinished == state.num_waiting) state.drained.notify_all();
   }
 }
 

@@ -12,7 +12,6 @@ import atexit
 import multiprocessing
 import os
 import sys
-import weakref
 from functools import cache
 from multiprocessing.util import Finalize
 
@@ -24,8 +23,6 @@ from libddp._program_line import program_line
 _MAX_TEXT = 500
 #: This process's rank in its first group, by process: a forked child is another rank.
 _ranks: dict[int, int] = {}
-#: Groups over another library's, which may have destroyed its own by the end.
-_wrapped: weakref.WeakSet = weakref.WeakSet()
 
 
 def install(rank: int) -> None:
@@ -112,12 +109,7 @@ def announce_error_in_flight() -> None:
         group.report_error(describe(error))
 
 
-def leave_at_end(group) -> None:
-    """A group over another library's, whose threads hold tensors: with the interpreter they end."""
-    _wrapped.add(group)
-
-
 def leave() -> None:
     """Ends every group in order."""
-    for group in [*live_groups(), *_wrapped]:
+    for group in live_groups():
         group.shutdown()

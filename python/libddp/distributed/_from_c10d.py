@@ -56,13 +56,10 @@ def from_c10d(group=None) -> _C.ProcessGroup:
         )
     _exit.install(c10d.get_rank() if c10d.is_initialized() else 0)
     if not isinstance(group, c10d.ProcessGroup):
-        native = _C.from_c10d(group)
-        _exit.leave_at_end(native)
-        return native
+        return _C.from_c10d(group)
     ranks = c10d.get_process_group_ranks(group) if group in c10d._world.pg_group_ranks else []
     native = _C.from_c10d(group, name=_name_of(group), global_ranks=ranks)
     _groups.remember(group, native)
-    _exit.leave_at_end(native)
     return native
 
 

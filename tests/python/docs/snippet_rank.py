@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-#: What the snippets have made, as a program's own names: until the interpreter ends.
-kept: list[dict] = []
 sys.path[:0] = [str(ROOT / "tests/python/support"), str(ROOT / "examples/nanogpt")]
 
 
@@ -27,7 +25,6 @@ def main(page: str) -> None:
         if "continued" not in snippet.words:
             end_group()
             namespace = {"__name__": "__main__"}
-            kept.append(namespace)
         if "rank-0" not in snippet.words or rank in ("0", None):
             # The page's own name: tracebacks and libddp's errors show the line in it.
             exec(compile(snippet.before, f"{page} (before line {snippet.line})", "exec"), namespace)
