@@ -12,17 +12,15 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "libddp/base/error.h"
-#include "libddp/ddp/replicated_model.h"
 #include "libddp/fsdp/fully_sharded_data_parallel.h"
-#include "libddp/optim/adamw.h"
 #include "tests/cuda/ddp_fixture.h"
 #include "tests/cuda/device_fixture.h"
+#include "tests/cuda/trained_replica.h"
 #include "tests/support/catch.h"
 
 using namespace libddp;
@@ -30,61 +28,25 @@ using namespace libddp::test;
 
 namespace {
 
-DistributedDataParallelOptions small_caps() {
-  DistributedDataParallelOptions options;
-  options.cap_bytes = options.first_bytes = 128;
-  return options;
+/// Three steps.
+void train(TrainedReplica& replica, int global_rank, int begin, c10::Device device) {
+  for (int step = begin; step < begin + 3; ++step) replica.step(batch(global_rank, step, device));
 }
-
-/// A replica whose optimizer's work is shared over the ranks.
-struct Replica {
-  Replica(const Group& group, c10::Device device)
-      : net(device), model(net.parameters(), {}, group, small_caps()) {
-    std::vector<at::Tensor> parameters;
-    for (const NamedTensor& parameter : net.parameters()) parameters.push_back(parameter.tensor);
-    AdamWExtras extras;
-    extras.shard_over = &model;
-    optimizer.emplace(parameters, torch::optim::AdamWOptions(0.05), extras);
-  }
-
-  void rejoin(const Group& group) {
-    model.rejoin(group, {}, small_caps());
-    optimizer->rejoin(model);
-  }
-  at::Tensor loss(const at::Tensor& input) {
-    model.before_forward();
-    at::Tensor loss = net.loss(input);
-    model.after_forward({loss}, true);
-    return loss;
-  }
-  /// Three steps.
-  void train(int global_rank, int begin, c10::Device device) {
-    for (int step = begin; step < begin + 3; ++step) {
-      net.clear();
-      loss(batch(global_rank, step, device)).backward();
-      optimizer->step();
-    }
-  }
-
-  TrainedNet net;
-  ReplicatedModel model;
-  std::optional<AdamW> optimizer;
-};
 
 /// All ranks, then two of them, then all again, where one is new.
 std::vector<at::Tensor> train_replicas(const Group& world, c10::Device device) {
   const int me = world->rank();
-  auto replica = std::make_unique<Replica>(world, device);
-  replica->train(me, 0, device);
+  auto replica = std::make_unique<TrainedReplica>(world, device, Sharing::State);
+  train(*replica, me, 0, device);
   const Group pair = world->split({0, 2}, "pair");
   if (pair) {
     replica->rejoin(pair);
-    replica->train(me, 3, device);
+    train(*replica, me, 3, device);
     replica->rejoin(world);
   } else {
-    replica = std::make_unique<Replica>(world, device);
+    replica = std::make_unique<TrainedReplica>(world, device, Sharing::State);
   }
-  replica->train(me, 6, device);
+  train(*replica, me, 6, device);
   if (pair) pair->shutdown();
   return replica->net.values();
 }
@@ -93,8 +55,8 @@ std::vector<at::Tensor> train_replicas(const Group& world, c10::Device device) {
 std::vector<at::Tensor> train_after_an_abort(const Group& world, c10::Device device) {
   const int me = world->rank();
   const Group first = world->split({0, 1}, "first");
-  Replica replica(first, device);
-  replica.train(me, 0, device);
+  TrainedReplica replica(first, device, Sharing::State);
+  train(replica, me, 0, device);
   const at::Tensor loss = replica.loss(batch(me, 3, device));
   world->barrier();
   bool breaks = me == 0;
@@ -112,7 +74,7 @@ std::vector<at::Tensor> train_after_an_abort(const Group& world, c10::Device dev
   if (me == 0) first->abort("a rank has died");
   expect(contains(message_of<Error>([&] { first->barrier(); }), "a rank has died"), "why");
   replica.rejoin(world);
-  replica.train(me, 4, device);
+  train(replica, me, 4, device);
   first->shutdown();
   return replica.net.values();
 }
@@ -169,6 +131,12 @@ void train_sharded(Sharded& model, const ShardedLayers& net, int global_rank, in
   }
 }
 
+std::vector<at::Tensor> values_of(const FullState& state) {
+  std::vector<at::Tensor> values;
+  for (const auto& [name, tensor] : state) values.push_back(tensor.cpu());
+  return values;
+}
+
 /// All ranks, then two of them with what a snapshot would give back.
 std::vector<at::Tensor> train_shards(const Group& world, c10::Device device) {
   const auto net = std::make_shared<ShardedLayers>(device);
@@ -183,9 +151,7 @@ std::vector<at::Tensor> train_shards(const Group& world, c10::Device device) {
     state = model->full_state();
     pair->shutdown();
   }
-  std::vector<at::Tensor> values;
-  for (const auto& [name, tensor] : state) values.push_back(tensor.cpu());
-  return values;
+  return values_of(state);
 }
 
 /// Two ranks break off in the middle of a pass; where they go on, one is new.
@@ -209,9 +175,7 @@ std::vector<at::Tensor> train_shards_after_an_abort(const Group& world, c10::Dev
   const auto other = std::make_shared<ShardedLayers>(device);
   model->load_full_state(shard(other, world)->full_state());
   train_sharded(*model, *net, me, 3, device);
-  std::vector<at::Tensor> values;
-  for (const auto& [name, tensor] : model->full_state()) values.push_back(tensor.cpu());
-  return values;
+  return values_of(model->full_state());
 }
 
 }  // namespace

@@ -7,17 +7,15 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "libddp/ddp/distributed_data_parallel.h"
-#include "libddp/ddp/replicated_model.h"
 #include "tests/cuda/ddp_fixture.h"
 #include "tests/cuda/device_fixture.h"
+#include "tests/cuda/trained_replica.h"
 #include "tests/fakegpu/fake_device.h"
 #include "tests/fakegpu/race_checker.h"
 #include "tests/support/catch.h"
@@ -27,60 +25,23 @@ using namespace libddp::test;
 
 namespace {
 
-/// What the ranks share out.
-enum class Sharing { Nothing, State, Gradients };
-
-/// A network, its replica and the optimizer.
-struct Trained {
-  Trained(const Group& group, c10::Device device, Sharing sharing, bool amsgrad = false)
-      : net(device), replica(net.parameters(), {}, group, options()) {
-    std::vector<at::Tensor> parameters;
-    for (const NamedTensor& parameter : net.parameters()) parameters.push_back(parameter.tensor);
-    AdamWExtras extras;
-    if (sharing != Sharing::Nothing) extras.shard_over = &replica;
-    extras.shard_gradients = sharing == Sharing::Gradients;
-    optimizer.emplace(parameters, torch::optim::AdamWOptions(0.05).amsgrad(amsgrad), extras);
-  }
-
-  static DistributedDataParallelOptions options() {
-    DistributedDataParallelOptions options;
-    options.cap_bytes = options.first_bytes = 128;
-    return options;
-  }
-
-  void backward(const at::Tensor& input) {
-    replica.before_forward();
-    const at::Tensor loss = net.loss(input);
-    replica.after_forward({loss}, true);
-    loss.backward();
-  }
-  void step(const at::Tensor& input) {
-    net.clear();
-    backward(input);
-    optimizer->step();
-  }
-
-  TrainedNet net;
-  ReplicatedModel replica;
-  std::optional<AdamW> optimizer;
-};
-
 enum class Passes { OnePerStep, TwoOnce };
 
 /// Some steps, one of them perhaps after two passes; then what an archive holds continues in
 /// another optimizer.
 std::vector<at::Tensor> train(const Group& group, c10::Device device, Sharing sharing, bool amsgrad,
                               Passes passes) {
-  Trained trained(group, device, sharing, amsgrad);
+  TrainedReplica trained(group, device, sharing, amsgrad);
   for (int step = 0; step < 4; ++step) {
     trained.net.clear(step % 2 == 0);
-    trained.backward(batch(group->rank(), step, device));
-    if (step == 2 && passes == Passes::TwoOnce) trained.backward(batch(group->rank(), 9, device));
+    trained.loss(batch(group->rank(), step, device)).backward();
+    if (step == 2 && passes == Passes::TwoOnce)
+      trained.loss(batch(group->rank(), 9, device)).backward();
     trained.optimizer->step();
   }
   std::ostringstream out;
   torch::save(*trained.optimizer, out);
-  Trained resumed(group, device, sharing, amsgrad);
+  TrainedReplica resumed(group, device, sharing, amsgrad);
   {
     const c10::NoGradGuard no_grad;
     for (std::size_t i = 0; i < trained.net.parameters().size(); ++i) {
@@ -114,11 +75,11 @@ void expect_bits_of_one_that_is_not_shared(int world_size, Sharing sharing, bool
 
 /// Norms before clipping to 0.5, of some steps.
 std::vector<at::Tensor> norms(const Group& group, c10::Device device, Sharing sharing) {
-  Trained trained(group, device, sharing);
+  TrainedReplica trained(group, device, sharing);
   std::vector<at::Tensor> norms;
   for (int step = 0; step < 3; ++step) {
     trained.net.clear();
-    trained.backward(batch(group->rank(), step, device));
+    trained.loss(batch(group->rank(), step, device)).backward();
     norms.push_back(trained.optimizer->clip_grad_norm(0.5).cpu().to(at::kFloat));
     trained.optimizer->step();
   }
@@ -130,10 +91,10 @@ std::vector<at::Tensor> norms(const Group& group, c10::Device device, Sharing sh
 std::set<std::int64_t> step_dropping(std::int64_t dropped, Sharing sharing) {
   std::set<std::int64_t> needed;
   run_device_group(2, [&](ProcessGroup& group, c10::Device device) {
-    Trained trained(group.shared_from_this(), device, sharing);
+    TrainedReplica trained(group.shared_from_this(), device, sharing);
     for (int step = 0; step < 2; ++step) trained.step(batch(group.rank(), step, device));
     trained.net.clear();
-    trained.backward(batch(group.rank(), 2, device));
+    trained.loss(batch(group.rank(), 2, device)).backward();
     group.barrier();
     if (group.rank() == 0) {
       fakegpu::reset();
