@@ -114,7 +114,7 @@ TEST_CASE_METHOD(WithDevice, "SyncBatchNorm's operators make a batch norm") {
   const at::Tensor on_grad = at::batch_norm_backward_elemt(moved(grad), moved(x), mean, invstd,
                                                            moved(weight), sum, sum_centred, counts);
   REQUIRE(at::allclose(on_grad.cpu(), reference.grad(), 1e-3, 1e-5));
-  REQUIRE(at::allclose(grad_bias.cpu(), grad.sum({0, 2}), 1e-4, 1e-5));
+  REQUIRE(at::allclose(grad_bias.cpu(), grad.sum(at::IntArrayRef({0, 2})), 1e-4, 1e-5));
   REQUIRE(grad_weight.numel() == 3);
 }
 
