@@ -43,9 +43,10 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
       blocks_(std::make_shared<SharedBlocks>(arena_, comm_)),
       reporter_(identity_, peer_names_, *comm_, flight_recorder_, [this] { return watchdog(); }),
       notes_([this](const std::vector<int>& ranks) { return reporter_.where_are(ranks); }),
-      messages_(
-          std::make_unique<MessageQueue>(identity_, *comm_, peer_names_, flight_recorder_,
-                                         MessageQueue::Hooks{notes_, [this] { tell_peers(); }})),
+      messages_(std::make_unique<MessageQueue>(
+          identity_, *comm_, peer_names_, flight_recorder_,
+          MessageQueue::Hooks{notes_, [this] { tell_peers(); },
+                              [this](const Departure& departure) { tell_departure(departure); }})),
       queue_(std::make_unique<WorkQueue>("libddp-queue")),
       running_call_([this] { return describe_running(); }) {
   std::lock_guard lock(watchdog_mutex_);
@@ -53,6 +54,9 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
       identity_, std::move(peers), *comm_,
       Watchdog::Hooks{[this](int rank, std::uint64_t sequence, const std::string& error) {
                         on_goodbye(rank, sequence, error);
+                      },
+                      [this](int rank, const Departure& departure) {
+                        messages_->on_departure(rank, departure);
                       },
                       [this] { return running_.load(std::memory_order_relaxed); },
                       [this] { reporter_.report(/*waits=*/false); }});
@@ -188,7 +192,7 @@ void HostBackend::on_goodbye(int rank, std::uint64_t sequence, const std::string
     comm_->fail(left_failure(rank, sequence, comm_->last_call_of(identity_.rank)));
     tell_peers();
   }
-  messages_->on_goodbye(rank);
+  messages_->on_departure(rank, {.has_left = true});
 }
 
 GroupFailure HostBackend::left_failure(int rank, std::uint64_t last,
@@ -220,6 +224,10 @@ void HostBackend::fail_after_exception(const CommCall& call) noexcept {
                              call.description.to_string(call.sequence))});
   }
   tell_peers();
+}
+
+void HostBackend::tell_departure(const Departure& departure) noexcept {
+  if (const auto watchdog = this->watchdog()) watchdog->say_leaving(departure);
 }
 
 void HostBackend::tell_peers() noexcept {

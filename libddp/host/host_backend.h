@@ -98,6 +98,7 @@ class HostBackend : public Backend {
   GroupFailure left_failure(int rank, std::uint64_t last, const std::string& what) const;
   void fail_after_exception(const CommCall& call) noexcept;
   void tell_peers() noexcept;
+  void tell_departure(const Departure& departure) noexcept;
   void stop_parts();
   std::shared_ptr<Watchdog> watchdog() const;
 

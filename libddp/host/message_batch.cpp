@@ -5,6 +5,18 @@
 #include <utility>
 
 namespace libddp {
+namespace {
+
+bool is_hopeless(const Comm::Transfer& transfer, const std::vector<Departure>& departures,
+                 int peer) {
+  const Departure& departure = departures[static_cast<std::size_t>(peer)];
+  if (departure.has_left) return true;
+  // Those of collectives have tags of their own.
+  if (transfer.tag < 0) return false;
+  return transfer.is_send ? departure.receives_nothing : departure.sends_nothing;
+}
+
+}  // namespace
 
 bool MessageBatch::is_done() const {
   return std::all_of(transfers.begin(), transfers.end(),
@@ -24,28 +36,35 @@ int MessageBatch::source_rank() const {
   return -1;
 }
 
-std::optional<int> MessageBatch::first_missing(const std::vector<bool>& is_gone,
+std::optional<int> MessageBatch::first_missing(const std::vector<Departure>& departures,
                                                int own_rank) const {
   for (const Comm::Transfer& transfer : transfers) {
     if (transfer.is_done) continue;
     if (transfer.peer >= 0) {
-      if (is_gone[static_cast<std::size_t>(transfer.peer)]) return transfer.peer;
+      if (is_hopeless(transfer, departures, transfer.peer)) return transfer.peer;
       continue;
     }
-    // From any source: hopeless only when all others have left.
-    bool is_hopeless = true;
-    for (std::size_t rank = 0; rank < is_gone.size(); ++rank) {
-      is_hopeless = is_hopeless && (is_gone[rank] || static_cast<int>(rank) == own_rank);
+    // From any source: hopeless only when it is from each of the others.
+    bool is_hopeless_from_all = true;
+    for (int rank = 0; rank < static_cast<int>(departures.size()); ++rank) {
+      is_hopeless_from_all =
+          is_hopeless_from_all && (rank == own_rank || is_hopeless(transfer, departures, rank));
     }
-    if (is_hopeless) return own_rank == 0 ? 1 : 0;
+    if (is_hopeless_from_all) return own_rank == 0 ? 1 : 0;
   }
   return std::nullopt;
 }
 
-bool MessageBatch::is_awaited(const std::vector<bool>& is_gone) const {
+bool MessageBatch::is_awaited(const std::vector<Departure>& departures) const {
   return std::any_of(transfers.begin(), transfers.end(), [&](const Comm::Transfer& transfer) {
     return !transfer.is_done && transfer.peer >= 0 &&
-           !is_gone[static_cast<std::size_t>(transfer.peer)];
+           !is_hopeless(transfer, departures, transfer.peer);
+  });
+}
+
+bool MessageBatch::has_unfinished(bool is_send) const {
+  return std::any_of(transfers.begin(), transfers.end(), [&](const Comm::Transfer& transfer) {
+    return !transfer.is_done && transfer.is_send == is_send;
   });
 }
 

@@ -16,6 +16,7 @@
 #include "libddp/base/deadline.h"
 #include "libddp/collectives/comm.h"
 #include "libddp/group/backend.h"
+#include "libddp/watchdog/departure.h"
 
 namespace libddp {
 
@@ -37,10 +38,12 @@ struct MessageBatch {
   void append_unfinished(std::vector<Comm::Transfer*>& transfers);
   /// Rank that the first receive came from; -1 if there is none.
   int source_rank() const;
-  /// True if a part still needs one of the ranks marked in `is_gone`.
-  std::optional<int> first_missing(const std::vector<bool>& is_gone, int own_rank) const;
-  /// Whether some rank that is not marked in `is_gone` may wait for a part that is not done.
-  bool is_awaited(const std::vector<bool>& is_gone) const;
+  /// The first rank that a part still needs, and that will do nothing for it any more.
+  std::optional<int> first_missing(const std::vector<Departure>& departures, int own_rank) const;
+  /// Whether some rank that would still do something for it may wait for a part that is not done.
+  bool is_awaited(const std::vector<Departure>& departures) const;
+  /// Whether a part is not done, of those that are sends, or of those that are not.
+  bool has_unfinished(bool is_send) const;
   /// "rank 1, rank 3": the peers of what is not done.
   std::string unfinished_peers(const std::vector<std::string>& peer_names) const;
   /// Their ranks; all others of `world_size` where any of them would do.

@@ -19,9 +19,29 @@ namespace libddp {
 
 using BatchPtr = std::shared_ptr<MessageBatch>;
 
+namespace {
+
+/// A rank that leaves says how far it is where nothing has moved for so long: mostly it has not to.
+constexpr std::chrono::milliseconds kQuiet{200};
+/// What both sides have a part of moves within that time, unless one of them is frozen.
+constexpr std::chrono::seconds kStuck{5};
+/// What a peer has received, it may say on a slower connection than that it is on its way out.
+constexpr std::chrono::seconds kAckPatience{2};
+
+}  // namespace
+
 /// Shared with the worker, which may outlive the queue for the few instructions after a Work's
 /// callback destroyed the group; `is_stopping` then keeps it from the communicator.
 struct MessageQueue::State {
+  State(GroupIdentity of, Comm& with, std::vector<std::string> names, FlightRecorder& recorder,
+        Hooks calls)
+      : identity(std::move(of)),
+        comm(with),
+        peer_names(std::move(names)),
+        flight_recorder(recorder),
+        hooks(std::move(calls)),
+        peers(static_cast<std::size_t>(identity.world_size)) {}
+
   GroupIdentity identity;
   Comm& comm;
   std::vector<std::string> peer_names;
@@ -31,15 +51,21 @@ struct MessageQueue::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::list<BatchPtr> active;
-  /// No longer active, and their Works do not know yet: who is about to tell them.
-  struct Finishing {
-    std::thread::id thread;
-    BatchPtr batch;
+  /// Who is about to tell the Works of what is no longer active, and to let go of its tensors.
+  std::vector<std::thread::id> finishing;
+  struct Peer {
+    Departure departure;
+    /// While its acks may be on the way.
+    Deadline acks = Deadline::never();
   };
-  std::vector<Finishing> finishing;
-  std::vector<bool> is_gone;
+  std::vector<Peer> peers;
   bool is_driven = false;
   bool is_stopping = false;
+  bool is_draining = false;
+  Deadline quiet = Deadline::never();
+  Deadline stuck = Deadline::never();
+  /// What the peers know.
+  Departure said;
   std::uint64_t num_posted = 0;
   std::thread worker;
 
@@ -55,14 +81,17 @@ struct MessageQueue::State {
   void wait_for(const BatchPtr& batch);
   std::exception_ptr drive(Lock& lock);
   bool move_all(std::uint32_t ticket, const std::vector<Comm::Transfer*>& transfers, bool may_wait);
-  std::vector<Ending> retire(const std::vector<bool>& was_gone, bool moved);
+  void note_move();
+  std::vector<Departure> current_departures() const;
+  std::optional<Departure> news();
+  std::vector<Ending> retire(const std::vector<Departure>& departures, bool moved);
   BatchPtr first_expired() const;
-  BatchPtr first_unfinished() const;
+  bool is_finishing_elsewhere() const;
   std::vector<Ending> retire_all(const std::exception_ptr& error);
   std::exception_ptr time_out(const MessageBatch& batch);
   std::exception_ptr give_up(const Ending& ending);
   std::exception_ptr group_error() const;
-  std::exception_ptr gone_error(const MessageBatch& batch, int rank) const;
+  std::exception_ptr gone_error(const MessageBatch& batch, int rank, bool has_left) const;
   std::exception_ptr poison();
   void finish(std::vector<Ending>& endings);
   static void work(const std::shared_ptr<State>& shared);
@@ -70,22 +99,8 @@ struct MessageQueue::State {
 
 MessageQueue::MessageQueue(GroupIdentity identity, Comm& comm, std::vector<std::string> peer_names,
                            FlightRecorder& flight_recorder, Hooks hooks)
-    : state_(new State{std::move(identity),
-                       comm,
-                       std::move(peer_names),
-                       flight_recorder,
-                       std::move(hooks),
-                       {},
-                       {},
-                       {},
-                       {},
-                       {},
-                       false,
-                       false,
-                       0,
-                       {}}) {
-  state_->is_gone.resize(static_cast<std::size_t>(state_->identity.world_size));
-}
+    : state_(std::make_shared<State>(std::move(identity), comm, std::move(peer_names),
+                                     flight_recorder, std::move(hooks))) {}
 
 MessageQueue::~MessageQueue() {
   State& state = *state_;
@@ -151,23 +166,37 @@ bool MessageQueue::is_idle() const {
   return state_->active.empty();
 }
 
-void MessageQueue::on_goodbye(int rank) {
+void MessageQueue::on_departure(int rank, const Departure& departure) {
   State& state = *state_;
   State::Lock lock(state.mutex);
-  state.is_gone[static_cast<std::size_t>(rank)] = true;
+  State::Peer& peer = state.peers[static_cast<std::size_t>(rank)];
+  if (peer.departure.has_left) return;
+  peer = {departure, Deadline::after(kAckPatience)};
   state.comm.wake_mail();
 }
 
 void MessageQueue::drain() {
   State& state = *state_;
+  {
+    State::Lock lock(state.mutex);
+    state.is_draining = true;
+    state.note_move();
+  }
   while (true) {
     BatchPtr batch;
     {
       State::Lock lock(state.mutex);
       if (state.worker.get_id() == std::this_thread::get_id()) return;
-      batch = state.first_unfinished();
+      if (!state.active.empty()) {
+        batch = state.active.front();
+      } else if (state.is_finishing_elsewhere()) {
+        state.changed.wait_for(lock, kInterruptPeriod);
+      } else {
+        return;
+      }
     }
-    if (!batch) return;
+    check_interrupt();
+    if (!batch) continue;
     try {
       state.wait_for(batch);
     } catch (const Error&) {
@@ -206,16 +235,12 @@ void MessageQueue::State::wait_for(const BatchPtr& batch) {
 std::exception_ptr MessageQueue::State::drive(Lock& lock) {
   is_driven = true;
   const std::uint32_t ticket = comm.mail_ticket();
-  // Who has left on another host may have sent its last words on a slower connection.
-  std::vector<bool> was_gone = is_gone;
-  for (std::size_t rank = 0; rank < was_gone.size(); ++rank) {
-    was_gone[rank] = was_gone[rank] && comm.has_read_all(static_cast<int>(rank));
-  }
+  const std::vector<Departure> departures = current_departures();
   std::vector<Comm::Transfer*> transfers;
   bool may_wait = true;
   for (const BatchPtr& batch : active) {
     batch->append_unfinished(transfers);
-    may_wait = may_wait && !batch->first_missing(was_gone, identity.rank);
+    may_wait = may_wait && !batch->first_missing(departures, identity.rank);
   }
   lock.unlock();
 
@@ -233,7 +258,7 @@ std::exception_ptr MessageQueue::State::drive(Lock& lock) {
   }
 
   lock.lock();
-  std::vector<Ending> endings = error ? retire_all(error) : retire(was_gone, moved);
+  std::vector<Ending> endings = error ? retire_all(error) : retire(departures, moved);
   if (const BatchPtr late = error || moved ? nullptr : first_expired()) {
     // Without the lock: the peers are asked where they are.
     lock.unlock();
@@ -241,6 +266,12 @@ std::exception_ptr MessageQueue::State::drive(Lock& lock) {
     lock.lock();
     const auto rest = retire_all(error);
     endings.insert(endings.end(), rest.begin(), rest.end());
+  }
+  if (moved || !endings.empty()) note_move();
+  if (const auto departure = news()) {
+    lock.unlock();
+    hooks.on_departure(*departure);
+    lock.lock();
   }
   const auto awaited = std::find_if(endings.begin(), endings.end(),
                                     [](const Ending& ending) { return ending.abandoned_by; });
@@ -252,15 +283,16 @@ std::exception_ptr MessageQueue::State::drive(Lock& lock) {
     endings.insert(endings.end(), rest.begin(), rest.end());
   }
   is_driven = false;
-  for (const Ending& ending : endings) {
-    finishing.push_back({std::this_thread::get_id(), ending.batch});
-  }
-  if (!endings.empty()) changed.notify_all();
+  if (endings.empty()) return foreign;
+  const auto self = std::this_thread::get_id();
+  finishing.push_back(self);
+  changed.notify_all();
   lock.unlock();
   finish(endings);
+  endings.clear();  // what they keep alive may end here, outside the lock
   lock.lock();
-  std::erase_if(finishing,
-                [](const Finishing& entry) { return entry.batch->work->is_completed(); });
+  finishing.erase(std::find(finishing.begin(), finishing.end(), self));
+  if (is_draining) changed.notify_all();
   return foreign;
 }
 
@@ -274,8 +306,46 @@ bool MessageQueue::State::move_all(std::uint32_t ticket,
   return false;
 }
 
+void MessageQueue::State::note_move() {
+  quiet = Deadline::after(kQuiet);
+  stuck = Deadline::after(kStuck);
+}
+
+/// Of the peers, as far as nothing from them is on the way any more.
+std::vector<Departure> MessageQueue::State::current_departures() const {
+  std::vector<Departure> departures;
+  for (std::size_t rank = 0; rank < peers.size(); ++rank) {
+    Departure departure = peers[rank].departure;
+    // Who leaves on another host may have sent its last words on a slower connection.
+    const bool is_all_read = comm.has_read_all(static_cast<int>(rank));
+    departure.has_left = departure.has_left && is_all_read;
+    departure.receives_nothing =
+        departure.receives_nothing && (is_all_read || peers[rank].acks.expired());
+    // Neither does anything new, so nothing will move.
+    if (said.is_stuck && departure.is_stuck) {
+      departure.sends_nothing = departure.receives_nothing = true;
+    }
+    departures.push_back(departure);
+  }
+  return departures;
+}
+
+/// What the peers should know of a rank that wants to leave and may wait for them in vain. A send
+/// is done when its receiver has all of it, so who has none left has nothing on the way either.
+std::optional<Departure> MessageQueue::State::news() {
+  if (!is_draining || active.empty() || !quiet.expired()) return std::nullopt;
+  Departure departure{.sends_nothing = true, .receives_nothing = true, .is_stuck = stuck.expired()};
+  for (const BatchPtr& batch : active) {
+    if (batch->has_unfinished(/*is_send=*/true)) departure.sends_nothing = false;
+    if (batch->has_unfinished(/*is_send=*/false)) departure.receives_nothing = false;
+  }
+  if (departure == said) return std::nullopt;
+  said = departure;
+  return departure;
+}
+
 std::vector<MessageQueue::State::Ending> MessageQueue::State::retire(
-    const std::vector<bool>& was_gone, bool moved) {
+    const std::vector<Departure>& departures, bool moved) {
   std::vector<Ending> endings;
   for (auto entry = active.begin(); entry != active.end();) {
     MessageBatch& batch = **entry;
@@ -284,9 +354,9 @@ std::vector<MessageQueue::State::Ending> MessageQueue::State::retire(
     const bool is_done = batch.is_done();
     if (!is_done && !moved) {
       // A peer that left had handed over everything first, and nothing moved since.
-      if (const auto rank = batch.first_missing(was_gone, identity.rank)) {
-        error = gone_error(batch, *rank);
-        if (batch.is_awaited(was_gone)) abandoned_by = rank;
+      if (const auto rank = batch.first_missing(departures, identity.rank)) {
+        error = gone_error(batch, *rank, departures[static_cast<std::size_t>(*rank)].has_left);
+        if (batch.is_awaited(departures)) abandoned_by = rank;
       }
     }
     if (!is_done && !error) {
@@ -307,13 +377,10 @@ BatchPtr MessageQueue::State::first_expired() const {
 }
 
 /// What a drain has to wait for. A callback that drains does not wait for its own thread.
-BatchPtr MessageQueue::State::first_unfinished() const {
-  if (!active.empty()) return active.front();
+bool MessageQueue::State::is_finishing_elsewhere() const {
   const auto self = std::this_thread::get_id();
-  const auto found = std::find_if(finishing.begin(), finishing.end(), [&](const auto& entry) {
-    return entry.thread != self && !entry.batch->work->is_completed();
-  });
-  return found == finishing.end() ? nullptr : found->batch;
+  return std::any_of(finishing.begin(), finishing.end(),
+                     [&](std::thread::id thread) { return thread != self; });
 }
 
 std::vector<MessageQueue::State::Ending> MessageQueue::State::retire_all(
@@ -363,12 +430,14 @@ std::exception_ptr MessageQueue::State::group_error() const {
   return nullptr;
 }
 
-std::exception_ptr MessageQueue::State::gone_error(const MessageBatch& batch, int rank) const {
+std::exception_ptr MessageQueue::State::gone_error(const MessageBatch& batch, int rank,
+                                                   bool has_left) const {
   return std::make_exception_ptr(PeerError(
-      fmt::format(
-          "{} {}: {} has left the group (destroy_process_group) while this rank was waiting "
-          "for it. Hint: let both sides finish their sends and receives before one leaves.",
-          identity.where(), batch.work->description(), peer_names[static_cast<std::size_t>(rank)]),
+      fmt::format("{} {}: {} {} the group (destroy_process_group) {} this rank was waiting "
+                  "for it. Hint: let both sides finish their sends and receives before one leaves.",
+                  identity.where(), batch.work->description(),
+                  peer_names[static_cast<std::size_t>(rank)], has_left ? "has left" : "leaves",
+                  has_left ? "while" : "and has no part of what"),
       rank));
 }
 

@@ -17,6 +17,7 @@
 #include "libddp/base/group_identity.h"
 #include "libddp/collectives/comm.h"
 #include "libddp/group/backend.h"
+#include "libddp/watchdog/departure.h"
 #include "libddp/watchdog/flight_recorder.h"
 
 namespace libddp {
@@ -29,6 +30,8 @@ class MessageQueue {
     std::function<std::string(const std::vector<int>& ranks)> notes;
     /// The group has failed here: tells the peers.
     std::function<void()> on_failure;
+    /// This rank leaves, and waits for what peers may not do any more: tells them how far it is.
+    std::function<void(const Departure& departure)> on_departure;
   };
 
   MessageQueue(GroupIdentity identity, Comm& comm, std::vector<std::string> peer_names,
@@ -44,10 +47,11 @@ class MessageQueue {
   /// The parts of a collective, under a tag that no user can choose; blocks.
   void run(const BackendCall& call, std::uint64_t sequence, const std::vector<Exchange>& parts);
 
-  /// A peer left in order: what still needs it fails.
-  void on_goodbye(int rank);
+  /// A peer leaves, or has left, in order: what still needs it fails.
+  void on_departure(int rank, const Departure& departure);
   bool is_idle() const;
-  /// Waits until nothing is in flight.
+  /// For the end, after which the group posts nothing: waits until nothing is in flight. What a
+  /// peer that leaves as well has no part for fails.
   void drain();
 
  private:

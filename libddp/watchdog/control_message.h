@@ -36,6 +36,8 @@ struct ControlMessage {
     Stacks,
     /// The sender's group was destroyed without a shutdown; its process goes on.
     Dropped,
+    /// It will say goodbye, but waits for messages.
+    Leaving,
   };
   static constexpr std::size_t kMaxText = 4000;
 
@@ -43,7 +45,7 @@ struct ControlMessage {
   /// Goodbye, Heartbeat, Report: the last collective that the sender has issued.
   std::uint64_t sequence = 0;
   /// Report: its number among those after that collective. StacksWanted, Stacks: number of the
-  /// question.
+  /// question. Leaving: bits of a Departure.
   std::uint64_t number = 0;
   /// Failure: what the sender's group failed of. Report, Stacks: the message alone.
   GroupFailure failure{};

@@ -153,6 +153,8 @@ void Watchdog::handle(Watched& watched, const ControlMessage& message) {
       reports_.remove(rank);
       return hooks_.on_goodbye(rank, message.sequence, report ? report->what : "");
     }
+    case Kind::Leaving:
+      return hooks_.on_departure(rank, Departure::from_bits(message.number));
     case Kind::Heartbeat:
       ++watched.beats;
       last_sequences_[static_cast<std::size_t>(rank)].store(message.sequence);
@@ -233,6 +235,10 @@ void Watchdog::fail(GroupFailure failure) {
 }
 
 void Watchdog::announce(const GroupFailure& failure) noexcept { channels_.announce(failure); }
+
+void Watchdog::say_leaving(const Departure& departure) noexcept {
+  channels_.send_to_all({.kind = ControlMessage::Kind::Leaving, .number = departure.bits()});
+}
 
 void Watchdog::say_goodbye(std::uint64_t sequence) noexcept {
   // Who leaves because of a failure is not to blame for it, also where the goodbye comes first.

@@ -33,6 +33,7 @@
 #include "libddp/collectives/comm.h"
 #include "libddp/transport/group_peer.h"
 #include "libddp/watchdog/control_channels.h"
+#include "libddp/watchdog/departure.h"
 #include "libddp/watchdog/heartbeat_monitor.h"
 #include "libddp/watchdog/long_wait.h"
 #include "libddp/watchdog/reported_errors.h"
@@ -49,6 +50,8 @@ class Watchdog {
     /// A peer left in order, having taken part in collectives up to `sequence`; `error` = what it
     /// had announced before, or empty.
     std::function<void(int rank, std::uint64_t sequence, const std::string& error)> on_goodbye;
+    /// A peer is about to leave.
+    std::function<void(int rank, const Departure& departure)> on_departure;
     /// The collective that runs here now; 0 = none.
     std::function<std::uint64_t()> running;
     /// The group has failed here through what the watchdog noticed.
@@ -69,6 +72,8 @@ class Watchdog {
 
   /// Tells the peers what this rank's group failed of. Only the first call does something.
   void announce(const GroupFailure& failure) noexcept;
+  /// This rank will say goodbye, but waits for messages.
+  void say_leaving(const Departure& departure) noexcept;
   /// Leaves in order; where the group has failed here, tells that first. Waits up to 5 seconds for
   /// peers that do not read what they are told: they would take the end for a death.
   void say_goodbye(std::uint64_t sequence) noexcept;

@@ -3,6 +3,8 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <chrono>
+#include <optional>
 
 #include "tests/support/catch.h"
 #include "tests/support/torch_group_fixture.h"
@@ -187,6 +189,66 @@ TEST_CASE("a peer that left is an error for who waits for it only", "[p2p]") {
       expect(first(tensor) == 0, "the others go on");
     }
   });
+}
+
+// Each would wait for the other one, for the time that the group gives an operation.
+TEST_CASE("ranks that leave do not wait for messages that nobody makes", "[p2p]") {
+  const auto start = std::chrono::steady_clock::now();
+  for (const auto& hosts : std::vector<std::vector<int>>{{0, 0}, {0, 1}}) {
+    run_group_on_hosts(hosts, [](ProcessGroup& group) {
+      const int peer = 1 - group.rank();
+      at::Tensor tensor = filled(0);
+      const WorkPtr receive = group.recv(tensor, peer, 1, {.async = true});
+      at::Tensor any = filled(0);
+      const WorkPtr from_any = group.recv(any, std::nullopt, 2, {.async = true});
+      group.shutdown();
+      for (const WorkPtr& work : {receive, from_any}) {
+        const std::string text = message_of<PeerError>([&] { work->wait(); });
+        expect(contains(text, "leaves the group") || contains(text, "has left the group"), text);
+      }
+    });
+    run_group_on_hosts(hosts, [](ProcessGroup& group) {
+      const int peer = 1 - group.rank();
+      // Too much to be handed over before the peer takes it.
+      const WorkPtr send = group.send(filled(2, 4 << 20), peer, 1, {.async = true});
+      group.shutdown();
+      const std::string text = message_of<PeerError>([&] { send->wait(); });
+      expect(contains(text, "leaves the group") || contains(text, "has left the group"), text);
+    });
+  }
+  // Each has both, so neither can say that it sends, or receives, nothing.
+  run_group(2, [](ProcessGroup& group) {
+    const int peer = 1 - group.rank();
+    at::Tensor tensor = filled(0);
+    const WorkPtr receive = group.recv(tensor, peer, 1, {.async = true});
+    const WorkPtr send = group.send(filled(2, 4 << 20), peer, 2, {.async = true});
+    group.shutdown();
+    message_of<PeerError>([&] { receive->wait(); });
+    message_of<PeerError>([&] { send->wait(); });
+  });
+  REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(50));
+}
+
+TEST_CASE("a rank that leaves still takes what it has asked for", "[p2p]") {
+  for (const auto& hosts : std::vector<std::vector<int>>{{0, 0}, {0, 1}}) {
+    run_group_on_hosts(hosts, [](ProcessGroup& group) {
+      at::Tensor tensor = filled(0, 4 << 20);
+      at::Tensor never = filled(0);
+      if (group.rank() == 0) {
+        const WorkPtr first_one = group.recv(tensor, 1, 1, {.async = true});
+        const WorkPtr second_one = group.recv(never, 1, 1, {.async = true});
+        group.shutdown();
+        first_one->wait();
+        expect(first(tensor) == 7, "what was sent to a rank that leaves");
+        message_of<PeerError>([&] { second_one->wait(); });
+        return;
+      }
+      // Rank 0 has said that it sends nothing any more.
+      const std::string text = message_of<PeerError>([&] { group.recv(never, 0, 9); });
+      expect(contains(text, "rank 0 (pid ") && contains(text, "leaves the group"), text);
+      group.send(filled(7, 4 << 20), 0, 1);
+    });
+  }
 }
 
 TEST_CASE("a batch given up because one peer left ends for its other peers", "[p2p]") {
