@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import ShardingStrategy
 
@@ -79,6 +80,19 @@ def _mesh_of(group, device_type: str) -> DeviceMesh:
             f"libddp fsdp: the process group {group!r} has been destroyed (destroy_process_group). "
             "Hint: pass another one, or None for the default group."
         ) from error
+
+
+def forget_lost_groups(mesh: DeviceMesh | None) -> None:
+    """Of a mesh that no parameter has any more: what torch does not know any more.
+
+    torch 2.11's meshes hold their groups, and DTensor's caches hold meshes: without this a group
+    that was destroyed, and its memory, would stay as long as the process.
+    """
+    known = c10d._world.pg_map
+    for holder in (mesh, getattr(mesh, "_root_mesh", None)):
+        registry = getattr(holder, "_pg_registry", {})
+        for name in [name for name, group in registry.items() if group not in known]:
+            del registry[name]
 
 
 def keeps_unsharded(strategy: ShardingStrategy) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from libddp.distributed.fsdp.wrap import _optimizers
+from libddp.distributed.fsdp.wrap import _optimizers, _process_groups
 from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule, wrapped_modules_in
 from libddp.errors import ArgumentError, StateError
 
@@ -40,12 +40,15 @@ def rejoin(module: torch.nn.Module, steps: Callable[[WrappedModule], list[Step]]
     wrapped_modules = list(wrapped_modules_in(module))
     for wrapped in wrapped_modules:
         _refuse(wrapped, module)
+    meshes = [wrapped.sharding.mesh for wrapped in wrapped_modules]
     all_steps = [step for wrapped in wrapped_modules for step in steps(wrapped)]
     for wrapped in wrapped_modules:
         wrapped.leave_model()
     _optimizers.forget_states(p for wrapped in wrapped_modules for _, p in wrapped.parameters)
     for step in sorted(all_steps, key=lambda step: step.number):
         step.repeat()
+    for mesh in meshes:
+        _process_groups.forget_lost_groups(mesh)
 
 
 def _refuse(wrapped: WrappedModule, module: torch.nn.Module) -> None:
