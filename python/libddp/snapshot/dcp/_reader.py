@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
@@ -23,6 +23,22 @@ from libddp.snapshot.dcp._table import FORMAT, TABLE, chunk_key, metadata_of, te
 from libddp.snapshot.dcp._writer import step_of
 
 _log = logging.getLogger("libddp.snapshot")
+
+
+class _NoMetadata(Metadata):
+    """Of no save: torch.distributed.checkpoint.load drops what read_metadata raises (2.11)."""
+
+    def __init__(self, why: str) -> None:
+        self.planner_data = self.storage_data = self.storage_meta = None
+        self.version = None
+        self._why = why
+
+    def refuse(self) -> NoReturn:
+        raise SnapshotError(self._why)
+
+    @property
+    def state_dict_metadata(self) -> NoReturn:
+        self.refuse()
 
 
 class SlotReader(StorageReader):
@@ -75,9 +91,10 @@ class SlotReader(StorageReader):
         return False
 
     def read_metadata(self) -> Metadata:
+        """Of the save; where there is none, what raises SnapshotError as soon as it is used."""
         if self._metadata is None and not self.find_next():
             wanted = "" if self._asked_step is None else f" of step {self._asked_step}"
-            raise SnapshotError(
+            return _NoMetadata(
                 f"libddp snapshot: there is no save{wanted} that can be loaded. "
                 f"{' '.join(self.reasons)} Hint: save with a SlotWriter of the same folder or run."
             )
@@ -87,7 +104,8 @@ class SlotReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        pass
+        if isinstance(metadata, _NoMetadata):
+            metadata.refuse()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
