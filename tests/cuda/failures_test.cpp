@@ -7,6 +7,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -19,6 +20,7 @@
 #include <unistd.h>
 
 #include "libddp/base/error.h"
+#include "libddp/cuda/nccl_api.h"
 #include "tests/cuda/device_fixture.h"
 #include "tests/fakegpu/fake_device.h"
 #include "tests/fakegpu/mock_nccl.h"
@@ -243,6 +245,9 @@ TEST_CASE("two ranks on one device are named on all ranks, unless that is asked 
     group.all_reduce(tensor);
     return first(tensor.cpu());
   };
+  // That of torch's own NCCL may be older (2.28 of torch 2.11).
+  const int version = std::max(NCCL_VERSION_CODE, NcclApi::kSharedDeviceVersion);
+  mock_nccl::set_version(version);
   Messages messages;
   run_device_group(3, [&](ProcessGroup& group, c10::Device) {
     const auto attempt = [&] { sum_on_first(group); };
@@ -266,7 +271,13 @@ TEST_CASE("two ranks on one device are named on all ranks, unless that is asked 
   run_device_group(3, [&](ProcessGroup& group, c10::Device) {
     expect(sum_on_first(group) == 3, "they share it");
   });
+  mock_nccl::set_version(NcclApi::kSharedDeviceVersion - 1);
+  run_device_group(3, [&](ProcessGroup& group, c10::Device) {
+    const std::string text = message_of<ArgumentError>([&] { sum_on_first(group); });
+    expect(!contains(text, "NCCL_MULTI_RANK"), "an NCCL that does not know it: " + text);
+  });
   ::unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  mock_nccl::set_version(NCCL_VERSION_CODE);
 }
 
 TEST_CASE("memory that runs out in a call leaves the group as it was", "[nccl][failures]") {
