@@ -102,6 +102,7 @@ class Standby:
             try:
                 if self._is_left_by_server():
                     self._follow()
+                self._settle_workers_store()
                 info = self._meet()
                 if self.is_on and self.meetings.last is None:
                     self._learn_place()
@@ -177,6 +178,15 @@ class Standby:
         """Which meeting it is, from the state that torch takes the ranks from."""
         self._seen = self._handler._state_holder.state.round
         return self._world()
+
+    def _settle_workers_store(self) -> None:
+        """After the first meeting that of torch is not used any more (_card).
+
+        torch 2.11 ends with an AssertionError where a host that was not the first one then is now.
+        """
+        handler = self._handler
+        if handler._bootstrap_store_info and not handler._shared_tcp_store_server:
+            handler._shared_tcp_store_server = self._backend.store
 
     def _card(self, info: RendezvousInfo) -> dict:
         """Tells where this host's stores would be.
