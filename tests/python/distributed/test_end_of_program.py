@@ -1,9 +1,7 @@
 """Programs that end with messages in flight: they do not wait for the group's timeout."""
 
-import subprocess
-import sys
-
 import pytest
+from launches import finish, launch
 
 _PROGRAM = """
 import sys
@@ -26,17 +24,6 @@ if end == "destroyed":
 @pytest.mark.parametrize("kind", ["receives", "sends", "both"])
 def test_ranks_end_although_nobody_takes_part(tmp_path, kind, end):
     """torch's process group over Gloo lets them end at once; the default timeout is 30 minutes."""
-    run = [sys.executable, "-c", _PROGRAM]
-    common = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ranks = [
-        subprocess.Popen([*run, str(r), str(tmp_path / "store"), kind, end], **common)
-        for r in (0, 1)
-    ]
-    try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=60)
-            assert rank.returncode == 0, output
-            assert output == ""
-    finally:
-        for rank in ranks:
-            rank.kill()
+    arguments = [tmp_path / "store", kind, end]
+    ranks = [launch(["-c", _PROGRAM, rank, *arguments], tmp_path) for rank in (0, 1)]
+    assert finish(*ranks, deadline=60) == [(0, ""), (0, "")]

@@ -1,8 +1,6 @@
 """Every call of libddp.distributed over a Gloo group that from_c10d wrapped, against numpy."""
 
 import inspect
-import subprocess
-import sys
 from datetime import timedelta
 
 import checks
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from launches import finish, launch
 from torch.distributed import ReduceOp
 
 WORLD = 3
@@ -270,13 +269,6 @@ dist.destroy_process_group()
 
 def test_a_program_ends_whatever_its_wrapper_waits_for(tmp_path):
     """By itself: one of the wrapper's threads waits until Gloo's timeout, and holds a tensor."""
-    run = [sys.executable, "-c", _ENDS]
-    common = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ranks = [subprocess.Popen([*run, str(r), str(tmp_path / "store")], **common) for r in (0, 1)]
-    try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=60)
-            assert rank.returncode == 0, output
-    finally:
-        for rank in ranks:
-            rank.kill()
+    ranks = [launch(["-c", _ENDS, rank, tmp_path / "store"], tmp_path) for rank in (0, 1)]
+    for status, output in finish(*ranks, deadline=60):
+        assert status == 0, output
