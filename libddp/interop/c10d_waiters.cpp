@@ -1,7 +1,5 @@
 #include "libddp/interop/c10d_waiters.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "libddp/base/interrupt.h"
+#include "libddp/base/process.h"
 #include "libddp/base/service_thread.h"
 
 namespace libddp {
@@ -46,7 +45,7 @@ struct C10dWaiters::State {
 struct C10dWaiters::Registry {
   std::mutex mutex;
   std::vector<std::weak_ptr<State>> states;
-  const pid_t pid = getpid();
+  const ProcessStamp made;
 
   /// Never freed: threads may outlive static destructors.
   static Registry& get() {
@@ -117,7 +116,7 @@ void C10dWaiters::drain(const std::function<bool()>& gives_up) {
 void C10dWaiters::settle_all() {
   constexpr std::chrono::seconds kPatience{1};
   Registry& known = Registry::get();
-  if (known.pid != getpid()) return;
+  if (!known.made.is_current()) return;
   std::vector<std::weak_ptr<State>> states;
   {
     const std::lock_guard lock(known.mutex);

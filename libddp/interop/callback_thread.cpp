@@ -1,7 +1,6 @@
 #include "libddp/interop/callback_thread.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <condition_variable>
 #include <deque>
@@ -9,6 +8,8 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+
+#include "libddp/base/process.h"
 
 namespace libddp {
 
@@ -31,7 +32,7 @@ using Chain = std::map<int, std::shared_ptr<CallbackThread>>;
 struct Registry {
   std::mutex mutex;
   std::map<const ProcessGroup*, Chain> chains;
-  const pid_t pid = getpid();
+  const ProcessStamp made;
 };
 
 /// Never freed: posts may come from threads that outlive static destructors.
@@ -64,7 +65,7 @@ std::shared_ptr<CallbackThread> CallbackThread::of(const ProcessGroup* group) {
 void CallbackThread::release(const ProcessGroup* group) {
   Chain last;  // freed without the lock
   Registry& known = registry();
-  if (known.pid != getpid()) return;
+  if (!known.made.is_current()) return;
   std::lock_guard lock(known.mutex);
   const auto entry = known.chains.find(group);
   if (entry == known.chains.end()) return;
@@ -74,7 +75,7 @@ void CallbackThread::release(const ProcessGroup* group) {
 
 void CallbackThread::stop_all() {
   Registry& known = registry();
-  if (known.pid != getpid()) return;
+  if (!known.made.is_current()) return;
   std::map<const ProcessGroup*, Chain> chains;
   {
     std::lock_guard lock(known.mutex);
