@@ -4,6 +4,12 @@ function(libddp_compile_options target)
     target_compile_options(${target} PRIVATE -Wall -Wextra -fvisibility-inlines-hidden)
     # Relative paths in messages and debug information: the same object from any checkout.
     target_compile_options(${target} PRIVATE "-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=")
+    # A compiler that links its standard library in (libstdc++.a, where there is no libstdc++.so) puts
+    # a copy into each library. Unseen by the others: they would take parts of one and of another.
+    target_link_options(
+        ${target}
+        PRIVATE "LINKER:--exclude-libs,libstdc++.a:libsupc++.a:libgcc.a:libgcc_eh.a"
+    )
     if(LIBDDP_WERROR)
         target_compile_options(${target} PRIVATE -Werror)
     endif()
