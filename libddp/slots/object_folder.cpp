@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <regex>
 #include <set>
 #include <utility>
 
@@ -14,10 +13,13 @@
 #include "libddp/base/printable.h"
 #include "libddp/base/random.h"
 #include "libddp/slots/run_file.h"
+#include "libddp/slots/saved_name.h"
 
 namespace libddp {
 namespace {
 
+constexpr std::size_t kMostRankDigits = 9;
+constexpr std::size_t kLongestStart = 64;
 constexpr const char* kIndexObject = "index.json";
 /// As JsonLimits has it: more is no index.
 constexpr std::uint64_t kMaxTextBytes = 64u << 20;
@@ -32,32 +34,38 @@ struct Found {
   std::map<std::string, std::string> files;
 };
 
-std::string name_of(const SavedStep& saved) {
-  return fmt::format("step-{}.{}", saved.step, saved.sequence);
-}
-
 std::string prefix_of(const SavedStep& saved) { return name_of(saved) + '/'; }
 
 std::string part_name(const SavedStep& saved, const std::string& start, int rank) {
   return fmt::format("{}rank-{}.{}.json", prefix_of(saved), rank, start);
 }
 
+/// The start in "rank-0-of-2.ab3f.safetensors" and "rank-0.ab3f.json"; "" in other names.
+std::string_view start_in(NameReader file) {
+  if (!file.skip("rank-") || !file.number(kMostRankDigits)) return "";
+  if (file.skip("-of-") && !file.number(kMostRankDigits)) return "";
+  if (!file.skip(".")) return "";
+  const std::string_view start = file.word();
+  const bool is_ours = file.skip(".json") || file.skip(".safetensors");
+  return is_ours && file.is_over() && start.size() <= kLongestStart ? start : "";
+}
+
 /// By sequence, the newest first. Names that are not ours are left alone.
 std::vector<Found> find_saves(const std::vector<std::string>& names) {
-  static const std::regex form(
-      R"(step-(\d{1,18})\.(\d{1,18})/(?:(index\.json)|)"
-      R"(rank-\d{1,9}(?:-of-\d{1,9})?\.([A-Za-z0-9]{1,64})\.(?:json|safetensors)))");
   std::map<std::pair<std::uint64_t, std::int64_t>, Found> found;
-  for (const std::string& name : names) {
-    std::smatch match;
-    if (!std::regex_match(name, match, form)) continue;
-    const SavedStep saved{.step = std::stoll(match[1]), .sequence = std::stoull(match[2])};
-    Found& each = found[{saved.sequence, saved.step}];
-    each.saved = saved;
-    if (match[3].matched) {
+  for (const std::string& text : names) {
+    NameReader name(text);
+    const auto saved = name.saved_step();
+    if (!saved || !name.skip("/")) continue;
+    const std::string_view start = start_in(name);
+    const bool is_index = name.skip(kIndexObject) && name.is_over();
+    if (!is_index && start.empty()) continue;
+    Found& each = found[{saved->sequence, saved->step}];
+    each.saved = *saved;
+    if (is_index) {
       each.has_index = true;
     } else {
-      each.files.emplace(name, match[4]);
+      each.files.emplace(text, start);
     }
   }
   std::vector<Found> all;

@@ -9,7 +9,6 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
-#include <regex>
 #include <span>
 #include <utility>
 
@@ -19,6 +18,7 @@
 #include "libddp/base/printable.h"
 #include "libddp/base/system_error.h"
 #include "libddp/slots/fresh_file.h"
+#include "libddp/slots/saved_name.h"
 
 namespace libddp {
 namespace {
@@ -32,10 +32,6 @@ constexpr const char* kPart = ".part";
       printable(path), why));
 }
 
-std::string name_of(const SavedStep& saved) {
-  return fmt::format("step-{}.{}", saved.step, saved.sequence);
-}
-
 /// What a folder's name says; nothing for names that are not ours.
 struct Name {
   SavedStep saved;
@@ -44,10 +40,14 @@ struct Name {
 };
 
 std::optional<Name> parse_name(const std::string& text) {
-  static const std::regex form(R"(step-(\d{1,18})\.(\d{1,18})(?:\.([A-Za-z0-9]+)\.part)?)");
-  std::smatch match;
-  if (!std::regex_match(text, match, form)) return std::nullopt;
-  return Name{{.step = std::stoll(match[1]), .sequence = std::stoull(match[2])}, match[3]};
+  NameReader name(text);
+  const auto saved = name.saved_step();
+  if (!saved) return std::nullopt;
+  if (name.is_over()) return Name{*saved, ""};
+  if (!name.skip(".")) return std::nullopt;
+  const std::string_view start = name.word();
+  if (start.empty() || !name.skip(kPart) || !name.is_over()) return std::nullopt;
+  return Name{*saved, std::string(start)};
 }
 
 /// Ours in a folder, with their paths; by sequence, the newest first.
