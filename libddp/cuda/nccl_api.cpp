@@ -5,6 +5,7 @@
 #include <link.h>
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <string_view>
 #include <vector>
@@ -33,43 +34,66 @@ std::vector<std::string> loaded_libraries() {
   return paths;
 }
 
-/// Null where `handle` has no such function.
+/// Finds a function by its name; null where there is none.
+using Lookup = std::function<void*(const char* name)>;
+
 template <typename Function>
-void find(void* handle, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(::dlsym(handle, name));
+void find(const Lookup& library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(library(name));
 }
 
 template <typename Function>
-void require(void* handle, const NcclApi& api, const char* name, Function& function) {
-  find(handle, name, function);
+void require(const Lookup& library, const NcclApi& api, const char* name, Function& function) {
+  find(library, name, function);
   if (function != nullptr) return;
   throw DeviceError(fmt::format("libddp: {} (NCCL {}) has no {}. Hint: {}.", api.path,
                                 NcclApi::version_text(api.version), name, kGetHint));
 }
 
-void refuse_several(const std::vector<std::string>& paths) {
-  if (paths.size() < 2) return;
-  throw DeviceError(fmt::format(
-      "libddp: this process has loaded two NCCL libraries, {} and {}, and torch's and libddp's "
-      "calls could end in different ones. Hint: look for an LD_PRELOAD, or for a package that "
-      "brings an NCCL of its own, and leave one.",
-      paths[0], paths[1]));
-}
-
-/// `"libnccl.so.2"` itself where torch has loaded it; else torch's own functions, where they were
-/// linked in; else the system's.
-void* open_library() {
-  if (void* const loaded = ::dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD)) return loaded;
-  if (::dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr) return ::dlopen(nullptr, RTLD_NOW);
-  if (void* const found = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL)) return found;
-  const char* const why = ::dlerror();
-  throw DeviceError(fmt::format("libddp: NCCL was not found ({}). Hint: {}.",
-                                why == nullptr ? kLibrary : why, kGetHint));
-}
-
 std::string path_of(void* function) {
   Dl_info info{};
   return ::dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : kLibrary;
+}
+
+[[noreturn]] void refuse_several(const std::string& one, const std::string& other) {
+  throw DeviceError(fmt::format(
+      "libddp: this process has loaded two NCCL libraries, {} and {}, and torch's and libddp's "
+      "calls could end in different ones. Hint: look for a package that brings an NCCL of its own; "
+      "to have another one for both, set LD_PRELOAD before the program starts.",
+      one, other));
+}
+
+/// Where the loader finds a function of NCCL for everybody: of LD_PRELOAD, of the program's own
+/// libraries, of what was loaded with RTLD_GLOBAL. Null: nowhere.
+void* everybodys(const char* name) { return ::dlsym(RTLD_DEFAULT, name); }
+
+/// Where it finds one for torch, if it is nowhere for everybody: among the libraries that torch
+/// was linked with, which may be torch's own.
+void* torchs(const char* name) {
+  void* const torch = ::dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
+  return torch == nullptr ? nullptr : ::dlsym(torch, name);
+}
+
+/// The library that torch calls; else the one that somebody has loaded; else the system's. Several
+/// in a process are normal: torch loads the one beside it by its path, and where another one has
+/// been preloaded, calls that.
+Lookup find_library() {
+  constexpr const char* kProbe = "ncclGetVersion";
+  void* const of_all = everybodys(kProbe);
+  void* const of_torch = torchs(kProbe);
+  if (of_all != nullptr && of_torch != nullptr && path_of(of_all) != path_of(of_torch)) {
+    refuse_several(path_of(of_torch), path_of(of_all));
+  }
+  if (of_all != nullptr) return &everybodys;
+  if (of_torch != nullptr) return &torchs;
+  const std::vector<std::string> loaded = loaded_libraries();
+  if (loaded.size() > 1) refuse_several(loaded[0], loaded[1]);
+  if (void* const found = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL)) {
+    return [found](const char* name) { return ::dlsym(found, name); };
+  }
+  const char* const why = ::dlerror();
+  throw DeviceError(fmt::format("libddp: NCCL was not found ({}). Hint: {}.",
+                                why == nullptr ? kLibrary : why, kGetHint));
 }
 
 void check_version(const NcclApi& api) {
@@ -80,39 +104,38 @@ void check_version(const NcclApi& api) {
 }
 
 NcclApi load() {
-  refuse_several(loaded_libraries());
-  void* const handle = open_library();
+  const Lookup library = find_library();
   NcclApi api;
   decltype(&::ncclGetVersion) get_version = nullptr;
-  find(handle, "ncclGetVersion", get_version);
+  find(library, "ncclGetVersion", get_version);
   if (get_version == nullptr || get_version(&api.version) != ncclSuccess) {
     throw DeviceError(
         fmt::format("libddp: {} does not tell its version. Hint: {}.", kLibrary, kGetHint));
   }
   api.path = path_of(reinterpret_cast<void*>(get_version));
   check_version(api);
-  require(handle, api, "ncclGetUniqueId", api.get_unique_id);
-  require(handle, api, "ncclCommInitRankScalable", api.comm_init_rank_scalable);
-  require(handle, api, "ncclCommDestroy", api.comm_destroy);
-  require(handle, api, "ncclCommAbort", api.comm_abort);
-  require(handle, api, "ncclCommGetAsyncError", api.comm_get_async_error);
-  require(handle, api, "ncclGetErrorString", api.get_error_string);
-  require(handle, api, "ncclGetLastError", api.get_last_error);
-  require(handle, api, "ncclGroupStart", api.group_start);
-  require(handle, api, "ncclGroupEnd", api.group_end);
-  require(handle, api, "ncclAllReduce", api.all_reduce);
-  require(handle, api, "ncclReduce", api.reduce);
-  require(handle, api, "ncclBroadcast", api.broadcast);
-  require(handle, api, "ncclAllGather", api.all_gather);
-  require(handle, api, "ncclReduceScatter", api.reduce_scatter);
-  require(handle, api, "ncclSend", api.send);
-  require(handle, api, "ncclRecv", api.recv);
-  require(handle, api, "ncclRedOpCreatePreMulSum", api.red_op_create_pre_mul_sum);
-  require(handle, api, "ncclRedOpDestroy", api.red_op_destroy);
-  require(handle, api, "ncclMemAlloc", api.mem_alloc);
-  require(handle, api, "ncclMemFree", api.mem_free);
-  require(handle, api, "ncclCommRegister", api.comm_register);
-  require(handle, api, "ncclCommDeregister", api.comm_deregister);
+  require(library, api, "ncclGetUniqueId", api.get_unique_id);
+  require(library, api, "ncclCommInitRankScalable", api.comm_init_rank_scalable);
+  require(library, api, "ncclCommDestroy", api.comm_destroy);
+  require(library, api, "ncclCommAbort", api.comm_abort);
+  require(library, api, "ncclCommGetAsyncError", api.comm_get_async_error);
+  require(library, api, "ncclGetErrorString", api.get_error_string);
+  require(library, api, "ncclGetLastError", api.get_last_error);
+  require(library, api, "ncclGroupStart", api.group_start);
+  require(library, api, "ncclGroupEnd", api.group_end);
+  require(library, api, "ncclAllReduce", api.all_reduce);
+  require(library, api, "ncclReduce", api.reduce);
+  require(library, api, "ncclBroadcast", api.broadcast);
+  require(library, api, "ncclAllGather", api.all_gather);
+  require(library, api, "ncclReduceScatter", api.reduce_scatter);
+  require(library, api, "ncclSend", api.send);
+  require(library, api, "ncclRecv", api.recv);
+  require(library, api, "ncclRedOpCreatePreMulSum", api.red_op_create_pre_mul_sum);
+  require(library, api, "ncclRedOpDestroy", api.red_op_destroy);
+  require(library, api, "ncclMemAlloc", api.mem_alloc);
+  require(library, api, "ncclMemFree", api.mem_free);
+  require(library, api, "ncclCommRegister", api.comm_register);
+  require(library, api, "ncclCommDeregister", api.comm_deregister);
   return api;
 }
 
