@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -24,6 +25,8 @@ constexpr std::chrono::seconds kFirstLook{5};
 constexpr std::chrono::seconds kLongestPause{60};
 constexpr std::chrono::milliseconds kAnswerTime{800};
 constexpr int kMostAsked = 16;
+/// A rank may be ahead of another one by what fits into NCCL's buffers.
+constexpr std::size_t kMostDone = 16;
 
 }  // namespace
 
@@ -86,10 +89,39 @@ void DeviceFlights::record_end(const DeviceOperation& operation, bool succeeded)
   recorder->finish(operation.ticket, succeeded, device_ns);
 }
 
+void DeviceFlights::called(const OpDescription& description, std::uint64_t sequence) {
+  if (identity_.world_size == 1) return;
+  calls_.add(description, sequence);
+  watchdog_.wake();
+}
+
+void DeviceFlights::hear(int rank, const LastCalls& calls) {
+  calls_.hear(rank, calls);
+  watchdog_.wake();
+}
+
+void DeviceFlights::tell_calls() {
+  const int neighbour = (identity_.rank + 1) % identity_.world_size;
+  while (const auto news = calls_.news()) host_.tell_calls(neighbour, *news);
+}
+
+void DeviceFlights::compare_calls() {
+  const auto difference = calls_.compare();
+  if (!difference) return;
+  calls_.end();
+  if (!difference->own.empty()) {
+    return refuse_difference(difference->own, difference->theirs, difference->rank);
+  }
+  const std::string last = fmt::format("one of its collectives up to #{}", difference->sequence);
+  refuse_difference(last, "that", difference->rank);
+}
+
 bool DeviceFlights::look() noexcept {
   try {
     if (const std::exception_ptr lost = host_.failure()) end_all(lost);
     look_at_lanes();
+    tell_calls();
+    compare_calls();
     check_nccl_errors();
   } catch (const Error& error) {
     // Told already, by whoever threw it.
@@ -132,11 +164,17 @@ void DeviceFlights::look_at_lanes() {
 }
 
 std::vector<DeviceFlights::Flight> DeviceFlights::take_done(Lane& lane) {
-  std::vector<Flight> done;
-  while (!lane.flights.empty() && lane.flights.front().operation->is_done()) {
-    done.push_back(std::move(lane.flights.front()));
-    lane.flights.pop_front();
+  // Asking takes as long as issuing, and holds up who issues: the end is sought, not counted.
+  const auto end =
+      std::partition_point(lane.flights.begin(), lane.flights.end(),
+                           [](const Flight& flight) { return flight.operation->is_done(); });
+  std::vector<Flight> done(std::move_iterator(lane.flights.begin()), std::move_iterator(end));
+  lane.flights.erase(lane.flights.begin(), end);
+  for (std::size_t i = done.size() - std::min(done.size(), kMostDone); i < done.size(); ++i) {
+    const DeviceOperation& operation = *done[i].operation;
+    if (operation.sequence != 0) done_.emplace_back(operation.description, operation.sequence);
   }
+  while (done_.size() > kMostDone) done_.pop_front();
   if (!done.empty()) lane.begin_first();
   return done;
 }
@@ -176,27 +214,55 @@ std::string DeviceFlights::where_others_are(const DeviceOperation& operation) {
   return text;
 }
 
-// Number and text of the call in a peer's words: "broadcast #7 float32 [8] root 0".
+std::map<std::uint64_t, std::string> DeviceFlights::last_calls() const {
+  std::map<std::uint64_t, std::string> calls;
+  const auto add = [&](const OpDescription& description, std::uint64_t sequence) {
+    if (sequence == 0) return;
+    calls[sequence] = as_all_ranks_see_it(description).to_string(sequence);
+  };
+  for (const auto& [description, sequence] : done_) add(description, sequence);
+  for (const auto& [communicator, lane] : lanes_) {
+    const std::size_t count = std::min(lane.flights.size(), kMostDone);
+    for (std::size_t i = 0; i < count; ++i) {
+      const DeviceOperation& operation = *lane.flights[i].operation;
+      add(operation.description, operation.sequence);
+    }
+  }
+  return calls;
+}
+
+// Also calls that have ended: with few elements too many, a rank's kernel takes those of the next
+// call for them, and it is the next call, the same on all ranks, that waits.
 void DeviceFlights::refuse_mismatch(const DeviceOperation& first) {
   if (first.sequence == 0) return;
-  const std::string number = fmt::format(" #{} ", first.sequence);
+  std::map<std::uint64_t, std::string> own;
+  {
+    const std::lock_guard lock(mutex_);
+    own = last_calls();
+  }
   std::string waits_for;
   for (const auto& [rank, answer] : ask_others()) {
-    const std::string call = call_in(answer, group_name());
-    if (call.empty()) waits_for += fmt::format("{}{}", waits_for.empty() ? "" : ", ", rank);
-    if (call.empty() || call == first.text()) continue;
-    if ((call + ' ').find(number) == std::string::npos) continue;
-    return fail_here(
-        {GroupFailure::Kind::Peer,
-         fmt::format("{} of rank {} does not match {} of rank {}, on {}. Hint: all ranks must call "
-                     "the same collectives on device tensors in the same order, with tensors of "
-                     "one shape and dtype",
-                     first.text(), identity_.rank, call, rank, device_name_),
-         -1});
+    if (call_in(answer, group_name()).empty()) {
+      waits_for += fmt::format("{}{}", waits_for.empty() ? "" : ", ", rank);
+    }
+    for (const auto& [number, call] : last_calls_in(answer, group_name())) {
+      const auto mine = own.find(number);
+      if (mine == own.end() || mine->second == call) continue;
+      return refuse_difference(mine->second, call, rank);
+    }
   }
   if (waits_for.empty()) return;
   log(LogLevel::Warn, "waits_on_device",
       {{"group", group_name()}, {"call", first.text()}, {"for_ranks", waits_for}});
+}
+
+void DeviceFlights::refuse_difference(const std::string& own, const std::string& theirs, int rank) {
+  fail_here({GroupFailure::Kind::Peer,
+             fmt::format("{} of rank {} does not match {} of rank {}, on {}. Hint: all ranks must "
+                         "call the same collectives on device tensors in the same order, with "
+                         "tensors of one shape and dtype",
+                         own, identity_.rank, theirs, rank, device_name_),
+             -1});
 }
 
 void DeviceFlights::check_nccl_errors() {
@@ -280,11 +346,16 @@ void DeviceFlights::drain() {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     check_interrupt();
   }
+  calls_.end();
+  // A group of the same name may come after this one, and have these numbers again.
+  const std::lock_guard lock(mutex_);
+  done_.clear();
 }
 
 RunningCallText DeviceFlights::describe_running() const {
   RunningCallText text{group_name(), "", {}};
   const std::lock_guard lock(mutex_);
+  for (const auto& [sequence, call] : last_calls()) text.last.push_back(call);
   for (const auto& [communicator, lane] : lanes_) {
     if (lane.flights.empty()) continue;
     text.call = lane.flights.front().operation->text();

@@ -12,6 +12,9 @@
 // aborted, which ends their kernels: whoever waits for a stream sees the error, not the data. What
 // is issued meanwhile, by a call that had begun before, ends in the same way when it is added.
 //
+// Ranks also tell each other what they have called (call_chain.h), as often as they look: who has
+// called something else is told so, also where both calls have ended.
+//
 // Operations of one communicator end in the order in which they were issued.
 // Thread rule: any thread; `look` as DeviceWatchdog says.
 //
@@ -36,6 +39,7 @@
 #include "libddp/group/backend.h"
 #include "libddp/group/device_operation.h"
 #include "libddp/group/stream_work.h"
+#include "libddp/watchdog/call_chain.h"
 #include "libddp/watchdog/flight_recorder.h"
 #include "libddp/watchdog/running_calls.h"
 
@@ -50,6 +54,10 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
            const std::shared_ptr<DeviceOperation>& operation,
            const std::shared_ptr<StreamWork>& work);
   bool look() noexcept override;
+  /// A collective has been issued.
+  void called(const OpDescription& description, std::uint64_t sequence);
+  /// What a peer has called.
+  void hear(int rank, const LastCalls& calls);
 
   /// Throws what the group has failed of.
   void throw_if_failed();
@@ -92,8 +100,14 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
   void look_at_lanes();
   std::vector<Flight> take_done(Lane& lane);
   void check_first(const std::shared_ptr<DeviceOperation>& first, const Lane& lane);
+  /// The last collectives, which have ended or are in flight, by number. REQUIRES: the lock.
+  std::map<std::uint64_t, std::string> last_calls() const;
   void refuse_late(const DeviceOperation& late);
   void refuse_mismatch(const DeviceOperation& first);
+  /// Tells the next rank.
+  void tell_calls();
+  void compare_calls();
+  void refuse_difference(const std::string& own, const std::string& theirs, int rank);
   void check_nccl_errors();
   void fail_here(GroupFailure failure) noexcept;
   void record_end(const DeviceOperation& operation, bool succeeded);
@@ -109,7 +123,10 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
   const std::string device_name_;
   mutable std::mutex mutex_;
   std::map<const NcclCommunicator*, Lane> lanes_;
+  /// Collectives that have ended, the last of them.
+  std::deque<std::pair<OpDescription, std::uint64_t>> done_;
   std::exception_ptr error_;
+  CallChain calls_;
   std::chrono::steady_clock::time_point next_error_check_{};
   const RunningCall running_call_;
 };

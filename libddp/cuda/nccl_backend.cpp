@@ -65,6 +65,9 @@ NcclBackend::NcclBackend(const BackendRequest& request, c10::DeviceType type)
       events_(type, is_timed_ ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT),
       flights_(std::make_shared<DeviceFlights>(identity_, api_, host_, device_name(type))) {
   DeviceWatchdog::get().add(flights_);
+  host_.hear_calls([flights = std::weak_ptr(flights_)](int rank, const LastCalls& calls) {
+    if (const auto alive = flights.lock()) alive->hear(rank, calls);
+  });
 }
 
 NcclBackend::~NcclBackend() {
@@ -124,7 +127,8 @@ NcclBackend::Channel NcclBackend::join(const std::string& name, int rank, int wo
         api_, std::move(ids), NcclCommunicator::Place{rank, world_size, *device(), site}, deadline,
         look);
     return {std::move(communicator),
-            c10::impl::VirtualGuardImpl(type_).getStreamFromGlobalPool(*device(), true)};
+            c10::impl::VirtualGuardImpl(type_).getStreamFromGlobalPool(*device(), true),
+            events_.take()};
   } catch (const SharedDeviceError&) {
     // All ranks have read the same: none has to be told.
     flights_->end_all(std::current_exception());
@@ -205,14 +209,14 @@ WorkPtr NcclBackend::launch(BackendCall call, std::vector<at::Tensor> tensors, I
   const bool captures = is_capturing(caller);
   const c10::Stream stream = call.async ? channel.stream : caller;
   if (call.async) {
-    const EventPool::Handle begin = events_.take();
-    begin->record(caller);
-    begin->block(stream);
+    channel.begin->record(caller);
+    channel.begin->block(stream);
   }
   order_behind_last(channel, stream, captures);
   auto operation =
       std::make_shared<DeviceOperation>(call.description, sequence, call.timeout, events_.take());
   operation->ticket = flights_->record(call.description, sequence);
+  if (!is_message) flights_->called(call.description, sequence);
   // A graph that is replayed has no time of its own for each of its operations.
   if (is_timed_ && !captures) operation->record_begin(events_.take(), stream);
   issue_on(channel, stream, call, sequence, issue);

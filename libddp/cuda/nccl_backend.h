@@ -82,6 +82,8 @@ class NcclBackend final : public Backend, public ListBackend {
   struct Channel {
     std::shared_ptr<NcclCommunicator> communicator;
     c10::Stream stream;
+    /// Where a caller's stream was when it called; asked for nothing once `stream` waits for it.
+    EventPool::Handle begin;
     /// Of the operation issued last, which the next one on another stream waits for.
     std::shared_ptr<DeviceOperation> last{};
     bool is_last_captured = false;

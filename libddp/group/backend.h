@@ -31,6 +31,7 @@
 namespace libddp {
 
 class FlightRecorder;
+struct LastCalls;
 class ListBackend;
 
 /// One operation on its way to a backend.
@@ -139,6 +140,11 @@ class Backend {
                                                [[maybe_unused]] std::chrono::milliseconds limit) {
     return {};
   }
+  /// Tells a peer what this rank has called on its device, and takes what peers tell, in a thread
+  /// of the backend's. Not where a backend cannot.
+  virtual void tell_calls([[maybe_unused]] int rank,
+                          [[maybe_unused]] const LastCalls& calls) noexcept {}
+  virtual void hear_calls([[maybe_unused]] std::function<void(int, const LastCalls&)> listener) {}
   /// Null where none is kept.
   virtual FlightRecorder* flight_recorder() { return nullptr; }
   /// See ProcessGroup::waits.

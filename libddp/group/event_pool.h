@@ -13,33 +13,26 @@
 #include <c10/core/Event.h>
 
 #include <memory>
-#include <mutex>
-#include <vector>
 
 namespace libddp {
 
 class EventPool {
  public:
-  /// Goes back to the pool when the last owner lets go.
-  using Handle = std::shared_ptr<c10::Event>;
+  struct State;
+  struct GiveBack {
+    std::shared_ptr<State> state;
+    void operator()(c10::Event* done) const;
+  };
+  /// Goes back to the pool when its owner lets go.
+  using Handle = std::unique_ptr<c10::Event, GiveBack>;
 
   /// `flag`: BACKEND_DEFAULT for events that can tell the time between them.
-  explicit EventPool(c10::DeviceType type, c10::EventFlag flag = c10::EventFlag::PYTORCH_DEFAULT)
-      : state_(std::make_shared<State>(type, flag)) {}
+  explicit EventPool(c10::DeviceType type, c10::EventFlag flag = c10::EventFlag::PYTORCH_DEFAULT);
 
   Handle take();
 
  private:
-  struct State {
-    State(c10::DeviceType type, c10::EventFlag flag) : type(type), flag(flag) {}
-
-    const c10::DeviceType type;
-    const c10::EventFlag flag;
-    std::mutex mutex;
-    std::vector<std::unique_ptr<c10::Event>> idle;
-  };
-
-  std::shared_ptr<State> state_;
+  const std::shared_ptr<State> state_;
 };
 
 }  // namespace libddp

@@ -58,6 +58,7 @@ HostBackend::HostBackend(GroupIdentity identity, std::shared_ptr<Arena> arena,
                       [this](int rank, const Departure& departure) {
                         messages_->on_departure(rank, departure);
                       },
+                      [this](int rank, const LastCalls& calls) { on_calls(rank, calls); },
                       [this] { return running_.load(std::memory_order_relaxed); },
                       [this] { reporter_.report(/*waits=*/false); }});
 }
@@ -351,6 +352,20 @@ std::map<int, std::string> HostBackend::ask_where(const std::vector<int>& ranks,
                                                   std::chrono::milliseconds limit) {
   const auto watchdog = this->watchdog();
   return watchdog ? watchdog->ask_for_stacks(ranks, limit) : std::map<int, std::string>{};
+}
+
+void HostBackend::tell_calls(int rank, const LastCalls& calls) noexcept {
+  if (const auto watchdog = this->watchdog()) watchdog->say_calls(rank, calls);
+}
+
+void HostBackend::hear_calls(std::function<void(int, const LastCalls&)> listener) {
+  const std::lock_guard lock(listener_mutex_);
+  listener_ = std::move(listener);
+}
+
+void HostBackend::on_calls(int rank, const LastCalls& calls) {
+  const std::lock_guard lock(listener_mutex_);
+  if (listener_) listener_(rank, calls);
 }
 
 void HostBackend::report_error(const std::string& what) noexcept {

@@ -74,6 +74,8 @@ class HostBackend : public Backend {
   void fail(const GroupFailure& failure) noexcept override;
   std::map<int, std::string> ask_where(const std::vector<int>& ranks,
                                        std::chrono::milliseconds limit) override;
+  void tell_calls(int rank, const LastCalls& calls) noexcept override;
+  void hear_calls(std::function<void(int, const LastCalls&)> listener) override;
   void report_error(const std::string& what) noexcept override;
   void retract_error() noexcept override;
   bool is_idle() const override { return queue_->is_idle() && messages_->is_idle(); }
@@ -94,6 +96,7 @@ class HostBackend : public Backend {
                     const std::vector<Exchange>& parts);
   void throw_if_left(const CommCall& call);
   void on_goodbye(int rank, std::uint64_t sequence, const std::string& error);
+  void on_calls(int rank, const LastCalls& calls);
   /// `last`: the last collective that the rank took part in.
   GroupFailure left_failure(int rank, std::uint64_t last, const std::string& what) const;
   void fail_after_exception(const CommCall& call) noexcept;
@@ -124,6 +127,8 @@ class HostBackend : public Backend {
   /// none.
   std::atomic<std::uint64_t> goes_on_at_{kNoReport};
   mutable std::mutex watchdog_mutex_;
+  std::mutex listener_mutex_;
+  std::function<void(int, const LastCalls&)> listener_;
   std::shared_ptr<Watchdog> watchdog_;
   FlightRecorder flight_recorder_;
   FailureReporter reporter_;

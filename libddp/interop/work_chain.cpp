@@ -80,9 +80,8 @@ class StreamJoin final : public Work {
 /// What the current stream has by now.
 WorkPtr launched(const WorkPtr& first, std::vector<at::Tensor> tensors) {
   const c10::Device device = first->device();
-  auto operation =
-      std::make_shared<DeviceOperation>(OpDescription(), 0, std::chrono::milliseconds(0),
-                                        std::make_shared<c10::Event>(device.type()));
+  auto operation = std::make_shared<DeviceOperation>(
+      OpDescription(), 0, std::chrono::milliseconds(0), EventPool(device.type()).take());
   operation->record_end(current_stream_on(device));
   const auto finish_as = [first](const std::shared_ptr<StreamWork>& work) {
     first->on_complete([work](Work& inner) { work->finish(inner.exception()); });

@@ -29,7 +29,7 @@ static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 32);
 
 bool is_valid(const Header& header) {
   return header.magic == kMagic &&
-         header.kind <= static_cast<std::uint8_t>(ControlMessage::Kind::Leaving) &&
+         header.kind <= static_cast<std::uint8_t>(ControlMessage::Kind::Calls) &&
          header.failure_kind <= static_cast<std::uint8_t>(GroupFailure::Kind::Device) &&
          header.text_bytes <= ControlMessage::kMaxText;
 }

@@ -38,16 +38,18 @@ struct ControlMessage {
     Dropped,
     /// It will say goodbye, but waits for messages.
     Leaving,
+    /// What the sender has called on its device (call_chain.h).
+    Calls,
   };
   static constexpr std::size_t kMaxText = 4000;
 
   Kind kind = Kind::Goodbye;
-  /// Goodbye, Heartbeat, Report: the last collective that the sender has issued.
+  /// Goodbye, Heartbeat, Report, Calls: the last collective that the sender has issued.
   std::uint64_t sequence = 0;
   /// Report: its number among those after that collective. StacksWanted, Stacks: number of the
-  /// question. Leaving: bits of a Departure.
+  /// question. Leaving: bits of a Departure. Calls: their chain.
   std::uint64_t number = 0;
-  /// Failure: what the sender's group failed of. Report, Stacks: the message alone.
+  /// Failure: what the sender's group failed of. Report, Stacks, Calls: the message alone.
   GroupFailure failure{};
 
   /// As it travels; a text that is too long is cut.

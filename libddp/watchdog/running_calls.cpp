@@ -9,12 +9,17 @@
 #include <string_view>
 #include <utility>
 
+#include "libddp/watchdog/call_chain.h"
+
 namespace libddp {
 namespace {
 
 constexpr std::string_view kInGroup = "libddp: in group ";
 constexpr std::string_view kCall = " runs ";
 constexpr std::string_view kWaits = ", waits for ";
+constexpr std::string_view kOfGroup = "libddp: group ";
+constexpr std::string_view kLast = " had ";
+constexpr std::string_view kNext = "; ";
 
 struct Registry {
   std::mutex mutex;
@@ -45,6 +50,9 @@ std::string running_calls() {
   const std::lock_guard lock(registry().mutex);
   for (const RunningCall* entry : registry().entries) {
     const RunningCallText text = entry->describe();
+    if (!text.last.empty()) {
+      lines += fmt::format("{}{}{}{}\n", kOfGroup, text.group, kLast, fmt::join(text.last, kNext));
+    }
     if (text.call.empty()) continue;
     lines += fmt::format("{}{}{}{}", kInGroup, text.group, kCall, text.call);
     if (!text.waits_for.empty()) {
@@ -64,6 +72,16 @@ std::string call_in(const std::string& answer, const std::string& group) {
     }
   }
   return "";
+}
+
+std::map<std::uint64_t, std::string> last_calls_in(const std::string& answer,
+                                                   const std::string& group) {
+  const std::string prefix = fmt::format("{}{}{}", kOfGroup, group, kLast);
+  std::istringstream lines(answer);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(prefix)) return calls_by_number(line.substr(prefix.size()));
+  }
+  return {};
 }
 
 std::string call_elsewhere(const std::string& answer, const std::string& own_group,

@@ -155,6 +155,10 @@ void Watchdog::handle(Watched& watched, const ControlMessage& message) {
     }
     case Kind::Leaving:
       return hooks_.on_departure(rank, Departure::from_bits(message.number));
+    case Kind::Calls:
+      return hooks_.on_calls(
+          rank,
+          {.sequence = message.sequence, .chain = message.number, .text = message.failure.message});
     case Kind::Heartbeat:
       ++watched.beats;
       last_sequences_[static_cast<std::size_t>(rank)].store(message.sequence);
@@ -238,6 +242,15 @@ void Watchdog::announce(const GroupFailure& failure) noexcept { channels_.announ
 
 void Watchdog::say_leaving(const Departure& departure) noexcept {
   channels_.send_to_all({.kind = ControlMessage::Kind::Leaving, .number = departure.bits()});
+}
+
+void Watchdog::say_calls(int rank, const LastCalls& calls) noexcept {
+  ControlMessage message{
+      .kind = ControlMessage::Kind::Calls, .sequence = calls.sequence, .number = calls.chain};
+  message.failure.message = calls.text;
+  for (ControlChannels::Channel& channel : channels_.all()) {
+    if (channel.peer.rank == rank) channels_.send_to(channel, message);
+  }
 }
 
 void Watchdog::say_goodbye(std::uint64_t sequence) noexcept {

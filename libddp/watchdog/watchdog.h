@@ -32,6 +32,7 @@
 #include "libddp/base/group_identity.h"
 #include "libddp/collectives/comm.h"
 #include "libddp/transport/group_peer.h"
+#include "libddp/watchdog/call_chain.h"
 #include "libddp/watchdog/control_channels.h"
 #include "libddp/watchdog/departure.h"
 #include "libddp/watchdog/heartbeat_monitor.h"
@@ -52,6 +53,8 @@ class Watchdog {
     std::function<void(int rank, std::uint64_t sequence, const std::string& error)> on_goodbye;
     /// A peer is about to leave.
     std::function<void(int rank, const Departure& departure)> on_departure;
+    /// What a peer has called on its device.
+    std::function<void(int rank, const LastCalls& calls)> on_calls;
     /// The collective that runs here now; 0 = none.
     std::function<std::uint64_t()> running;
     /// The group has failed here through what the watchdog noticed.
@@ -74,6 +77,8 @@ class Watchdog {
   void announce(const GroupFailure& failure) noexcept;
   /// This rank will say goodbye, but waits for messages.
   void say_leaving(const Departure& departure) noexcept;
+  /// To one peer, what this rank has called on its device.
+  void say_calls(int rank, const LastCalls& calls) noexcept;
   /// Leaves in order; where the group has failed here, tells that first. Waits up to 5 seconds for
   /// peers that do not read what they are told: they would take the end for a death.
   void say_goodbye(std::uint64_t sequence) noexcept;

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -127,6 +128,52 @@ TEST_CASE("ranks that call different things are told both calls", "[nccl][failur
     require_parts(result.text,
                   {"all_reduce #2 float32 [16]", "does not match", "all_gather #2 float32"});
   }
+}
+
+// Of few elements more: the rank with fewer has ended its operation, and waits in the next one.
+TEST_CASE("a mismatch is told when one of the two calls has ended", "[nccl][failures]") {
+  const auto results = fork_device_group(2, [](ProcessGroup& group, c10::Device device) {
+    group.all_reduce(device_tensor(1, device), {}, kAsync)->synchronize();
+    return message_of<PeerError>([&] {
+      if (group.rank() == 0) {
+        mock_nccl::reset();
+        mock_nccl::end_alone(1, 0);
+        group.all_reduce(device_tensor(1, device), {}, kAsync)->synchronize();
+        group.all_reduce(device_tensor(1, device), {}, kAsync)->synchronize();
+      } else {
+        mock_nccl::reset();
+        mock_nccl::hang(1, 1);
+        at::Tensor longer = at::ones({17}, at::TensorOptions().device(device));
+        group.all_reduce(longer, {}, kAsync)->synchronize();
+      }
+    });
+  });
+  for (const RankResult& result : results) {
+    REQUIRE(result.ok());
+    require_parts(result.text,
+                  {"all_reduce #2 float32 [16]", "does not match", "all_reduce #2 float32 [17]"});
+  }
+}
+
+// NCCL adds up what it is given: other dtypes of the same size, and the numbers are wrong.
+TEST_CASE("a mismatch is told when both calls have ended", "[nccl][failures]") {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto results = fork_device_group(2, [](ProcessGroup& group, c10::Device device) {
+    group.all_reduce(device_tensor(1, device), {}, kAsync)->synchronize();
+    mock_nccl::reset();
+    mock_nccl::end_alone(1, group.rank());
+    const auto options = at::TensorOptions().device(device);
+    const at::Tensor mine =
+        at::ones({16}, options.dtype(group.rank() == 0 ? at::kFloat : at::kInt));
+    group.all_reduce(mine, {}, kAsync)->synchronize();
+    return fail_of(group, device);
+  });
+  for (const RankResult& result : results) {
+    REQUIRE(result.ok());
+    require_parts(result.text, {"all_reduce #2 float32 [16] SUM", "does not match",
+                                "all_reduce #2 int32 [16] SUM"});
+  }
+  REQUIRE(std::chrono::steady_clock::now() - begin < seconds(20));
 }
 
 TEST_CASE("a rank that drops its group ends the others' device operations", "[nccl][failures]") {

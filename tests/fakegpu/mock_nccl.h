@@ -43,6 +43,9 @@ void reset();
 void fail(const std::string& function, int nth_call, ncclResult_t result, int rank = -1);
 /// The nth operation (a call, or a group's calls on one communicator) never ends by itself.
 void hang(int nth_operation, int rank = -1);
+/// The nth operation moves nothing and ends without the other ranks, as one of few elements may
+/// whose counts differ.
+void end_alone(int nth_operation, int rank);
 /// comm_init_rank_scalable does not come back.
 void hang_init(int rank = -1);
 /// comm_get_async_error gives `result` once the nth operation has been issued.

@@ -77,7 +77,7 @@ void Communicator::execute(std::uint64_t turn, const std::vector<OpCall>& calls,
     if (is_ended()) return;
     is_in_use_ = true;
   }
-  exchange(calls);
+  if (!calls.empty()) exchange(calls);
   const std::lock_guard lock(mutex_);
   end_use();
   ++num_done_;

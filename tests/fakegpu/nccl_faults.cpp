@@ -35,12 +35,13 @@ Faults::Operation Faults::begin_operation(int rank) {
   const std::lock_guard lock(mutex);
   const int of_all = ++wishes.operations[kAllRanks];
   const int of_rank = ++wishes.operations[rank];
-  const auto hangs = [&](const std::pair<int, int>& wish) {
-    return is_meant(wish.first, wish.second, of_all, of_rank, rank);
+  const auto is_among = [&](const std::vector<std::pair<int, int>>& all) {
+    return std::any_of(all.begin(), all.end(), [&](const std::pair<int, int>& wish) {
+      return is_meant(wish.first, wish.second, of_all, of_rank, rank);
+    });
   };
-  Operation operation{of_all, false, ncclSuccess, wishes.delay_ms};
-  operation.hangs =
-      std::any_of(wishes.hanging_operations.begin(), wishes.hanging_operations.end(), hangs);
+  Operation operation{of_all, is_among(wishes.hanging_operations),
+                      is_among(wishes.lonely_operations), ncclSuccess, wishes.delay_ms};
   for (const Wishes::Failure& error : wishes.async_errors) {
     if (is_meant(error.nth, error.rank, of_all, of_rank, rank))
       operation.async_error = error.result;
@@ -68,6 +69,12 @@ void hang(int nth_operation, int rank) {
   Faults& faults = Faults::get();
   const std::lock_guard lock(faults.mutex);
   faults.wishes.hanging_operations.emplace_back(nth_operation, rank);
+}
+
+void end_alone(int nth_operation, int rank) {
+  Faults& faults = Faults::get();
+  const std::lock_guard lock(faults.mutex);
+  faults.wishes.lonely_operations.emplace_back(nth_operation, rank);
 }
 
 void hang_init(int rank) {

@@ -27,6 +27,7 @@ class Faults {
     /// Since the reset, over all ranks.
     int number;
     bool hangs;
+    bool ends_alone;
     ncclResult_t async_error;
     int delay_ms;
     std::vector<std::function<void()>> meanwhile{};
@@ -44,6 +45,7 @@ class Faults {
     };
     std::vector<Failure> failures;
     std::vector<std::pair<int, int>> hanging_operations;  // nth, rank
+    std::vector<std::pair<int, int>> lonely_operations;   // nth, rank
     std::vector<Failure> async_errors;
     std::vector<int> hanging_inits;  // ranks
     struct Interlude {

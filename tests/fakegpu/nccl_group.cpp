@@ -106,6 +106,7 @@ void Group::issue_together(const std::vector<Pending>& calls) {
   for (fakegpu::DeviceStream* const other : others) wait_for(*other, stream);
   add_range(communicator.turn(), 1, writes);
   fakegpu::AccessLog::get().launch(stream, name, reads, writes);
+  if (operation.ends_alone) op_calls.clear();
   communicator.issue(stream, std::move(op_calls), operation.hangs, operation.delay_ms);
   if (operation.async_error != ncclSuccess) communicator.async_error = operation.async_error;
   for (const std::function<void()>& function : operation.meanwhile) function();

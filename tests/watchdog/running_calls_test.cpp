@@ -37,3 +37,25 @@ TEST_CASE("calls that run elsewhere are told with whom they wait for", "[running
   REQUIRE(call_elsewhere("libddp: in group x runs barrier #1\n", "world", "")
               .find("in barrier #1 of group x") != std::string::npos);
 }
+
+TEST_CASE("the last calls of a group are told by number", "[running_calls]") {
+  std::string answer;
+  {
+    const RunningCall device([] {
+      return RunningCallText{"world (cuda)",
+                             "all_reduce #8 float32 [2, 4] SUM (bucket 1)",
+                             {},
+                             {"broadcast #7 float32 [8]", "all_reduce #8 float32 [8] SUM"}};
+    });
+    const RunningCall idle([] { return RunningCallText{"world", "", {}, {"barrier #7"}}; });
+    answer = running_calls();
+  }
+  REQUIRE(call_in(answer, "world (cuda)") == "all_reduce #8 float32 [2, 4] SUM (bucket 1)");
+  const auto calls = last_calls_in(answer, "world (cuda)");
+  REQUIRE(calls.size() == 2);
+  REQUIRE(calls.at(7) == "broadcast #7 float32 [8]");
+  REQUIRE(calls.at(8) == "all_reduce #8 float32 [8] SUM");
+  REQUIRE(last_calls_in(answer, "world").at(7) == "barrier #7");
+  REQUIRE(last_calls_in(answer, "other").empty());
+  REQUIRE(last_calls_in("libddp: group x had ; barrier; #; # 9\n", "x").size() <= 2);
+}
