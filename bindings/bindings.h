@@ -11,6 +11,7 @@ void bind_errors(pybind11::module_& module);
 void bind_build_info(pybind11::module_& module);
 void bind_process_group(pybind11::module_& module);
 void bind_backend(pybind11::module_& module);
+void bind_straight(pybind11::module_& module);
 /// Ctrl-C ends waits, and callback threads end before the interpreter does.
 void bind_interpreter(pybind11::module_& module);
 void bind_ddp(pybind11::module_& module);

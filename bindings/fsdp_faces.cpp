@@ -3,6 +3,7 @@
 // ShardedParam; the lists of rows belong to Python, whose collector must see them.
 
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
@@ -149,7 +150,11 @@ void show_gradients(const py::list& rows) {
 bool have_hooks(const py::list& rows) {
   for (const py::handle tuple : rows) {
     const Row row(tuple);
-    if (py::bool_(get(row.sharded, names().hooks))) return true;
+    const at::Tensor& outer = row.outer();
+    // What Python answers takes longer: asked only where there has been a hook.
+    const bool had_hooks = torch::autograd::impl::get_autograd_meta(outer) != nullptr &&
+                           torch::autograd::impl::post_acc_grad_hooks(outer) != nullptr;
+    if (had_hooks && py::bool_(get(row.sharded, names().hooks))) return true;
     const int found = PyDict_Contains(get(row.sharded, names().dict).ptr(), names().optimizers);
     if (found < 0) throw py::error_already_set();
     if (found > 0) return true;

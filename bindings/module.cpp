@@ -12,6 +12,7 @@ PYBIND11_MODULE(_C, module) {
   libddp::bind_run_key(module);
   libddp::bind_process_group(module);
   libddp::bind_backend(module);
+  libddp::bind_straight(module);
 #ifdef LIBDDP_WITH_MODELS
   libddp::bind_ddp(module);
   libddp::bind_fsdp(module);

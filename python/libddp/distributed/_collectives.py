@@ -16,26 +16,14 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed import ReduceOp
 
+from libddp._load import load
 from libddp.distributed._groups import find, torch_side
 from libddp.errors import ArgumentError
 
 #: torch's own, also after libddp.install() has put ours in its place.
 _torch_monitored_barrier = c10d.monitored_barrier
-#: Types without a __torch_function__ of their own.
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
-def _straight(group, tensor):
-    """The C++ group that takes the call, or None where torch has to."""
-    native = find(group)
-    if (
-        native is None
-        or type(tensor) not in _PLAIN
-        or not (tensor.is_cpu or native.moves(tensor))
-        or c10d._world.pg_coalesce_state
-    ):
-        return None
-    return native
+#: straight(group, tensor): the C++ group that takes the call, or None where torch has to.
+_straight = load().straight
 
 
 def _rank_in(native, group, rank: int | None, group_rank: int | None, what: str) -> int:

@@ -94,6 +94,7 @@ def remember(torch_group: c10d.ProcessGroup, group: _C.ProcessGroup) -> None:
     """From now on `group` is what answers for `torch_group`, of another backend, and back."""
     _natives[torch_group] = group
     _sources[group] = ref(torch_group)
+    _C.forget_straight()
 
 
 def is_wrapped(torch_group) -> bool:
@@ -137,3 +138,6 @@ def _backend_of(group, device: torch.device):
     backend = group._get_backend(device)
     # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps backends once
     return getattr(backend, "wrapped_pg", backend)
+
+
+_C.prepare_straight(c10d, find, _natives, torch.nn.Parameter)
