@@ -17,11 +17,11 @@ import engine as engines
 import numpy as np
 import torch
 from libddp.distributed import all_reduce, init_process_group
+from libddp.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from options import Options, recomputed
 from shared import Ranks, Snapshots, UserError, join, learning_rate
 from tokens import Order, Tokens
 from torch import nn
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 
 def meet(options: Options) -> Ranks:

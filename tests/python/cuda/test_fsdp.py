@@ -55,6 +55,13 @@ def trained(model, device, rank, clips=True):
     return found
 
 
+def host_mesh(size):
+    """Without a mesh a model goes to the device."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (size,))
+
+
 def whole(model):
     return {name: tensor.cpu() for name, tensor in model.state_dict().items()}
 
@@ -96,7 +103,7 @@ def functional(use_dtensor):
     plain = models.build().to(DEVICE)
     plain.head.weight = plain.embedding.weight  # the move has made two of them
     on_device = models.shard(plain, use_dtensor=use_dtensor)
-    on_host = models.shard(use_dtensor=use_dtensor)
+    on_host = models.shard(mesh=host_mesh(2), use_dtensor=use_dtensor)
     clips = not use_dtensor  # torch's own norm of DTensors is a collective of torch's
     on_both = trained(on_device, DEVICE, rank, clips), trained(on_host, "cpu", rank, clips)
     require_close(*on_both)
@@ -252,6 +259,31 @@ def offloaded_by_the_function(use_dtensor, pin_memory):
 @pytest.mark.parametrize("pin_memory", [False, True])
 def test_the_function_offloads(use_dtensor, pin_memory):
     ranks.run(offloaded_by_the_function, 2, use_dtensor, pin_memory)
+
+
+def from_the_host(offloads):
+    """A model that is on the CPU goes where its mesh is, and to the device without one."""
+    rank = start()
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+
+    policy = CPUOffloadPolicy() if offloads else OffloadPolicy()
+    plain = models.build()
+    plain.register_buffer("shift", torch.ones(2))
+    model = models.shard(plain, offload_policy=policy)
+    assert model.shift.device == torch.device(DEVICE, rank)
+    home = "cpu" if offloads else DEVICE
+    assert {p.device.type for p in model.parameters()} == {home}
+    assert {p.device_mesh.device_type for p in model.parameters()} == {DEVICE}
+    on_host = models.shard(models.build(), mesh=host_mesh(2))
+    assert {p.device.type for p in on_host.parameters()} == {"cpu"}
+    on_both = trained(model, DEVICE, rank, False), trained(on_host, "cpu", rank, False)
+    require_close(*on_both, 1e-4)
+    stop()
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_a_model_on_the_host_goes_to_the_device(offloads):
+    ranks.run(from_the_host, 2, offloads)
 
 
 def accumulated():

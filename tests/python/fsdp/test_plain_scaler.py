@@ -80,6 +80,27 @@ def check_an_overflow_on_one_rank():
                     assert of_all_ranks(scaler.get_scale()) == [32.0] * len(taken)
 
 
+def check_the_sharded_scaler():
+    """Also where all ranks overflow, which torch's adds up to more than fused optimizers know."""
+    from libddp.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    last = dist.get_world_size() - 1
+    for make in (models.shard, models.wrap):
+        for make_optimizer in (sgd, fused_adamw):
+            for unscales in (False, True):
+                for spoil in (on_rank(last, fill_infinite), fill_infinite):
+                    model = make()
+                    optimizer = make_optimizer(model.parameters())
+                    scaler = ShardedGradScaler("cpu", init_scale=64.0)
+                    taken = one_step(model, optimizer, scaler, spoil, unscales)
+                    assert taken == [False] * len(taken), taken
+                    taken = one_step(model, optimizer, scaler, lambda _: None, unscales)
+                    assert taken == [True] * len(taken), taken
+                    assert of_all_ranks(scaler.get_scale()) == [32.0] * len(taken)
+                    steps = {entry["step"].item() for entry in optimizer.state.values()}
+                    assert steps <= {1.0}
+
+
 def check_a_rank_without_gradients():
     """Of DTensors torch asks the gradients, so ranks must have the same ones."""
     model = models.shard_plain()

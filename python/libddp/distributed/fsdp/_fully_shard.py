@@ -46,9 +46,11 @@ def fully_shard(
     Args:
         module: parameters on the CPU or a GPU; or all on the meta device, which get memory and
             values later, by `to_empty` and an initialisation, or by loading a state dict. The
-            modules of a list become one unit.
-        mesh: one dimension (shard) or two (replicate, shard); None = the default group,
-            which is made from the environment if there is none.
+            modules of a list become one unit. As with torch, parameters and buffers go to the
+            mesh's kind of device first.
+        mesh: one dimension (shard) or two (replicate, shard); None = the default group, which is
+            made from the environment if there is none, on GPUs where there are any. A model for
+            the CPU beside a GPU has init_device_mesh("cpu", (world_size,)).
         reshard_after_forward: gathered parameters are freed between forward and backward; None =
             all but the root's. A number (torch: reshard to a smaller group) counts as True.
         mp_policy: MixedPrecisionPolicy.
@@ -74,12 +76,14 @@ def fully_shard(
         >>> fully_shard(model)                                         # doctest: +SKIP
     """
     modules = _modules_of(module, dp_mesh_dims)
-    device_type = _modules.device_type_of(modules)
+    home = _modules.home_on(mesh)
     sharding = _sharding_of(
-        mesh, mp_policy or MixedPrecisionPolicy(), shard_placement_fn, use_dtensor, device_type
+        mesh, mp_policy or MixedPrecisionPolicy(), shard_placement_fn, use_dtensor, home.type
     )
     sharding.keep_unsharded = reshard_after_forward is False
     ignored = list(ignored_params or ())
+    for each in modules:
+        _modules.move(each, home, _modules.Ignored(set(), set(ignored)))
     parameters = _wrapped_module.own_parameters_of(modules, ignored)
     if isinstance(offload_policy, CPUOffloadPolicy):
         own = [parameter for _, parameter in parameters]

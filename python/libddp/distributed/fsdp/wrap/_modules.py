@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 import torch
 from torch.distributed.fsdp import CPUOffload
+from torch.distributed.tensor import DTensor
 
+from libddp._load import load
 from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_module_of, wrapped_modules_in
 from libddp.errors import ArgumentError
+
+_C = load()
 
 
 @dataclass
@@ -72,19 +76,38 @@ def device_of(device_id) -> torch.device | None:
     """The argument device_id; refuses a device that is not there."""
     if device_id is None:
         return None
-    device = torch.device(device_id)
+    try:
+        device = torch.device(device_id)
+    except RuntimeError as error:  # an index below zero, a word
+        raise _no_device(device_id, f"{error}") from error
     if device.type == "cpu":
         return device
     there = torch.get_device_module(device) if _is_accelerator(device) else None
-    if there is None or (device.index or 0) >= there.device_count():
-        raise ArgumentError(
-            f"libddp fsdp: device_id={device_id!r}: there is no such device, modules are sharded "
-            f"on {'the CPU only' if there is None else f'{there.device_count()} devices'} here. "
-            "Hint: leave device_id out to shard a module where its parameters are."
-        )
+    if there is None:
+        raise _no_device(device_id, "modules are sharded on the CPU only here")
+    if (device.index or 0) >= there.device_count():
+        raise _no_device(device_id, f"modules are sharded on {there.device_count()} devices here")
     if device.index is None:
         device = torch.device(device.type, there.current_device())
     return device
+
+
+def _no_device(device_id, why: str) -> ArgumentError:
+    return ArgumentError(
+        f"libddp fsdp: device_id={device_id!r}: there is no such device: {why}. "
+        "Hint: leave device_id out to shard a module where its parameters are."
+    )
+
+
+def home_on(mesh) -> torch.device:
+    """Where torch's fully_shard puts a module: on the mesh's kind of device; without a mesh on the
+    accelerator, if there is one that libddp moves tensors of."""
+    if mesh is not None:
+        return device_of(mesh.device_type)
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or (found.type == "cuda" and not _C.build_info()["cuda"]):
+        return torch.device("cpu")
+    return device_of(found.type)
 
 
 def device_type_of(modules: Iterable[torch.nn.Module], device: torch.device | None = None) -> str:
@@ -123,7 +146,7 @@ def move(module: torch.nn.Module, device: torch.device | None, ignored: Ignored)
         for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
             if tensor.is_meta or tensor.device == device or tensor in ignored.parameters:
                 continue
-            if tensor in sharded:
+            if tensor in sharded or isinstance(tensor, DTensor):
                 continue
             with torch.no_grad():
                 _move_one(tensor, device)
