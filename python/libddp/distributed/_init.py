@@ -363,7 +363,19 @@ def _rendezvous(init_method: str | None, rank: int, world_size: int, timeout: ti
 
 
 def _accelerator(device_id):
-    """torch refuses a CPU device; scripts pass one to run on machines without CUDA."""
-    if isinstance(device_id, torch.device) and device_id.type == "cpu":
+    """torch refuses a CPU device; scripts pass one to run on machines without CUDA.
+
+    Raises:
+        ArgumentError: a device that is not there.
+    """
+    if not isinstance(device_id, torch.device):
+        return device_id
+    if device_id.type == "cpu":
         return None
+    count = torch.get_device_module(device_id).device_count()
+    if (device_id.index or 0) >= count:
+        raise ArgumentError(
+            f"libddp: device_id is {device_id}, and this machine has {count} such devices. Hint: "
+            "pass the number of the process on its host (LOCAL_RANK), or leave out device_id."
+        )
     return device_id

@@ -115,6 +115,10 @@ def refusals():
         DistributedDataParallel(net, device_ids=[0, 1])
     with pytest.raises(ArgumentError, match="device_ids names device 3, and the model is on"):
         DistributedDataParallel(net, device_ids=[3])
+    with pytest.raises(
+        ArgumentError, match="device_ids names fakegpu device 0, and the model is on cpu"
+    ):
+        DistributedDataParallel(Net(), device_ids=[0])
     with pytest.raises(ArgumentError, match="output_device is 0 and device_ids is None"):
         DistributedDataParallel(net, output_device=0)
     net.last.cpu()

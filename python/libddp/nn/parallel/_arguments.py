@@ -50,6 +50,7 @@ def devices_of(module: torch.nn.Module, device_ids: Any, output_device: Any):
     ids = list(device_ids) if isinstance(device_ids, (list, tuple)) else [device_ids]
     ids = [entry for entry in ids if entry is not None]
     if device.type in ("cpu", "meta"):
+        _refuse_elsewhere(device, ids)
         return None, None
     if not ids:
         if output_device is None:
@@ -69,6 +70,19 @@ def devices_of(module: torch.nn.Module, device_ids: Any, output_device: Any):
                 f"the model there before wrapping it, or pass {device.index}."
             )
     return [indices[0]], indices[1]
+
+
+def _refuse_elsewhere(device: torch.device, ids: list) -> None:
+    """device_ids of a model on the CPU: without effect on a machine without an accelerator, where
+    scripts that always pass them run too; else the model has been forgotten there."""
+    named = [entry for entry in ids if not str(entry).startswith("cpu")]
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if not named or found is None or device.type != "cpu":
+        return
+    raise ArgumentError(
+        f"libddp: device_ids names {found.type} device {named[0]}, and the model is on {device}. "
+        "Hint: move the model there before wrapping it, or leave out device_ids."
+    )
 
 
 def group_of(process_group: Any, device_mesh: Any):
