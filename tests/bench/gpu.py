@@ -1,7 +1,7 @@
 """What the benches of a GPU (gpu_*.py) have in common: the device, the groups, what ran on it.
 
     device = gpu.begin(options)            # prints "needs a GPU" and ends the program where none is
-    found = gpu.activity(step, device)     # kernels and copies of one call
+    found = gpu.activity(step, device, "libddp")  # kernels and copies of one call
     gpu.target("wrapper over bare step", "<= 0.5 %", 0.31, met=True)
 
 --device=cpu with small sizes runs a bench on the host, to find mistakes in the bench itself.
@@ -11,7 +11,9 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -120,8 +122,8 @@ MOVES = ("aten::copy_", "chunk_cat", "split_with_sizes_copy", "all_gather_copy_i
 SIZES = {"float": 4, "double": 8, "long int": 8, "int": 4, "c10::BFloat16": 2, "c10::Half": 2}
 
 
-def activity(call: Callable[[], object], device: torch.device) -> Activity:
-    """Of one call, after one more to warm up."""
+def activity(call: Callable[[], object], device: torch.device, name: str) -> Activity:
+    """Of one call, after one more to warm up. Its trace stays where LIBDDP_GPU_TRACES says."""
     call()
     synchronize(device)
     wanted = [ProfilerActivity.CPU]
@@ -132,7 +134,17 @@ def activity(call: Callable[[], object], device: torch.device) -> Activity:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         watched.export_chrome_trace(str(path))
+        keep_trace(path, name)
         return summary(json.loads(path.read_text())["traceEvents"])
+
+
+def keep_trace(path: Path, name: str) -> None:
+    folder = os.environ.get("LIBDDP_GPU_TRACES")
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        words = f"{Path(sys.argv[0]).stem}-{name}".replace(" ", "-").replace(",", "")
+        with gzip.open(Path(folder) / f"{words}.json.gz", "wb") as file:
+            file.write(path.read_bytes())
 
 
 def summary(events: list[dict]) -> Activity:

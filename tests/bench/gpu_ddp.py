@@ -48,7 +48,7 @@ def measure(device, options, group) -> tuple[list[dict], int]:
         case=f"GPT-2, {options.layers} x {options.width}, batch {options.batch} x {options.length}",
     )
     for line in pairing.per(lines, options.steps):
-        seen = gpu.activity(found[line["candidate"]][1], device)
+        seen = gpu.activity(found[line["candidate"]][1], device, line["candidate"])
         line |= {"kernels": seen.kernels, "copies": seen.copies, "busy_ms": seen.busy_ms}
         for key in ("min", "median"):
             line[f"over_bare_{key}"] = (line[key] / lines[0][key] - 1) * 100

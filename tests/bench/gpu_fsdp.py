@@ -1,19 +1,22 @@
 """What sharding costs on one rank beside torch's fully_shard: host time, copies, memory.
 
-    python tests/bench/gpu_fsdp.py [--rounds 16] [--steps 4]
+    python tests/bench/gpu_fsdp.py [--rounds 40] [--steps 4]
 
-Host time: twelve blocks with next to no arithmetic, so that a step takes as long as the host needs;
-`us_per_block` is that above the bare model's. Copies and memory: GPT-2 124M whose parameters are
+Host time: blocks with the parameters of one of GPT-2 and next to no work, so that a step takes as
+long as the host needs; `us_per_block` is that above the bare model's (median of the rounds'
+differences). Copies and memory: GPT-2 124M whose parameters are
 bf16 already, so that nothing is cast; `moved_bytes` are those of operators that only move elements,
 above the bare model's, in parts of the parameters' bytes too (torch's FSDP2: 6).
 """
 
-import copy
 import gc
+import statistics
+import time
 
 import gpu
 import pairing
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
@@ -57,24 +60,56 @@ def step_of(model, x, y):
     return step
 
 
+class Block(nn.Module):
+    """As many parameters as a block of GPT-2 has, and next to no work: one kernel forward."""
+
+    def __init__(self):
+        super().__init__()
+        for number in range(12):
+            self.register_parameter(f"p{number}", nn.Parameter(torch.ones(8)))
+
+    def forward(self, x):
+        return x + torch.cat(list(self.parameters(recurse=False))).sum()
+
+
+class Chain(nn.Module):
+    def __init__(self, layers: int):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x, _):
+        for block in self.blocks:
+            x = block(x)
+        return None, x.sum()
+
+
 def host_time(device, options, group) -> list[dict]:
-    small = copy.copy(options)
-    small.width, small.heads, small.length, small.batch, small.vocabulary = 8, 1, 4, 1, 16
-    batch = gpu.tokens(device, small)
+    """Each round's time above the bare model's in the same round: what drifts is in both."""
+    x = torch.ones(4, device=device)
 
     def block(wrap):
-        step = step_of(wrap(gpu.gpt2(device, small)), *batch)
+        with device:
+            step = step_of(wrap(Chain(options.layers)), x, x)
         return gpu.block(step, options.steps, device)
 
-    lines = pairing.compare(
-        {name: block(wrap) for name, wrap in wrappers(device, group).items()},
-        rounds=options.rounds,
-        warmup=3,
-        case=f"host time, {options.layers} blocks",
-    )
-    for line in pairing.per(lines, options.steps):
-        for key, of in (("min", "us_per_block_min"), ("median", "us_per_block")):
-            line[of] = (line[key] - lines[0][key]) / options.layers * 1e6
+    steps = {name: block(wrap) for name, wrap in wrappers(device, group).items()}
+    samples = pairing.sample(steps, options.rounds, 1, 3, time.thread_time, lambda: None)
+    per_block = 1e6 / (options.steps * options.layers)
+    lines = []
+    for name, taken in samples.items():
+        over = [mine[0] - bare[0] for mine, bare in zip(taken, samples["bare"], strict=True)]
+        lines.append(
+            {
+                "case": f"host time, {options.layers} blocks",
+                "candidate": name,
+                "us_per_step": statistics.median(wall for wall, _ in taken) / options.steps * 1e6,
+                "us_per_block": statistics.median(over) * per_block,
+                "us_per_block_of_min": (
+                    min(wall for wall, _ in taken) - min(wall for wall, _ in samples["bare"])
+                )
+                * per_block,
+            }
+        )
     return lines
 
 
@@ -89,7 +124,7 @@ def costs(device, options, group) -> list[dict]:
         size = sum(p.numel() * p.element_size() for p in model.parameters())
         step = step_of(model, *batch)
         step()
-        seen = gpu.activity(step, device)
+        seen = gpu.activity(step, device, name)
         peak = peak_of(step, device) - begin
         lines.append(
             {
@@ -123,7 +158,7 @@ def peak_of(step, device) -> int:
 
 
 def main() -> None:
-    options = gpu.parser(__doc__, rounds=16, steps=4, batch=4, **gpu.GPT2).parse_args()
+    options = gpu.parser(__doc__, rounds=40, steps=4, batch=4, **gpu.GPT2).parse_args()
     device = gpu.begin(options)
     group = gpu.alone(device)
     lines = host_time(device, options, group)

@@ -11,6 +11,7 @@
 # LIBDDP_GPU_NCCL  folder with a libnccl.so.2 of 2.30 or later, for two ranks on one GPU
 # LIBDDP_JSON_DIR  folder with nlohmann/json.hpp, where neither the Python package nlohmann-json nor
 #                  the system has it
+# LIBDDP_GPU_TRACES  folder for the traces of the steps whose kernels the benches count
 # LIBDDP_PYTHON    a Python that has torch (default: python3)
 #
 # Needs torch (a CUDA build), cmake, ninja, scikit-build-core, pytest, and a C++ compiler; no nvcc.

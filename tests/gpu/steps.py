@@ -25,6 +25,17 @@ TEST_FILES = (
     "modules",
     "no_sync_points",
 )
+#: Parts of tests/gpu/test_examples.py, each of which starts several programs: what pytest -k takes.
+EXAMPLES = {
+    "nanogpt-bf16": "test_nanogpt and bfloat16",
+    "nanogpt-fp16": "test_nanogpt and float16 and not bfloat16",
+    "nanogpt-fp32": "test_nanogpt and float32",
+    "nanogpt-more": "test_nanogpt_",
+    "gpt2-parity": "test_gpt2 and engine",
+    "gpt2-resume": "test_gpt2 and resumes",
+    "mingpt": "mingpt",
+    "ddp-limits": "does_not_fit",
+}
 #: tests/bench/gpu_NAME.py, its arguments, its limit in seconds.
 BENCHES = (
     ("ddp", [], 75),
@@ -72,9 +83,8 @@ class Stage:
 def stages(places: Places) -> list[Stage]:
     return [
         Stage([build(places)]),
-        Stage([tests(name, 100) for name in TEST_FILES], width=5),
-        Stage([two_ranks(places)]),
-        Stage([tests("examples", 120), sanitizer()], width=2),
+        Stage([tests(name, 100) for name in TEST_FILES], width=len(TEST_FILES)),
+        Stage([two_ranks(places), *map(examples, EXAMPLES), sanitizer()], width=10),
         *(Stage([bench(*each)]) for each in BENCHES),
         Stage([bench_two_ranks(places)]),
     ]
@@ -90,8 +100,14 @@ def build(places: Places) -> Step:
 def tests(name: str, limit: int) -> Step:
     path = f"tests/gpu/test_{name}.py"
     # Several files run at once.
-    few = {"OMP_NUM_THREADS": "3"}
+    few = {"OMP_NUM_THREADS": "2"}
     return Step(name, f"pytest {path}, world size 1", pytest(path), limit, "tests", few)
+
+
+def examples(part: str) -> Step:
+    command = [*pytest("tests/gpu/test_examples.py"), "-k", EXAMPLES[part]]
+    few = {"OMP_NUM_THREADS": "2"}
+    return Step(f"examples-{part}", f"the examples: {part}", command, 120, "tests", few)
 
 
 def pytest(path: str) -> list[str]:
