@@ -4,11 +4,6 @@
 #include <cstdlib>
 
 namespace libddp {
-namespace {
-
-constexpr const char* kNext = "; ";
-
-}  // namespace
 
 OpDescription as_all_ranks_see_it(OpDescription description) {
   description.num_dims = 0;
@@ -21,11 +16,11 @@ OpDescription as_all_ranks_see_it(OpDescription description) {
 std::map<std::uint64_t, std::string> calls_by_number(const std::string& text) {
   std::map<std::uint64_t, std::string> calls;
   for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find(kNext, begin), text.size());
+    const std::size_t end = std::min(text.find(kCallSeparator, begin), text.size());
     const std::string call = text.substr(begin, end - begin);
     const std::size_t number = call.find(" #");
     if (number != std::string::npos) calls[std::strtoull(&call[number + 2], nullptr, 10)] = call;
-    begin = end + 2;
+    begin = end + kCallSeparator.size();
   }
   return calls;
 }
@@ -50,7 +45,8 @@ std::optional<LastCalls> CallChain::news() {
     if (number <= told_) continue;
     if (++count > kTold) break;
     calls.sequence = number;
-    calls.text += (calls.text.empty() ? "" : kNext) + description.to_string(number);
+    if (!calls.text.empty()) calls.text += kCallSeparator;
+    calls.text += description.to_string(number);
   }
   calls.chain = chain_[calls.sequence % kKept];
   told_ = calls.sequence;

@@ -11,7 +11,7 @@
 //   chain.add(description, 7);
 //   while (const auto news = chain.news()) tell(neighbour, *news);
 //   chain.hear(3, calls);                                      // what rank 3 has told
-//   if (const auto difference = chain.compare()) fail(difference->text());
+//   if (const auto difference = chain.compare()) fail(difference->own, difference->theirs);
 
 #include <array>
 #include <cstddef>
@@ -21,6 +21,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "libddp/base/op_description.h"
@@ -29,6 +30,9 @@ namespace libddp {
 
 /// What ranks must agree on: without what they may see differently.
 OpDescription as_all_ranks_see_it(OpDescription description);
+
+/// Between calls in a text of several.
+constexpr std::string_view kCallSeparator = "; ";
 
 /// "broadcast #7 float32 [8]; all_reduce #8 float32 [8] SUM" by number.
 std::map<std::uint64_t, std::string> calls_by_number(const std::string& text);

@@ -19,7 +19,6 @@ constexpr std::string_view kCall = " runs ";
 constexpr std::string_view kWaits = ", waits for ";
 constexpr std::string_view kOfGroup = "libddp: group ";
 constexpr std::string_view kLast = " had ";
-constexpr std::string_view kNext = "; ";
 
 struct Registry {
   std::mutex mutex;
@@ -51,7 +50,8 @@ std::string running_calls() {
   for (const RunningCall* entry : registry().entries) {
     const RunningCallText text = entry->describe();
     if (!text.last.empty()) {
-      lines += fmt::format("{}{}{}{}\n", kOfGroup, text.group, kLast, fmt::join(text.last, kNext));
+      lines += fmt::format("{}{}{}{}\n", kOfGroup, text.group, kLast,
+                           fmt::join(text.last, kCallSeparator));
     }
     if (text.call.empty()) continue;
     lines += fmt::format("{}{}{}{}", kInGroup, text.group, kCall, text.call);
