@@ -163,6 +163,47 @@ def test_tests_behind_one_that_hangs_or_dies_still_run(rooms, run, tmp_path):
     assert "| some | failed | 3 | 3 | 1 |" in (run.out / "table.md").read_text()
 
 
+def collected(selections: list[list[str]]) -> list[list[str]]:
+    """The tests that pytest finds for each of the arguments, all asked in one process."""
+    program = """
+import json, sys, pytest
+
+class Found:
+    def pytest_collection_finish(self, session):
+        self.tests = [item.nodeid for item in session.items]
+
+for arguments in json.loads(sys.argv[1]):
+    found = Found()
+    assert pytest.main(["--collect-only", "-p", "no:cacheprovider", *arguments], [found]) == 0
+    print(json.dumps(found.tests))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(selections)],
+        cwd=GPU.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+
+
+def test_each_test_has_its_step(rooms, tmp_path):
+    """No file is left out, and no test of a file that several steps share."""
+    _, steps, _ = rooms
+    places = steps.Places(tmp_path, tmp_path, tmp_path, "")
+    commands = [step.command for stage in steps.stages(places) for step in stage.steps]
+    for path in GPU.glob("test_*.py"):
+        asked = f"tests/gpu/{path.name}"
+        parts = [command[command.index(asked) :] for command in commands if asked in command]
+        assert parts, path.name
+        if [asked] in parts:
+            continue
+        every, *shares = collected([[asked], *parts])
+        assert every
+        assert sorted(test for share in shares for test in share) == sorted(every)
+
+
 def test_the_command_line(tmp_path):
     def called(*arguments):
         return subprocess.run(
@@ -177,8 +218,6 @@ def test_the_command_line(tmp_path):
     assert listed.returncode == 0, listed.stderr
     names = [line.split()[0] for line in listed.stdout.splitlines()]
     assert names[0] == "build"
-    for path in GPU.glob("test_*.py"):
-        assert path.stem.removeprefix("test_").replace("two_ranks", "two-ranks") in names
     for path in (GPU.parent / "bench").glob("gpu_*.py"):
         name = path.stem.removeprefix("gpu_").replace("_", "-")
         assert f"bench-{name}" in names
