@@ -87,6 +87,17 @@ auto in_words(Call call, const c10::intrusive_ptr<c10d::Store>& store, const cha
   }
 }
 
+/// No value of ours, and not empty: comparing with it changes nothing.
+constexpr const char* kNoValue = "libddp: no value";
+
+/// torch's own stores compare and answer in one request. Between a check and a get the key may be
+/// removed, and the get would wait for it until the store's timeout.
+bool has_one_request(const c10d::Store& store) {
+  return dynamic_cast<const c10d::TCPStore*>(&store) ||
+         dynamic_cast<const c10d::FileStore*>(&store) ||
+         dynamic_cast<const c10d::HashStore*>(&store);
+}
+
 }  // namespace
 
 TorchStore::TorchStore(c10::intrusive_ptr<c10d::Store> store, std::string prefix,
@@ -129,10 +140,16 @@ void TorchStore::set(const std::string& key, const std::string& value) {
 
 std::optional<std::string> TorchStore::try_get(const std::string& key) {
   using Value = std::optional<std::string>;
-  return guarded<Value>("get", key, [](c10d::Store& store, const std::string& full) -> Value {
+  const bool is_one_request = has_one_request(*bare_store(store_));
+  const auto read = [is_one_request](c10d::Store& store, const std::string& full) -> Value {
+    if (is_one_request) {
+      std::string value = store.compareSet(full, kNoValue, kNoValue);
+      return value == kNoValue ? Value() : Value(std::move(value));
+    }
     if (!store.check({full})) return std::nullopt;
     return store.get_to_str(full);
-  });
+  };
+  return guarded<Value>("get", key, read);
 }
 
 std::optional<std::string> TorchStore::wait_get(const std::string& key, Deadline deadline) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "libddp/base/error.h"
 #include "libddp/group/process_group.h"
@@ -26,11 +28,25 @@ using namespace std::chrono_literals;
 
 namespace {
 
+using Bytes = std::vector<std::uint8_t>;
+
 /// A store whose server is gone.
 class LostStore : public c10d::HashStore {
  public:
-  bool check(const std::vector<std::string>&) override {
+  using Store::compareSet;
+
+  Bytes compareSet(const std::string&, const Bytes&, const Bytes&) override {
     throw std::runtime_error("Connection reset by peer\nstack trace");
+  }
+};
+
+/// Another process takes back what this one has just found.
+class FleetingStore : public c10d::HashStore {
+ public:
+  bool check(const std::vector<std::string>& keys) override {
+    const bool is_there = HashStore::check(keys);
+    for (const std::string& key : keys) deleteKey(key);
+    return is_there;
   }
 };
 
@@ -39,9 +55,11 @@ class ShutStore : public c10d::FileStore {
  public:
   using FileStore::FileStore;
 
-  bool check(const std::vector<std::string>& keys) override {
+  using Store::compareSet;
+
+  Bytes compareSet(const std::string& key, const Bytes& current, const Bytes& next) override {
     while (is_shut) std::this_thread::sleep_for(1ms);
-    return FileStore::check(keys);
+    return FileStore::compareSet(key, current, next);
   }
 
   std::atomic<bool> is_shut{true};
@@ -83,6 +101,31 @@ TEST_CASE("a c10d store serves as key-value store", "[store]") {
       store.set("late", "value");
     }
   });
+}
+
+TEST_CASE("a key that is removed meanwhile is there or not, in every store", "[store]") {
+  TemporaryFolder folder;
+  auto fleeting = c10::make_intrusive<FleetingStore>();
+  fleeting->setTimeout(100ms);
+  c10d::TCPStoreOptions served;
+  served.port = 0;
+  served.isServer = true;
+  for (const c10::intrusive_ptr<c10d::Store>& below :
+       {c10::intrusive_ptr<c10d::Store>(std::move(fleeting)),
+        c10::intrusive_ptr<c10d::Store>(c10::make_intrusive<c10d::TCPStore>("127.0.0.1", served)),
+        c10::intrusive_ptr<c10d::Store>(
+            c10::make_intrusive<c10d::FileStore>(folder.path() + "/store", 1))}) {
+    TorchStore store(below, "mine/", {.deadline = Deadline::after(60s)});
+    REQUIRE_FALSE(store.try_get("key").has_value());
+    REQUIRE_FALSE(store.try_get("key").has_value());  // asking has left nothing
+    store.set("key", "value");
+    REQUIRE(store.try_get("key") == "value");
+    REQUIRE(store.try_get("key") == "value");
+    store.set("key", "");
+    REQUIRE(store.try_get("key") == "");
+    store.remove("key");
+    REQUIRE_FALSE(store.try_get("key").has_value());
+  }
 }
 
 TEST_CASE("a lost store is a StoreError of one line", "[store]") {
