@@ -26,7 +26,7 @@ constexpr std::chrono::seconds kLongestPause{60};
 constexpr std::chrono::milliseconds kAnswerTime{800};
 constexpr int kMostAsked = 16;
 /// A rank may be ahead of another one by what fits into NCCL's buffers.
-constexpr std::size_t kMostDone = 16;
+constexpr std::uint64_t kReach = 16;
 
 }  // namespace
 
@@ -108,7 +108,6 @@ void DeviceFlights::tell_calls() {
 void DeviceFlights::compare_calls() {
   const auto difference = calls_.compare();
   if (!difference) return;
-  calls_.end();
   if (!difference->own.empty()) {
     return refuse_difference(difference->own, difference->theirs, difference->rank);
   }
@@ -170,11 +169,6 @@ std::vector<DeviceFlights::Flight> DeviceFlights::take_done(Lane& lane) {
                            [](const Flight& flight) { return flight.operation->is_done(); });
   std::vector<Flight> done(std::move_iterator(lane.flights.begin()), std::move_iterator(end));
   lane.flights.erase(lane.flights.begin(), end);
-  for (std::size_t i = done.size() - std::min(done.size(), kMostDone); i < done.size(); ++i) {
-    const DeviceOperation& operation = *done[i].operation;
-    if (operation.sequence != 0) done_.emplace_back(operation.description, operation.sequence);
-  }
-  while (done_.size() > kMostDone) done_.pop_front();
   if (!done.empty()) lane.begin_first();
   return done;
 }
@@ -215,20 +209,15 @@ std::string DeviceFlights::where_others_are(const DeviceOperation& operation) {
 }
 
 std::map<std::uint64_t, std::string> DeviceFlights::last_calls() const {
-  std::map<std::uint64_t, std::string> calls;
-  const auto add = [&](const OpDescription& description, std::uint64_t sequence) {
-    if (sequence == 0) return;
-    calls[sequence] = as_all_ranks_see_it(description).to_string(sequence);
-  };
-  for (const auto& [description, sequence] : done_) add(description, sequence);
+  std::uint64_t first = calls_.sequence() + 1;
   for (const auto& [communicator, lane] : lanes_) {
-    const std::size_t count = std::min(lane.flights.size(), kMostDone);
-    for (std::size_t i = 0; i < count; ++i) {
-      const DeviceOperation& operation = *lane.flights[i].operation;
-      add(operation.description, operation.sequence);
+    for (const Flight& flight : lane.flights) {
+      if (flight.operation->sequence == 0) continue;
+      first = std::min(first, flight.operation->sequence);
+      break;
     }
   }
-  return calls;
+  return calls_.around(first, kReach);
 }
 
 // Also calls that have ended: with few elements too many, a rank's kernel takes those of the next
@@ -346,10 +335,8 @@ void DeviceFlights::drain() {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     check_interrupt();
   }
-  calls_.end();
   // A group of the same name may come after this one, and have these numbers again.
-  const std::lock_guard lock(mutex_);
-  done_.clear();
+  calls_.end();
 }
 
 RunningCallText DeviceFlights::describe_running() const {

@@ -100,7 +100,7 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
   void look_at_lanes();
   std::vector<Flight> take_done(Lane& lane);
   void check_first(const std::shared_ptr<DeviceOperation>& first, const Lane& lane);
-  /// The last collectives, which have ended or are in flight, by number. REQUIRES: the lock.
+  /// The collectives around the first that is in flight, by number. REQUIRES: the lock.
   std::map<std::uint64_t, std::string> last_calls() const;
   void refuse_late(const DeviceOperation& late);
   void refuse_mismatch(const DeviceOperation& first);
@@ -123,8 +123,6 @@ class DeviceFlights final : public DeviceWatchdog::Watched {
   const std::string device_name_;
   mutable std::mutex mutex_;
   std::map<const NcclCommunicator*, Lane> lanes_;
-  /// Collectives that have ended, the last of them.
-  std::deque<std::pair<OpDescription, std::uint64_t>> done_;
   std::exception_ptr error_;
   CallChain calls_;
   std::chrono::steady_clock::time_point next_error_check_{};

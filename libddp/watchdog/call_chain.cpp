@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 
 namespace libddp {
 
@@ -36,14 +37,20 @@ void CallChain::add(const OpDescription& description, std::uint64_t sequence) {
   if (last_.size() > kNamed) last_.pop_front();
 }
 
+CallChain::Calls::const_iterator CallChain::from(std::uint64_t sequence) const {
+  if (last_.empty()) return last_.end();
+  const std::uint64_t first = last_.front().second;
+  const std::uint64_t skipped = sequence > first ? sequence - first : 0;
+  return last_.begin() + static_cast<std::ptrdiff_t>(std::min(skipped, last_.size()));
+}
+
 std::optional<LastCalls> CallChain::news() {
   const std::lock_guard lock(mutex_);
   if (is_over_ || told_ == sequence_) return std::nullopt;
   LastCalls calls;
   std::size_t count = 0;
-  for (const auto& [description, number] : last_) {
-    if (number <= told_) continue;
-    if (++count > kTold) break;
+  for (auto call = from(told_ + 1); call != last_.end() && count < kTold; ++call, ++count) {
+    const auto& [description, number] = *call;
     calls.sequence = number;
     if (!calls.text.empty()) calls.text += kCallSeparator;
     calls.text += description.to_string(number);
@@ -53,48 +60,72 @@ std::optional<LastCalls> CallChain::news() {
   return calls;
 }
 
-void CallChain::hear(int rank, LastCalls calls) {
+void CallChain::hear(int rank, const LastCalls& calls) {
   const std::lock_guard lock(mutex_);
   if (is_over_) return;
-  Heard& heard = heard_[rank];
-  heard.by_number.merge(calls_by_number(calls.text));
-  while (heard.by_number.size() > kNamed) heard.by_number.erase(heard.by_number.begin());
-  heard.calls = std::move(calls);
+  auto& [links, by_number] = heard_[rank];
+  // What is reached next stays: a rank that is always ahead is compared all the same.
+  if (links.size() == kAhead) links.pop_back();
+  links.push_back({calls.sequence, calls.chain});
+  by_number.merge(calls_by_number(calls.text));
+  while (by_number.size() > kAhead) by_number.erase(std::prev(by_number.end()));
 }
 
 std::optional<CallChain::Difference> CallChain::compare() {
   const std::lock_guard lock(mutex_);
   for (auto& [rank, heard] : heard_) {
-    if (!heard.calls || heard.calls->sequence > sequence_) continue;
-    const auto difference = difference_with(rank, heard);
-    heard.calls.reset();
-    if (difference) return difference;
+    auto& [links, by_number] = heard;
+    while (!links.empty() && links.front().sequence <= sequence_) {
+      const Link told = links.front();
+      links.pop_front();
+      if (const auto difference = difference_with(rank, heard, told)) {
+        is_over_ = true;
+        return difference;
+      }
+      by_number.erase(by_number.begin(), by_number.upper_bound(told.sequence));
+    }
   }
   return std::nullopt;
 }
 
-std::optional<CallChain::Difference> CallChain::difference_with(int rank,
-                                                                const Heard& heard) const {
-  const std::uint64_t sequence = heard.calls->sequence;
-  const bool is_kept = sequence + kKept > sequence_;
-  if (!is_kept || chain_[sequence % kKept] == heard.calls->chain) return std::nullopt;
-  Difference difference{.rank = rank, .sequence = sequence, .own = "", .theirs = ""};
-  for (const auto& [description, number] : last_) {
-    const auto theirs = heard.by_number.find(number);
-    if (theirs == heard.by_number.end()) continue;
-    const std::string own = description.to_string(number);
-    if (own == theirs->second) continue;
+std::optional<CallChain::Difference> CallChain::difference_with(int rank, const Heard& heard,
+                                                                const Link& told) const {
+  const bool is_kept = told.sequence + kKept > sequence_;
+  if (!is_kept || chain_[told.sequence % kKept] == told.chain) return std::nullopt;
+  Difference difference{.rank = rank, .sequence = told.sequence, .own = "", .theirs = ""};
+  for (const auto& [number, theirs] : heard.by_number) {
+    const auto call = from(number);
+    if (call == last_.end() || call->second != number) continue;
+    const std::string own = call->first.to_string(number);
+    if (own == theirs) continue;
     difference.own = own;
-    difference.theirs = theirs->second;
+    difference.theirs = theirs;
     break;
   }
   return difference;
+}
+
+std::map<std::uint64_t, std::string> CallChain::around(std::uint64_t sequence,
+                                                       std::uint64_t reach) const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::uint64_t, std::string> calls;
+  const std::uint64_t begin = sequence - std::min(sequence, reach);
+  for (auto call = from(begin); call != last_.end() && call->second <= sequence + reach; ++call) {
+    calls[call->second] = call->first.to_string(call->second);
+  }
+  return calls;
+}
+
+std::uint64_t CallChain::sequence() const {
+  const std::lock_guard lock(mutex_);
+  return sequence_;
 }
 
 void CallChain::end() {
   const std::lock_guard lock(mutex_);
   is_over_ = true;
   heard_.clear();
+  last_.clear();
 }
 
 }  // namespace libddp

@@ -60,9 +60,13 @@ class CallChain {
   void add(const OpDescription& description, std::uint64_t sequence);
   /// What has not been told yet, the oldest first; nothing where that is all.
   std::optional<LastCalls> news();
-  void hear(int rank, LastCalls calls);
-  /// With what has been heard, as far as this rank has come.
+  void hear(int rank, const LastCalls& calls);
+  /// With what has been heard, as far as this rank has come. The first difference is the last.
   std::optional<Difference> compare();
+  /// The calls from `reach` before that one to `reach` behind it, by number.
+  std::map<std::uint64_t, std::string> around(std::uint64_t sequence, std::uint64_t reach) const;
+  /// The last call; 0 before the first one.
+  std::uint64_t sequence() const;
   /// No comparison from here on: what comes is another group's.
   void end();
 
@@ -71,21 +75,30 @@ class CallChain {
   /// Told at once: a message has at most 4000 characters.
   static constexpr std::size_t kTold = 48;
   /// Whose names are kept.
-  static constexpr std::size_t kNamed = 256;
+  static constexpr std::size_t kNamed = 512;
+  /// Of a rank that is ahead: more than a device's queue takes.
+  static constexpr std::size_t kAhead = 2048;
+  struct Link {
+    std::uint64_t sequence = 0;
+    std::uint64_t chain = 0;
+  };
+  /// What has not been compared.
   struct Heard {
-    /// The newest that has not been compared.
-    std::optional<LastCalls> calls{};
+    std::deque<Link> links{};
     std::map<std::uint64_t, std::string> by_number{};
   };
+  using Calls = std::deque<std::pair<OpDescription, std::uint64_t>>;
 
-  std::optional<Difference> difference_with(int rank, const Heard& heard) const;
+  std::optional<Difference> difference_with(int rank, const Heard& heard, const Link& told) const;
+  /// Of last_, from that number on. REQUIRES: the lock.
+  Calls::const_iterator from(std::uint64_t sequence) const;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   /// By number.
   std::array<std::uint64_t, kKept> chain_{};
   std::uint64_t sequence_ = 0;
   std::uint64_t told_ = 0;
-  std::deque<std::pair<OpDescription, std::uint64_t>> last_;
+  Calls last_;
   std::map<int, Heard> heard_;
   bool is_over_ = false;
 };
