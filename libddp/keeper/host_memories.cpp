@@ -113,17 +113,14 @@ HostMemories::Whose HostMemories::where(int rank, std::uint64_t generation,
   return Whose::Nobody;
 }
 
-bool HostMemories::has_since(int rank, std::uint64_t sequence) const {
+bool HostMemories::has_since(int rank, std::uint64_t generation, std::uint64_t sequence) const {
+  const Memory own = find(rank, generation);
+  const Memory replica = replicas_.find(rank, generation).memory;
   for (int i = 0; i < SlotMemory::kSlots; ++i) {
-    for (const Memory& memory : own()) {
-      const auto saved = memory->identity().rank == rank ? memory->slot(i).whole() : std::nullopt;
-      if (saved && saved->sequence >= sequence) return true;
-    }
-    for (const Memory& memory : replicas_.all()) {
-      if (memory->identity().rank != rank) continue;
-      const auto saved = saved_in_replica(memory, i);
-      if (saved && saved->sequence >= sequence) return true;
-    }
+    const auto saved = own ? own->slot(i).whole() : std::nullopt;
+    if (saved && saved->sequence >= sequence) return true;
+    const auto copied = replica ? saved_in_replica(replica, i) : std::nullopt;
+    if (copied && copied->sequence >= sequence) return true;
   }
   return false;
 }

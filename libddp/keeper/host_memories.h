@@ -50,8 +50,8 @@ class HostMemories {
   enum class Whose { Nobody, Own, Replica };
   /// Where that save is.
   Whose where(int rank, std::uint64_t generation, std::uint64_t sequence) const;
-  /// Whether a save of the rank from `sequence` on is here.
-  bool has_since(int rank, std::uint64_t sequence) const;
+  /// Whether a save in that memory of the rank from `sequence` on is here.
+  bool has_since(int rank, std::uint64_t generation, std::uint64_t sequence) const;
 
  private:
   mutable std::mutex mutex_;

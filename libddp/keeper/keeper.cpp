@@ -311,7 +311,7 @@ std::optional<KeeperReply> Keeper::answer_to_wait(const KeeperRequest& request) 
   if (request.call == Call::WaitPull) {
     const ReplicaPuller::State state = replication_.state(request.rank);
     // After the state: what has come since then counts, too.
-    if (memories_.has_since(request.rank, request.sequence)) return reply;
+    if (memories_.has_since(request.rank, request.generation, request.sequence)) return reply;
     if (state.num_waiting > 0) return std::nullopt;
     reply.error = state.error.empty() ? "libddp snapshot: nothing was to be pulled." : state.error;
     return reply;

@@ -83,16 +83,17 @@ void KeeperClient::store(const SlotMemory& memory, int slot, const KeeperStorage
 }
 
 void KeeperClient::wait(int rank, std::uint64_t sequence, Deadline deadline) {
-  wait_for(Call::Wait, rank, sequence, deadline);
-}
-
-void KeeperClient::wait_pull(int rank, std::uint64_t sequence, Deadline deadline) {
-  wait_for(Call::WaitPull, rank, sequence, deadline);
-}
-
-void KeeperClient::wait_for(Call call, int rank, std::uint64_t sequence, Deadline deadline) {
-  KeeperRequest request{.call = call};
+  KeeperRequest request{.call = Call::Wait};
   request.rank = rank;
+  request.sequence = sequence;
+  exchange(request, {}, deadline);
+}
+
+void KeeperClient::wait_pull(int rank, std::uint64_t generation, std::uint64_t sequence,
+                             Deadline deadline) {
+  KeeperRequest request{.call = Call::WaitPull};
+  request.rank = rank;
+  request.generation = generation;
   request.sequence = sequence;
   exchange(request, {}, deadline);
 }

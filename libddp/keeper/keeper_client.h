@@ -75,15 +75,14 @@ class KeeperClient {
   /// Begins to fetch a save of a rank from the keeper that listens at `address`. REQUIRES listen().
   void pull(const std::string& address, int rank, std::uint64_t generation, std::uint64_t sequence,
             bool is_replica = true);
-  /// Until that save, or a newer one, of the rank is here. Throws SnapshotError if it cannot be
-  /// had.
-  void wait_pull(int rank, std::uint64_t sequence, Deadline deadline);
+  /// Until that save, or a newer one in that memory, of the rank is here. Throws SnapshotError if
+  /// it cannot be had.
+  void wait_pull(int rank, std::uint64_t generation, std::uint64_t sequence, Deadline deadline);
 
  private:
   /// Whether the keeper has taken this process in; false: not yet, for the reason in `refusal`.
   bool greet(const std::string& name, const KeeperRequest& hello, Deadline deadline,
              std::string& refusal);
-  void wait_for(KeeperRequest::Call call, int rank, std::uint64_t sequence, Deadline deadline);
   Frame exchange(const KeeperRequest& request, const std::vector<int>& descriptors,
                  Deadline deadline);
 

@@ -24,6 +24,7 @@ std::string opening_of(const HeldSave& held) {
   head.generation = memory.identity().generation;
   head.step = held.saved().step;
   head.sequence = held.saved().sequence;
+  head.start = held.saved().start;
   head.layout_bytes = layout.size();
   head.data_bytes = memory.layout().data_bytes();
   head.values_capacity = memory.values_capacity();

@@ -36,7 +36,7 @@ struct ReplicaPlace {
 
 struct ReplicaRequest {
   static constexpr std::uint32_t kMagic = 0x6c647271;
-  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint32_t kVersion = 2;
 
   std::uint32_t magic = 0;
   std::uint32_t version = 0;
@@ -75,6 +75,7 @@ struct ReplicaHead {
   std::uint64_t generation = 0;
   std::int64_t step = 0;
   std::uint64_t sequence = 0;
+  std::uint64_t start = 0;
   std::uint64_t layout_bytes = 0;
   std::uint64_t data_bytes = 0;
   std::uint64_t values_capacity = 0;
@@ -88,9 +89,9 @@ struct ReplicaHead {
   void seal() { sum = sum_of_rest(); }
   /// Throws NetworkError with a clause about what is wrong, sizes that no memory has among it.
   void check() const;
-  SavedStep saved() const { return {.step = step, .sequence = sequence}; }
+  SavedStep saved() const { return {.step = step, .sequence = sequence, .start = start}; }
 };
-static_assert(sizeof(ReplicaHead) == 96);
+static_assert(sizeof(ReplicaHead) == 104);
 
 enum class ChunkState : std::uint32_t {
   Comes = 0x4d4f4353,

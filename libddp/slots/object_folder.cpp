@@ -174,7 +174,7 @@ std::vector<int> ObjectFolder::missing_ranks(const SavedStep& saved, const std::
 
 SnapshotStore::Entry ObjectFolder::commit(const SavedStep& saved, const std::string& start,
                                           int world_size) {
-  SnapshotIndex index{.saved = saved, .ranks = {}, .world_size = world_size};
+  SnapshotIndex index{.saved = as_stored(saved), .ranks = {}, .world_size = world_size};
   std::vector<std::string> parts;
   for (int rank = 0; rank < world_size; ++rank) {
     parts.push_back(part_name(saved, start, rank));
@@ -187,7 +187,7 @@ SnapshotStore::Entry ObjectFolder::commit(const SavedStep& saved, const std::str
   }
   write_text(prefix_of(saved) + kIndexObject, index.encode());
   objects_->remove(parts);
-  return {.saved = saved, .path = path_of(saved)};
+  return {.saved = as_stored(saved), .path = path_of(saved)};
 }
 
 void ObjectFolder::keep_newest(int count, const std::string& start) {

@@ -27,6 +27,10 @@ bool NameReader::skip(std::string_view text) {
   return true;
 }
 
+SavedStep as_stored(const SavedStep& saved) {
+  return {.step = saved.step, .sequence = saved.sequence};
+}
+
 std::optional<SavedStep> NameReader::saved_step() {
   if (!skip("step-")) return std::nullopt;
   const auto step = number(kMostDigits);

@@ -23,6 +23,8 @@
 namespace libddp {
 
 std::string name_of(const SavedStep& saved);
+/// What such a name says: not the start.
+SavedStep as_stored(const SavedStep& saved);
 
 class NameReader {
  public:

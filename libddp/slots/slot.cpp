@@ -91,6 +91,7 @@ void Slot::finish(const SavedStep& step, std::string_view values) {
   if (!values.empty()) std::memcpy(at_.values, values.data(), values.size());
   record.step = step.step;
   record.sequence = step.sequence;
+  record.start = step.start;
   record.values_bytes = values.size();
   record.values_sum = crc32c(values.data(), values.size());
   record.table_sum = crc32c(at_.table, table().size_bytes());
@@ -109,7 +110,7 @@ std::optional<SavedStep> Slot::whole() const {
   const SlotRecord& record = *at_.record;
   if (record.state.load(std::memory_order_acquire) != kWhole) return std::nullopt;
   if (!is_record_sound() || unsound_text() != nullptr) return std::nullopt;
-  return SavedStep{record.step, record.sequence};
+  return SavedStep{record.step, record.sequence, record.start};
 }
 
 std::optional<SlotDamage> Slot::damage() const {
@@ -118,7 +119,7 @@ std::optional<SlotDamage> Slot::damage() const {
   if (state == kEmpty || state == kWriting) return std::nullopt;
   const std::uint64_t sequence = record.sequence;
   SlotDamage damage;
-  if (is_record_sound()) damage.saved = SavedStep{record.step, sequence};
+  if (is_record_sound()) damage.saved = SavedStep{record.step, sequence, record.start};
   const char* const unsound = !damage.saved     ? "its record"
                               : state != kWhole ? "its state"
                                                 : unsound_text();
@@ -180,13 +181,14 @@ std::uint32_t Slot::sum_of_record() const {
   struct Fields {
     std::int64_t step;
     std::uint64_t sequence;
+    std::uint64_t start;
     std::uint64_t values_bytes;
     std::uint32_t values_sum;
     std::uint32_t table_sum;
   };
-  const Fields fields{record.step, record.sequence, record.values_bytes, record.values_sum,
-                      record.table_sum};
-  static_assert(sizeof(Fields) == 32, "padding would be summed");
+  const Fields fields{record.step,         record.sequence,   record.start,
+                      record.values_bytes, record.values_sum, record.table_sum};
+  static_assert(sizeof(Fields) == 40, "padding would be summed");
   return crc32c(&fields, sizeof(fields));
 }
 

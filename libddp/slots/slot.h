@@ -30,6 +30,9 @@ struct SavedStep {
   std::int64_t step = 0;
   /// Counts the saves of a run, equal on all ranks.
   std::uint64_t sequence = 0;
+  /// Drawn by the ranks that saved it, once for each start of them: two parts of a job that went on
+  /// apart count alike. 0 in storage, where files name it.
+  std::uint64_t start = 0;
 
   bool operator==(const SavedStep&) const = default;
 };
@@ -49,10 +52,11 @@ struct alignas(128) SlotRecord {
   std::atomic<std::uint64_t> held;
   std::int64_t step;
   std::uint64_t sequence;
+  std::uint64_t start;
   std::uint64_t values_bytes;
   std::uint32_t values_sum;
   std::uint32_t table_sum;
-  /// Of the five before it.
+  /// Of the six before it.
   std::uint32_t sum;
 };
 

@@ -16,7 +16,7 @@ namespace libddp {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x31544f4c53504444ull;  // "DDPSLOT1"
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr std::uint64_t kPage = 4096;
 /// Of data that fills them; transparent huge pages need both ends on such a boundary.
 constexpr std::uint64_t kHugePage = 2u << 20;

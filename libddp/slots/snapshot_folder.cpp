@@ -153,7 +153,7 @@ std::vector<int> SnapshotFolder::missing_ranks(const SavedStep& saved, const std
 SnapshotStore::Entry SnapshotFolder::commit(const SavedStep& saved, const std::string& start,
                                             int world_size) {
   const std::string folder = part_path(saved, start);
-  SnapshotIndex index{.saved = saved, .ranks = {}, .world_size = world_size};
+  SnapshotIndex index{.saved = as_stored(saved), .ranks = {}, .world_size = world_size};
   for (int rank = 0; rank < world_size; ++rank) {
     const std::string path = rank_path(folder, rank);
     try {
@@ -168,7 +168,7 @@ SnapshotStore::Entry SnapshotFolder::commit(const SavedStep& saved, const std::s
       refuse_folder(folder, errno_text("unlink", errno));
   }
   sync_folder(folder);
-  Entry entry{.saved = saved, .path = path_ + "/" + name_of(saved)};
+  Entry entry{.saved = as_stored(saved), .path = path_ + "/" + name_of(saved)};
   if (::rename(folder.c_str(), entry.path.c_str()) != 0) {
     refuse_folder(entry.path, errno_text("rename", errno));
   }

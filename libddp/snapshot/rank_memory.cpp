@@ -191,8 +191,10 @@ void RankMemory::pull(const std::string& address, int rank, const SavedStep& sav
   });
 }
 
-void RankMemory::wait_pull(int rank, const SavedStep& saved, Deadline deadline) {
-  with_keeper([&](KeeperClient& keeper) { keeper.wait_pull(rank, saved.sequence, deadline); });
+void RankMemory::wait_pull(int rank, const SavedStep& saved, std::uint64_t generation,
+                           Deadline deadline) {
+  with_keeper(
+      [&](KeeperClient& keeper) { keeper.wait_pull(rank, generation, saved.sequence, deadline); });
 }
 
 void RankMemory::wait(Deadline deadline) {

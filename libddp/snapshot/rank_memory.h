@@ -89,7 +89,7 @@ class RankMemory {
   void pull(const std::string& address, int rank, const SavedStep& saved, std::uint64_t generation,
             bool is_replica);
   /// Until that is here. Throws SnapshotError if it cannot be had, TimeoutError.
-  void wait_pull(int rank, const SavedStep& saved, Deadline deadline);
+  void wait_pull(int rank, const SavedStep& saved, std::uint64_t generation, Deadline deadline);
   /// Of the memory that is written.
   std::uint64_t generation() const { return memory_->identity().generation; }
 

@@ -33,12 +33,11 @@ class KeptSlotSource final : public ChunkSource {
 }  // namespace
 
 SavedVersion SavedVersion::in_memory(const SavedStep& saved, int world_size,
-                                     std::uint64_t generation, std::vector<Place> places) {
+                                     std::uint64_t generation) {
   SavedVersion version;
   version.saved_ = saved;
   version.world_size_ = world_size;
   version.generation_ = generation;
-  version.places_ = std::move(places);
   return version;
 }
 
@@ -49,6 +48,18 @@ SavedVersion SavedVersion::on_storage(std::shared_ptr<const SnapshotStore> store
   version.store_ = std::move(store);
   version.entry_ = std::make_shared<SnapshotStore::Entry>(std::move(entry));
   return version;
+}
+
+void SavedVersion::find_places(const std::vector<std::shared_ptr<SlotMemory>>& memories) {
+  is_open_ = false;
+  places_.clear();
+  for (const auto& memory : memories) {
+    for (int i = 0; i < SlotMemory::kSlots; ++i) {
+      const bool is_of_it =
+          memory->identity().generation == generation_ && memory->slot(i).whole() == saved_;
+      if (is_of_it) places_.push_back({memory, i});
+    }
+  }
 }
 
 std::string SavedVersion::name() const {

@@ -23,9 +23,8 @@ class SavedVersion {
     std::shared_ptr<SlotMemory> memory;
     int slot = 0;
   };
-  /// What this host has of it.
-  static SavedVersion in_memory(const SavedStep& saved, int world_size, std::uint64_t generation,
-                                std::vector<Place> places);
+  /// REQUIRES find_places() before open().
+  static SavedVersion in_memory(const SavedStep& saved, int world_size, std::uint64_t generation);
   static SavedVersion on_storage(std::shared_ptr<const SnapshotStore> store,
                                  SnapshotStore::Entry entry);
 
@@ -51,11 +50,8 @@ class SavedVersion {
   const std::vector<Place>& places() const { return places_; }
   /// Of the memories; 0 on storage.
   std::uint64_t generation() const { return generation_; }
-  /// More of it is on this host now: it has to be opened again.
-  void set_places(std::vector<Place> places) {
-    places_ = std::move(places);
-    is_open_ = false;
-  }
+  /// What this host has of it: all slots of it among those memories. It has to be opened again.
+  void find_places(const std::vector<std::shared_ptr<SlotMemory>>& memories);
 
  private:
   void add_source(std::shared_ptr<const ChunkSource> source);

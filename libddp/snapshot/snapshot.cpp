@@ -5,10 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <numeric>
-#include <set>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -18,12 +15,12 @@
 #include "libddp/base/files.h"
 #include "libddp/base/log.h"
 #include "libddp/base/random.h"
-#include "libddp/bootstrap/run_key.h"
 #include "libddp/slots/json_text.h"
 #include "libddp/slots/memory_limit.h"
 #include "libddp/slots/object_folder.h"
 #include "libddp/slots/snapshot_folder.h"
 #include "libddp/snapshot/direct_save.h"
+#include "libddp/snapshot/host_saves.h"
 #include "libddp/snapshot/job_ranks.h"
 #include "libddp/snapshot/load_attempts.h"
 #include "libddp/snapshot/rank_memory.h"
@@ -40,24 +37,10 @@ namespace {
 /// A slot that the slowest disk holds is waited for; a keeper that does not answer is not.
 constexpr std::chrono::seconds kSlotPatience{300};
 constexpr std::chrono::milliseconds kPause{5};
-constexpr std::chrono::minutes kPullPatience{30};
 /// Less is cleared in a millisecond or two.
 constexpr std::uint64_t kWorthPreparing = 4u << 20;
-
-/// All slots of a save among memories.
-std::vector<SavedVersion::Place> places_of(
-    const SavedStep& saved, std::uint64_t generation,
-    const std::vector<std::shared_ptr<SlotMemory>>& memories) {
-  std::vector<SavedVersion::Place> places;
-  for (const auto& memory : memories) {
-    for (int i = 0; i < SlotMemory::kSlots; ++i) {
-      const bool is_of_it =
-          memory->identity().generation == generation && memory->slot(i).whole() == saved;
-      if (is_of_it) places.push_back({memory, i});
-    }
-  }
-  return places;
-}
+/// As many as a generation has for them.
+constexpr int kStartBytes = 4;
 
 /// Ends the reservation of slots, however a save ends.
 class Reservation {
@@ -110,7 +93,9 @@ std::shared_ptr<Snapshot> Snapshot::create(Group group, Options options) {
 }
 
 Snapshot::Snapshot(std::unique_ptr<const JobRanks> ranks, Options options)
-    : ranks_(std::move(ranks)), options_(std::move(options)) {}
+    : ranks_(std::move(ranks)),
+      options_(std::move(options)),
+      host_saves_(std::make_unique<HostSaves>(*ranks_, options_.replicas)) {}
 
 Snapshot::~Snapshot() = default;
 
@@ -130,7 +115,8 @@ bool Snapshot::join(bool may_create) {
   });
   run = ranks_->from_first(run);
   if (run.empty()) return false;
-  start_ = ranks_->from_first(random_hex(4));
+  start_ = ranks_->from_first(random_hex(kStartBytes));
+  start_number_ = std::stoull(start_, nullptr, 16);
   ranks_->together("meet its host's keeper", [&] {
     const SlotIdentity identity{
         .run = run, .rank = ranks_->rank(), .world_size = ranks_->size(), .generation = 0};
@@ -142,7 +128,7 @@ bool Snapshot::join(bool may_create) {
   std::string own;
   ranks_->together("look into its memory", [&] { own = tell_slots(memory_->fetch()); });
   learn_of(ranks_->gather(own));
-  meet_hosts();
+  host_saves_->meet(*memory_);
   return true;
 }
 
@@ -158,6 +144,11 @@ void Snapshot::learn_of(const std::vector<std::string>& told) {
     generation_ = std::max(generation_, each.generation);
   }
   if (!options_.folder.empty()) sequence_ = std::max(sequence_, newest_in_folder());
+}
+
+std::uint64_t Snapshot::next_generation() const {
+  constexpr int kStartBits = 8 * kStartBytes;
+  return ((generation_ >> kStartBits) + 1) << kStartBits | start_number_;
 }
 
 std::uint64_t Snapshot::newest_in_folder() {
@@ -220,7 +211,7 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
   join(/*may_create=*/true);
   const SavePlace place = agree_on_place(what, step, *own, values.size());
   ready_.reset();
-  const SavedStep saved{.step = step, .sequence = sequence_ + 1};
+  const SavedStep saved{.step = step, .sequence = sequence_ + 1, .start = start_number_};
   // A save that was to be stored and gives its place to this one: this one is stored instead.
   const bool is_stored = storage == Storage::Folder || place.replaces_storing;
   // Also one that fails on some ranks has used it up: no two saves have the same.
@@ -231,7 +222,7 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
     memory_->fill(place.slot, saved, *own, values, num_threads());
   });
   memory_->commit(place.slot);
-  replicate(saved);
+  host_saves_->replicate(saved, *memory_);
   if (is_stored) ranks_->together(what, [&] { memory_->store(); });
   return {.step = step,
           .bytes = memory_->data_bytes(),
@@ -259,7 +250,7 @@ Snapshot::SavePlace Snapshot::agree_on_place(const std::string& what, std::int64
       return std::any_of(offers.begin(), offers.end(),
                          [&](const auto& each) { return each[number] == value; });
     };
-    if (any(6, 1)) meet_hosts();
+    if (any(6, 1)) host_saves_->meet(*memory_);
     if (any(1, 1)) {
       memory_->withdraw();
       make_memory(what, own, values_bytes, offers);
@@ -285,7 +276,7 @@ Snapshot::SavePlace Snapshot::agree_on_place(const std::string& what, std::int64
 
 void Snapshot::make_memory(const std::string& what, const OwnPieces& own, std::size_t values_bytes,
                            const Numbers& offers) {
-  ++generation_;
+  generation_ = next_generation();
   // Both together: nobody takes what another one has been told is there.
   ranks_->together(what, [&] {
     const std::uint64_t needed = on_host(offers, 2);
@@ -365,31 +356,20 @@ Snapshot::Versions Snapshot::versions_in_memory() {
   });
   const std::vector<std::string> told = ranks_->gather(own);
   learn_of(told);
-  // A save counts where the ranks of all hosts together have it.
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::pair<ToldSlot, std::set<int>>> saves;
-  holders_.clear();
   const std::vector<ToldSlot> slots = told_slots_of(told);
-  for (const ToldSlot& each : slots) {
-    if (!each.is_whole()) continue;
-    auto& [first, members] = saves[{each.sequence, each.generation}];
-    first = each;
-    members.insert(each.rank);
-    auto& holders = holders_[{each.sequence, each.generation}];
-    holders.resize(static_cast<std::size_t>(ranks_->hosts().num_hosts()));
-    holders[static_cast<std::size_t>(ranks_->hosts().host(each.teller))].insert(each.rank);
-  }
+  host_saves_->learn(slots);
   Versions found;
-  for (const auto& [key, save] : saves) {
-    const auto& [first, members] = save;
-    if (static_cast<int>(members.size()) != first.world_size) continue;
-    const SavedStep saved{.step = first.step, .sequence = first.sequence};
-    found.push_back(std::make_shared<SavedVersion>(SavedVersion::in_memory(
-        saved, first.world_size, first.generation, places_of(saved, first.generation, memories))));
+  for (const auto& [key, save] : host_saves_->saves()) {
+    if (!save.is_whole()) continue;
+    auto version = std::make_shared<SavedVersion>(
+        SavedVersion::in_memory(save.slot.saved(), save.slot.world_size, save.slot.generation));
+    version->find_places(memories);
+    found.push_back(std::move(version));
   }
   if (ranks_->rank() != 0) return found;
-  if (found.empty() && !saves.empty()) {
-    const auto& [newest, members] = saves.rbegin()->second;
-    warn_of_lost_ranks(newest, members);
+  if (found.empty() && !host_saves_->saves().empty()) {
+    const HostSaves::Save& newest = host_saves_->saves().rbegin()->second;
+    warn_of_lost_ranks(newest.slot, newest.ranks);
   }
   warn_of_damage(slots, ranks_->hosts(), found.empty() ? nullptr : &found.back()->saved());
   return found;
@@ -422,7 +402,7 @@ Snapshot::Versions Snapshot::versions_in_folder() {
 void Snapshot::open(SavedVersion& version) {
   const std::lock_guard lock(mutex_);
   check_process();
-  if (version.is_in_memory() && !version.is_open()) bring_to_hosts(version, false);
+  if (version.is_in_memory() && !version.is_open()) host_saves_->bring(version, false, *memory_);
   open_everywhere(version, fmt::format("open {}", version.name()));
 }
 
@@ -430,6 +410,12 @@ void Snapshot::open_everywhere(SavedVersion& version, const std::string& what) {
   std::string own;
   ranks_->together(what, [&] {
     version.open(ranks_->rank());
+    if (version.sources().empty()) {
+      throw SnapshotError(fmt::format(
+          "libddp snapshot: {} is on other hosts, and the host of rank {} has nothing of it. Hint: "
+          "hosts that have a run key (--run-key-file) fetch from each other.",
+          version.name(), ranks_->rank()));
+    }
     if (ranks_->local_rank() == 0) own = version.piece_text();
   });
   if (!version.is_in_memory() || ranks_->hosts().num_hosts() == 1) return;
@@ -439,79 +425,6 @@ void Snapshot::open_everywhere(SavedVersion& version, const std::string& what) {
       if (!text.empty()) version.add_pieces(text);
     }
   });
-}
-
-bool Snapshot::bring_to_hosts(SavedVersion& version, bool all_ranks) {
-  const auto holders = holders_.find({version.saved().sequence, version.generation()});
-  if (addresses_.empty() || holders == holders_.end()) return false;
-  const HostLayout& hosts = ranks_->hosts();
-  const bool is_alike = !all_ranks && version.world_size() == ranks_->size();
-  std::vector<int> all(static_cast<std::size_t>(version.world_size()));
-  std::iota(all.begin(), all.end(), 0);
-  // Rank -> host that has it; on all ranks the same, so that they agree without asking.
-  std::vector<std::map<int, std::size_t>> missing(static_cast<std::size_t>(hosts.num_hosts()));
-  for (std::size_t host = 0; host < missing.size(); ++host) {
-    for (const int rank : is_alike ? hosts.ranks_of(static_cast<int>(host)) : all) {
-      if (holders->second[host].contains(rank)) continue;
-      for (std::size_t other = 0; other < missing.size(); ++other) {
-        if (holders->second[other].contains(rank)) missing[host].emplace(rank, other);
-      }
-    }
-  }
-  if (std::all_of(missing.begin(), missing.end(), [](const auto& one) { return one.empty(); })) {
-    return false;
-  }
-  const auto& own = missing[static_cast<std::size_t>(hosts.host(ranks_->rank()))];
-  ranks_->together(fmt::format("fetch {} from other hosts", version.name()), [&] {
-    if (ranks_->local_rank() != 0) return;
-    for (const auto& [rank, host] : own) {
-      memory_->pull(addresses_[host], rank, version.saved(), version.generation(), !is_alike);
-    }
-    const Deadline deadline = Deadline::after(kPullPatience);
-    for (const auto& [rank, host] : own) memory_->wait_pull(rank, version.saved(), deadline);
-  });
-  ranks_->together("look into its memory", [&] {
-    version.set_places(places_of(version.saved(), version.generation(), memory_->fetch()));
-  });
-  return true;
-}
-
-void Snapshot::meet_hosts() {
-  addresses_.clear();
-  const auto key = given_run_key();
-  const int num_hosts = ranks_->hosts().num_hosts();
-  if (num_hosts == 1) {
-    if (options_.replicas > 0 && ranks_->rank() == 0) {
-      log(LogLevel::Warn, "snapshot_without_replicas", {{"reason", "all ranks are on one host"}});
-    }
-    return;
-  }
-  std::string address;
-  ranks_->together("meet the keepers of other hosts", [&] {
-    if (options_.replicas > 0 && !key) {
-      throw ArgumentError(
-          "libddp snapshot: replicas=1 sends saves to other hosts and needs a run key. Hint: start "
-          "the job with --run-key-file, or set LIBDDP_RUN_KEY_FILE (docs/security.md).");
-    }
-    if (key && ranks_->local_rank() == 0) address = memory_->listen(key);
-  });
-  const std::vector<std::string> all = ranks_->gather(address);
-  for (int host = 0; host < num_hosts; ++host) {
-    addresses_.push_back(all[static_cast<std::size_t>(ranks_->hosts().ranks_of(host).front())]);
-  }
-  const bool is_met = std::none_of(addresses_.begin(), addresses_.end(),
-                                   [](const std::string& one) { return one.empty(); });
-  if (!is_met) addresses_.clear();
-}
-
-void Snapshot::replicate(const SavedStep& saved) {
-  if (options_.replicas == 0 || addresses_.empty() || ranks_->local_rank() != 0) return;
-  const HostLayout& hosts = ranks_->hosts();
-  const int from = (hosts.host(ranks_->rank()) + hosts.num_hosts() - 1) % hosts.num_hosts();
-  for (const int rank : hosts.ranks_of(from)) {
-    memory_->pull(addresses_[static_cast<std::size_t>(from)], rank, saved, memory_->generation(),
-                  /*is_replica=*/true);
-  }
 }
 
 void Snapshot::read(SavedVersion& version, const std::vector<SnapshotTensor>& tensors) {
@@ -528,7 +441,7 @@ void Snapshot::read(SavedVersion& version, const std::vector<SnapshotTensor>& te
   const auto lacking = ranks_->gather_numbers({!reader->missing().empty()});
   const bool is_lacking =
       std::any_of(lacking.begin(), lacking.end(), [](const auto& each) { return each[0] != 0; });
-  if (is_lacking && version.is_in_memory() && bring_to_hosts(version, true)) {
+  if (is_lacking && version.is_in_memory() && host_saves_->bring(version, true, *memory_)) {
     prepare();
   }
   ranks_->together(what, [&] { reader->run(num_threads()); });

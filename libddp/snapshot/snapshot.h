@@ -23,14 +23,11 @@
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "libddp/base/process.h"
@@ -39,6 +36,7 @@
 
 namespace libddp {
 
+class HostSaves;
 class JobRanks;
 class OwnPieces;
 class RankMemory;
@@ -151,6 +149,9 @@ class Snapshot {
   bool join(bool may_create);
   std::string find_run(bool may_create) const;
   void learn_of(const std::vector<std::string>& told);
+  /// Newer than all that are known, and nobody else's: ranks that do not see each other draw other
+  /// starts.
+  std::uint64_t next_generation() const;
   int num_threads() const;
   KeeperStorage storage() const;
   /// REQUIRES a folder.
@@ -168,17 +169,12 @@ class Snapshot {
   /// On this rank; and, of a save in memories, with the keys that are on other hosts only.
   void open_everywhere(SavedVersion& version, const std::string& what);
   void go_on_from(const SavedVersion& version);
-  /// Lets the keepers of all hosts find each other, where there is a run key.
-  void meet_hosts();
-  void replicate(const SavedStep& saved);
-  /// Fetches the memories of ranks that are on a host now, or of all ranks, from the hosts that
-  /// have them. False where nothing was to be fetched, or cannot be.
-  bool bring_to_hosts(SavedVersion& version, bool all_ranks);
 
   const std::unique_ptr<const JobRanks> ranks_;
   const Options options_;
-  /// Of this start, in names of files.
+  /// Of this start, in names of files; and as a number.
   std::string start_;
+  std::uint64_t start_number_ = 0;
   /// Null until it has met the keeper.
   std::unique_ptr<RankMemory> memory_;
   /// Of prepare(), until a save takes them.
@@ -186,10 +182,7 @@ class Snapshot {
   /// The newest that any rank knows of.
   std::uint64_t sequence_ = 0;
   std::uint64_t generation_ = 0;
-  /// Of the hosts' keepers; empty where they do not meet.
-  std::vector<std::string> addresses_;
-  /// Who has what: by sequence and generation, for each host the ranks whose memory it has.
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<std::set<int>>> holders_;
+  const std::unique_ptr<HostSaves> host_saves_;
   const ProcessStamp made_;
   std::mutex mutex_;
 };

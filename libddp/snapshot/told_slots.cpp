@@ -19,9 +19,9 @@ std::string tell_slots(const std::vector<std::shared_ptr<SlotMemory>>& memories)
       auto saved = slot.whole();
       const auto damage = saved ? std::nullopt : slot.damage();
       if (damage) saved = damage->saved;
-      text += fmt::format("{} {} {} {} {} {} {}\n", saved ? saved->sequence : 0,
-                          saved ? saved->step : 0, identity.generation, identity.world_size,
-                          identity.rank, i, damage ? damage->reason : "");
+      text += fmt::format("{} {} {} {} {} {} {} {}\n", saved ? saved->sequence : 0,
+                          saved ? saved->step : 0, saved ? saved->start : 0, identity.generation,
+                          identity.world_size, identity.rank, i, damage ? damage->reason : "");
     }
   }
   return text;
@@ -36,8 +36,8 @@ std::vector<ToldSlot> told_slots_of(const std::vector<std::string>& texts) {
       std::istringstream words(line);
       ToldSlot told;
       told.teller = static_cast<int>(teller);
-      words >> told.sequence >> told.step >> told.generation >> told.world_size >> told.rank >>
-          told.slot;
+      words >> told.sequence >> told.step >> told.start >> told.generation >> told.world_size >>
+          told.rank >> told.slot;
       words.get();
       std::getline(words, told.damage);
       all.push_back(told);

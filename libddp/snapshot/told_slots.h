@@ -21,6 +21,7 @@ struct ToldSlot {
   /// 0: nothing is known to be in it.
   std::uint64_t sequence = 0;
   std::int64_t step = 0;
+  std::uint64_t start = 0;
   std::uint64_t generation = 0;
   int world_size = 0;
   int rank = 0;
@@ -32,6 +33,7 @@ struct ToldSlot {
   int teller = 0;
 
   bool is_whole() const { return sequence != 0 && damage.empty(); }
+  SavedStep saved() const { return {.step = step, .sequence = sequence, .start = start}; }
 };
 
 /// A line for each slot, also for one that is not whole: the next save is newer in any case, and

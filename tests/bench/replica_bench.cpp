@@ -83,7 +83,7 @@ int main(int count, char** arguments) {
     memory.slot(i % 2).fill({.step = i, .sequence = sequence}, sources, "{}", 1);
     const double pulled = seconds_of([&] {
       puller.client.pull(holder.address, 1, 0, sequence);
-      puller.client.wait_pull(1, sequence, soon());
+      puller.client.wait_pull(1, 0, sequence, soon());
     });
     (i < 2 ? fresh : again).push_back(pulled);
     copied.push_back(seconds_of([&] { std::memcpy(copy.data(), source.data(), bytes); }));

@@ -57,7 +57,7 @@ class TwoHosts {
 
   void pull(std::uint64_t sequence, const std::string& from = "") {
     here->pull(from.empty() ? address : from, 1, 3, sequence);
-    here->wait_pull(1, sequence, soon());
+    here->wait_pull(1, 3, sequence, soon());
   }
   std::string failed_pull(std::uint64_t sequence, const std::string& from = "") {
     return message_of<SnapshotError>([&] { pull(sequence, from); });
@@ -185,7 +185,7 @@ TEST_CASE("memory may be pulled for a rank that comes to this host", "[replica]"
   TwoHosts hosts;
   hosts.remote.save(5, 0);
   hosts.here->pull(hosts.address, 1, 3, 5, /*is_replica=*/false);
-  hosts.here->wait_pull(1, 5, soon());
+  hosts.here->wait_pull(1, 3, 5, soon());
   REQUIRE(contains(hosts.here->status(), "\"replicas\":[]"));
   REQUIRE(hosts.replicas() == Sequences{5});
 }
@@ -207,9 +207,9 @@ TEST_CASE("what is not there is refused with what is", "[replica]") {
   hosts.remote.save(7, 1);
   REQUIRE(contains(hosts.failed_pull(5), "the saves there: 6, 7."));
   hosts.here->pull(hosts.address, 0, 3, 5);
-  REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(0, 5, soon()); }),
+  REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(0, 3, 5, soon()); }),
                    "save 5 of rank 0"));
-  REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(7, 5, soon()); }),
+  REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(7, 3, 5, soon()); }),
                    "nothing was to be pulled"));
   for (const std::string odd : {"", "here", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", ":1",
                                 "127.0.0.1:70000", "::1:7", "[127.0.0.1]:7", "127.0.0.1:1x"}) {
@@ -256,7 +256,7 @@ TEST_CASE("nobody without the key gets a byte of a save", "[replica]") {
     KeeperClient client = worker(stranger);
     client.listen("127.0.0.1", *key_of(has_key ? 'k' : 'x'));
     client.pull(hosts.address, 1, 3, 5);
-    REQUIRE(contains(message_of<SnapshotError>([&] { client.wait_pull(1, 5, soon()); }),
+    REQUIRE(contains(message_of<SnapshotError>([&] { client.wait_pull(1, 3, 5, soon()); }),
                      "it does not accept this rank's proof: another run, or another run key"));
     REQUIRE(client.get().empty());
   }
@@ -334,9 +334,9 @@ TEST_CASE("a holder that freezes is given up, with all that waits for it", "[rep
   proxy.freeze_at = kChunkBytes;
   hosts.here->pull(proxy.address(), 1, 3, 6);
   hosts.here->pull(proxy.address(), 0, 3, 6);  // waits behind it
-  REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(1, 6, soon()); }),
+  REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(1, 3, 6, soon()); }),
                    "it sent nothing for 0.5 s"));
-  REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(0, 6, soon()); }),
+  REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(0, 3, 6, soon()); }),
                    "it sent nothing for 0.5 s"));
   REQUIRE(proxy.num_connections == 1);
   REQUIRE(hosts.replicas() == Sequences{5});
@@ -354,8 +354,9 @@ TEST_CASE("what goes wrong is in the log once", "[replica]") {
     hosts.here->pull(proxy.address(), 1, 3, 5);
     hosts.here->pull(proxy.address(), 0, 3, 5);  // waits behind it
     for (const int rank : {1, 0}) {
-      REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(rank, 5, soon()); }),
-                       "it sent nothing for 0.5 s"));
+      REQUIRE(
+          contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(rank, 3, 5, soon()); }),
+                   "it sent nothing for 0.5 s"));
     }
   }
   REQUIRE(captured.count("event=replica_not_pulled") == 1);
@@ -366,7 +367,7 @@ TEST_CASE("what goes wrong is in the log once", "[replica]") {
   KeeperClient client = worker(stranger);
   client.listen("127.0.0.1", *key_of('x'));
   client.pull(hosts.address, 1, 3, 5);
-  REQUIRE_THROWS_AS(client.wait_pull(1, 5, soon()), SnapshotError);
+  REQUIRE_THROWS_AS(client.wait_pull(1, 3, 5, soon()), SnapshotError);
   wait_until([&] { return captured.count("event=link_refused") == 1; });
   REQUIRE(contains(captured.text(), "endpoint=" + hosts.address));
   REQUIRE(contains(captured.text(), "reason=\"wrong proof\" num_refused=1"));
@@ -421,7 +422,7 @@ TEST_CASE("a rate is kept, over all that are served", "[replica]") {
   const auto begin = std::chrono::steady_clock::now();
   client.pull(hosts.address, 1, 3, 5);
   hosts.pull(5);
-  client.wait_pull(1, 5, soon());
+  client.wait_pull(1, 3, 5, soon());
   // 800 KB, of which a tenth of a second's may go at once.
   REQUIRE(std::chrono::steady_clock::now() - begin > 600ms);
   REQUIRE(hosts.replicas() == Sequences{5});
@@ -480,7 +481,7 @@ TEST_CASE("a writer waits for no puller, nor the other way round", "[replica]") 
   REQUIRE(hosts.remote.memory.slot(1).try_reserve());
   hosts.remote.save(6, 1);
   // A slot that is reserved is as good as not there.
-  REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(1, 5, soon()); }),
+  REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(1, 3, 5, soon()); }),
                    "it sent nothing"));
   REQUIRE(contains(hosts.failed_pull(6), "save 6 of rank 1, layout 3, is not there"));
   hosts.remote.memory.slot(1).unreserve();
@@ -515,7 +516,7 @@ TEST_CASE("replicas of an older layout go with the newer one", "[replica]") {
   newer.save(6, 0);
   hosts.there->put(newer.memory, std::nullopt);
   hosts.here->pull(hosts.address, 1, 4, 6);
-  hosts.here->wait_pull(1, 6, soon());
+  hosts.here->wait_pull(1, 4, 6, soon());
   REQUIRE(hosts.replicas() == Sequences{6});
   // And when this host's own ranks have left that layout.
   Rank own(hosts.run, 0, 2, 5);
@@ -534,6 +535,6 @@ TEST_CASE("many saves of many ranks are pulled one after another", "[replica]") 
     hosts.here->pull(hosts.address, i, 3, 4);
     hosts.here->pull(hosts.address, i, 3, 5);
   }
-  for (int i = 2; i < 20; ++i) hosts.here->wait_pull(i, 5, soon());
+  for (int i = 2; i < 20; ++i) hosts.here->wait_pull(i, 3, 5, soon());
   REQUIRE(hosts.here->get().size() == 18);
 }

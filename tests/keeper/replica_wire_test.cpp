@@ -62,8 +62,8 @@ TEST_CASE("every flipped bit of a request and of a head is found", "[wire]") {
 TEST_CASE("what is no message says why", "[wire]") {
   ReplicaRequest request = ReplicaRequest::make({.run = "job", .rank = -1});
   REQUIRE(problem_of(request) == "it asks for no rank of a run");
-  request.version = 2;
-  REQUIRE(problem_of(request) == "it speaks version 2 of replicas, this is version 1");
+  request.version = 3;
+  REQUIRE(problem_of(request) == "it speaks version 3 of replicas, this is version 2");
   request.magic = 0;
   REQUIRE(problem_of(request) == "it sent something else");
   const auto refused = [](auto change) {

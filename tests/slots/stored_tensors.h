@@ -74,7 +74,7 @@ class StoredTensors {
     };
     // The header (its last word is padding), the first record up to its checksum but for the word
     // `held`, layout, table, values, data.
-    return !is_in(0, 124) && !is_in(1024, 8) && !is_in(1040, 36) &&
+    return !is_in(0, 124) && !is_in(1024, 8) && !is_in(1040, 44) &&
            !is_in(4096, memory.layout().text().size()) &&
            !is_in(offset_of(slot.table().data()), slot.table().size_bytes()) &&
            !is_in(offset_of(slot.data().data()), slot.data().size());

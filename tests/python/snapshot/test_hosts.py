@@ -188,6 +188,93 @@ def test_copies_need_a_key(tmp_path):
     ranks.run(refused, 2, str(tmp_path))
 
 
+def part(folder, hosts, seed, steps, replicas=0, resumes=None):
+    """Some hosts of a job, which do not see the others, resume and save `steps` with weights of
+    their own.
+    """
+    import libddp
+
+    rank = join(hosts, folder)
+    model = torch.nn.Linear(2, 2)
+    snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=LINGER, replicas=replicas)
+    assert snapshot.load(model) == (resumes or {})
+    for sequence, step in enumerate(steps, 1):
+        torch.nn.init.constant_(model.weight, seed + step)
+        snapshot.save(step, model, extra={"seed": seed, "step": step})
+        end = time.monotonic() + 30
+        while replicas and not copies(snapshot, hosts, rank, sequence):
+            assert time.monotonic() < end, snapshot.status()
+            time.sleep(0.02)
+    dist.barrier()
+
+
+def together(folder, hosts):
+    import libddp
+
+    join(hosts, folder)
+    model = torch.nn.Linear(2, 2)
+    snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=LINGER)
+    extra = snapshot.load(model)
+    snapshot.save(100, model, extra="together")
+    dist.barrier()
+    return extra, model.weight[0, 0].item()
+
+
+@pytest.mark.parametrize("steps", [(1, 2, 3), (11, 12, 13), (4, 3, 3)], ids=str)
+def test_hosts_that_went_on_apart_go_on_from_one_of_them(tmp_path, steps):
+    """Each alone has saved as often as the other one: their saves are not taken for one."""
+    key_file(tmp_path)
+    ranks.run(part, 1, str(tmp_path), ("a",), 1000, (1, 2, 3))
+    ranks.run(part, 1, str(tmp_path), ("b",), 2000, steps)
+    found = ranks.run(together, 2, str(tmp_path), ("a", "b"))
+    (extra, weight), other = found
+    assert other == (extra, weight)
+    assert weight == extra["seed"] + extra["step"]
+    assert extra in ({"seed": 1000, "step": 3}, {"seed": 2000, "step": steps[-1]})
+    # The other way round, and what has been saved since.
+    assert ranks.run(together, 2, str(tmp_path), ("b", "a")) == [("together", weight)] * 2
+
+
+def test_two_halves_that_went_on_with_one_memory_are_not_mixed(tmp_path):
+    """Hosts a and b have all of a save. Each goes on with a new host and saves once more; then one
+    host of each half is there: the last save of either half lacks a rank.
+    """
+    key_file(tmp_path)
+    folder = str(tmp_path)
+    ranks.run(part, 2, folder, ("a", "b"), 1000, (1, 2, 3), 1)
+    both = {"seed": 1000, "step": 3}
+    ranks.run(part, 2, folder, ("a", "c"), 2000, (4,), 0, both)
+    ranks.run(part, 2, folder, ("b", "d"), 3000, (4,), 0, both)
+    assert ranks.run(together, 2, folder, ("a", "d")) == [(both, 1003.0)] * 2
+
+
+def unkeyed(folder, hosts, step):
+    """Saves that step in the folder and the next one in memory; None: loads."""
+    from libddp.distributed import init_process_group
+
+    import libddp
+
+    os.environ["LIBDDP_HOST_ID"] = hosts[int(os.environ["RANK"])]
+    init_process_group("libddp")
+    model = torch.nn.Linear(2, 2)
+    snapshot = libddp.Snapshot(folder, linger=LINGER)
+    extra = snapshot.load(model)
+    if step is not None:
+        snapshot.save(step, model, extra={"step": step}, storage=True)
+        snapshot.wait()
+        snapshot.save(step + 1, model, extra={"step": step + 1})
+    dist.barrier()
+    return extra
+
+
+def test_hosts_without_a_key_take_what_all_of_them_have(tmp_path):
+    """The newest save is on one host only, and nobody can fetch it."""
+    folder = str(tmp_path / "stored")
+    assert ranks.run(unkeyed, 1, folder, ("a",), 1) == [{}]
+    found = ranks.run(unkeyed, 2, folder, ("b", "a"), None)
+    assert found == [{"step": 1}] * 2
+
+
 def test_wrong_numbers_of_copies():
     import libddp
 
