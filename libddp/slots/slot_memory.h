@@ -30,7 +30,8 @@ struct SlotIdentity {
   std::string run;
   int rank = 0;
   int world_size = 1;
-  /// Counts the layouts of a rank; the highest is the newest.
+  /// The higher, the newer: the upper half counts the layouts of a rank, the lower one is the
+  /// start's that made it, so that parts of a job that went on apart have others.
   std::uint64_t generation = 0;
 };
 
