@@ -100,29 +100,27 @@ HeldSave HostMemories::lend(const ReplicaPlace& place) const {
                   here.empty() ? "none" : fmt::format("{}", fmt::join(here, ", "))));
 }
 
-HostMemories::Whose HostMemories::where(int rank, std::uint64_t generation,
-                                        std::uint64_t sequence) const {
+template <typename Fits>
+HostMemories::Whose HostMemories::find_save(int rank, std::uint64_t generation, Fits fits) const {
   const Memory own = find(rank, generation);
   const Memory replica = replicas_.find(rank, generation).memory;
   for (int i = 0; i < SlotMemory::kSlots; ++i) {
     const auto saved = own ? own->slot(i).whole() : std::nullopt;
-    if (saved && saved->sequence == sequence) return Whose::Own;
+    if (saved && fits(saved->sequence)) return Whose::Own;
     const auto copied = replica ? saved_in_replica(replica, i) : std::nullopt;
-    if (copied && copied->sequence == sequence) return Whose::Replica;
+    if (copied && fits(copied->sequence)) return Whose::Replica;
   }
   return Whose::Nobody;
 }
 
+HostMemories::Whose HostMemories::where(int rank, std::uint64_t generation,
+                                        std::uint64_t sequence) const {
+  return find_save(rank, generation, [=](std::uint64_t there) { return there == sequence; });
+}
+
 bool HostMemories::has_since(int rank, std::uint64_t generation, std::uint64_t sequence) const {
-  const Memory own = find(rank, generation);
-  const Memory replica = replicas_.find(rank, generation).memory;
-  for (int i = 0; i < SlotMemory::kSlots; ++i) {
-    const auto saved = own ? own->slot(i).whole() : std::nullopt;
-    if (saved && saved->sequence >= sequence) return true;
-    const auto copied = replica ? saved_in_replica(replica, i) : std::nullopt;
-    if (copied && copied->sequence >= sequence) return true;
-  }
-  return false;
+  const auto is_since = [=](std::uint64_t there) { return there >= sequence; };
+  return find_save(rank, generation, is_since) != Whose::Nobody;
 }
 
 }  // namespace libddp

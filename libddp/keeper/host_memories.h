@@ -54,6 +54,10 @@ class HostMemories {
   bool has_since(int rank, std::uint64_t generation, std::uint64_t sequence) const;
 
  private:
+  /// Where a save of that memory is whose sequence `fits`.
+  template <typename Fits>
+  Whose find_save(int rank, std::uint64_t generation, Fits fits) const;
+
   mutable std::mutex mutex_;
   KeptMemories own_;
   KeptReplicas replicas_;

@@ -83,15 +83,17 @@ void KeeperClient::store(const SlotMemory& memory, int slot, const KeeperStorage
 }
 
 void KeeperClient::wait(int rank, std::uint64_t sequence, Deadline deadline) {
-  KeeperRequest request{.call = Call::Wait};
-  request.rank = rank;
-  request.sequence = sequence;
-  exchange(request, {}, deadline);
+  wait_for(Call::Wait, rank, 0, sequence, deadline);
 }
 
 void KeeperClient::wait_pull(int rank, std::uint64_t generation, std::uint64_t sequence,
                              Deadline deadline) {
-  KeeperRequest request{.call = Call::WaitPull};
+  wait_for(Call::WaitPull, rank, generation, sequence, deadline);
+}
+
+void KeeperClient::wait_for(Call call, int rank, std::uint64_t generation, std::uint64_t sequence,
+                            Deadline deadline) {
+  KeeperRequest request{.call = call};
   request.rank = rank;
   request.generation = generation;
   request.sequence = sequence;

@@ -83,6 +83,8 @@ class KeeperClient {
   /// Whether the keeper has taken this process in; false: not yet, for the reason in `refusal`.
   bool greet(const std::string& name, const KeeperRequest& hello, Deadline deadline,
              std::string& refusal);
+  void wait_for(KeeperRequest::Call call, int rank, std::uint64_t generation,
+                std::uint64_t sequence, Deadline deadline);
   Frame exchange(const KeeperRequest& request, const std::vector<int>& descriptors,
                  Deadline deadline);
 

@@ -60,8 +60,7 @@ struct KeeperRequest {
     /// `address`; `is_replica`: as a copy, else as a memory of this host's own.
     Pull,
     /// Answered when a save of `rank`, layout `generation`, from `sequence` on is here, or could
-    /// not
-    /// be pulled.
+    /// not be pulled.
     WaitPull,
     /// Stores, for all ranks of the host, the newest save that they have whole, where the job
     /// stores. `status` of the reply says which, of which ranks, and where.

@@ -2,7 +2,7 @@
 
 // What each host of a job has of the saves in memory, and how a save gets from one host to another:
 // the keepers of the hosts fetch from each other, as far as they have the job's run key.
-// Thread rule: one thread; each call is a collective, but for saves().
+// Thread rule: one thread; meet() and bring() are collectives.
 //
 //   HostSaves saves(ranks, /*replicas=*/1);
 //   saves.meet(memory);

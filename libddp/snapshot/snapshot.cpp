@@ -116,7 +116,6 @@ bool Snapshot::join(bool may_create) {
   run = ranks_->from_first(run);
   if (run.empty()) return false;
   start_ = ranks_->from_first(random_hex(kStartBytes));
-  start_number_ = std::stoull(start_, nullptr, 16);
   ranks_->together("meet its host's keeper", [&] {
     const SlotIdentity identity{
         .run = run, .rank = ranks_->rank(), .world_size = ranks_->size(), .generation = 0};
@@ -148,8 +147,10 @@ void Snapshot::learn_of(const std::vector<std::string>& told) {
 
 std::uint64_t Snapshot::next_generation() const {
   constexpr int kStartBits = 8 * kStartBytes;
-  return ((generation_ >> kStartBits) + 1) << kStartBits | start_number_;
+  return ((generation_ >> kStartBits) + 1) << kStartBits | start_number();
 }
+
+std::uint64_t Snapshot::start_number() const { return std::stoull(start_, nullptr, 16); }
 
 std::uint64_t Snapshot::newest_in_folder() {
   std::string newest;
@@ -211,7 +212,7 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
   join(/*may_create=*/true);
   const SavePlace place = agree_on_place(what, step, *own, values.size());
   ready_.reset();
-  const SavedStep saved{.step = step, .sequence = sequence_ + 1, .start = start_number_};
+  const SavedStep saved{.step = step, .sequence = sequence_ + 1, .start = start_number()};
   // A save that was to be stored and gives its place to this one: this one is stored instead.
   const bool is_stored = storage == Storage::Folder || place.replaces_storing;
   // Also one that fails on some ranks has used it up: no two saves have the same.

@@ -152,6 +152,8 @@ class Snapshot {
   /// Newer than all that are known, and nobody else's: ranks that do not see each other draw other
   /// starts.
   std::uint64_t next_generation() const;
+  /// Of this start, in memory.
+  std::uint64_t start_number() const;
   int num_threads() const;
   KeeperStorage storage() const;
   /// REQUIRES a folder.
@@ -172,9 +174,8 @@ class Snapshot {
 
   const std::unique_ptr<const JobRanks> ranks_;
   const Options options_;
-  /// Of this start, in names of files; and as a number.
+  /// Of this start, in names of files.
   std::string start_;
-  std::uint64_t start_number_ = 0;
   /// Null until it has met the keeper.
   std::unique_ptr<RankMemory> memory_;
   /// Of prepare(), until a save takes them.
