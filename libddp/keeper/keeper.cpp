@@ -82,6 +82,7 @@ Keeper::Keeper(Options options)
           {.run = options_.run,
            .bytes_per_second = options_.bytes_per_second,
            .patience = options_.patience,
+           .next_pause = options_.next_pause,
            .memory_limit = options_.memory_limit},
           memories_.replicas(), [this](const ReplicaPlace& place) { return memories_.lend(place); },
           [this](KeptReplicas::Replica replica, const ReplicaPuller::Job& job) {
@@ -229,6 +230,9 @@ KeeperReply Keeper::answer(Client& client, const KeeperRequest& request,
     case Call::Pull:
       pull(request);
       break;
+    case Call::Pulled:
+      reply.pulled = pulled(request);
+      break;
     case Call::StoreNewest:
       reply = store_newest_held();
       break;
@@ -260,18 +264,32 @@ void Keeper::pull(const KeeperRequest& request) {
                                .rank = request.rank,
                                .generation = request.generation,
                                .sequence = request.sequence,
-                               .is_replica = request.is_replica};
+                               .purpose = request.purpose};
   if (job.rank < 0) throw SnapshotError("Pull needs a rank");
   const Whose whose = memories_.where(job.rank, job.generation, job.sequence);
-  if (whose == Whose::Replica && !job.is_replica) memories_.adopt(job.rank, job.generation);
+  if (whose == Whose::Replica && job.purpose == PullPurpose::Own) {
+    memories_.adopt(job.rank, job.generation);
+  }
   if (whose == Whose::Nobody) replication_.pull(job);
 }
 
+Pulled Keeper::pulled(const KeeperRequest& request) const {
+  Pulled worst = Pulled::Here;
+  for (const int rank : request.ranks) {
+    const bool is_coming = replication_.is_coming(rank, request.generation, request.sequence);
+    // After that: what has come since then counts, too.
+    const auto whose = memories_.where(rank, request.generation, request.sequence);
+    if (whose != HostMemories::Whose::Nobody) continue;
+    worst = std::min(worst, is_coming ? Pulled::Coming : Pulled::Failed);
+  }
+  return worst;
+}
+
 void Keeper::arrived(KeptReplicas::Replica replica, const ReplicaPuller::Job& job) {
-  if (job.is_replica) {
-    memories_.put_replica(std::move(replica));
-  } else {
+  if (job.purpose == PullPurpose::Own) {
     memories_.put(std::move(*replica.memory));
+  } else {
+    memories_.put_replica(std::move(replica));
   }
 }
 

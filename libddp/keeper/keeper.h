@@ -56,6 +56,8 @@ class Keeper {
     std::uint64_t bytes_per_second = 0;
     /// So long nothing may move on a connection to another keeper.
     std::chrono::milliseconds patience{10'000};
+    /// ReplicaPuller::Options has it.
+    std::chrono::milliseconds next_pause{5'000};
     /// So long nothing may move of what is being stored, when nobody is there any more.
     std::chrono::milliseconds storage_patience{120'000};
     /// What replicas may take.
@@ -91,6 +93,7 @@ class Keeper {
   std::optional<KeeperReply> answer_to_wait(const KeeperRequest& request) const;
   void put(const KeeperRequest& request, std::vector<UniqueFd>& passed);
   void pull(const KeeperRequest& request);
+  Pulled pulled(const KeeperRequest& request) const;
   void arrived(KeptReplicas::Replica replica, const ReplicaPuller::Job& job);
   void answer_waiting();
   void watch_agent(std::int64_t pid);

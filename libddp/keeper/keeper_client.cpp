@@ -135,14 +135,23 @@ std::string KeeperClient::listen(const std::string& where, const RunKey& key) {
 }
 
 void KeeperClient::pull(const std::string& address, int rank, std::uint64_t generation,
-                        std::uint64_t sequence, bool is_replica) {
+                        std::uint64_t sequence, PullPurpose purpose) {
   KeeperRequest request{.call = Call::Pull};
   request.address = address;
   request.rank = rank;
   request.generation = generation;
   request.sequence = sequence;
-  request.is_replica = is_replica;
+  request.purpose = purpose;
   exchange(request, {}, soon());
+}
+
+Pulled KeeperClient::pulled(const std::vector<int>& ranks, std::uint64_t generation,
+                            std::uint64_t sequence) {
+  KeeperRequest request{.call = Call::Pulled};
+  request.ranks = ranks;
+  request.generation = generation;
+  request.sequence = sequence;
+  return KeeperReply::decode(exchange(request, {}, soon()).bytes).pulled;
 }
 
 std::string KeeperClient::store_newest(Deadline deadline) {

@@ -74,7 +74,9 @@ class KeeperClient {
   std::string listen(const std::string& where, const RunKey& key);
   /// Begins to fetch a save of a rank from the keeper that listens at `address`. REQUIRES listen().
   void pull(const std::string& address, int rank, std::uint64_t generation, std::uint64_t sequence,
-            bool is_replica = true);
+            PullPurpose purpose = PullPurpose::Replica);
+  /// How far that is: the worst of these ranks.
+  Pulled pulled(const std::vector<int>& ranks, std::uint64_t generation, std::uint64_t sequence);
   /// Until that save, or a newer one in that memory, of the rank is here. Throws SnapshotError if
   /// it cannot be had.
   void wait_pull(int rank, std::uint64_t generation, std::uint64_t sequence, Deadline deadline);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -16,9 +17,12 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMessageVersion = 1;
-constexpr std::array kCalls{"hello",  "put",      "get",    "store", "wait",      "status",
-                            "finish", "complete", "listen", "pull",  "wait_pull", "store_newest"};
+constexpr int kMessageVersion = 2;
+constexpr std::array kCalls{"hello",     "put",    "get",         "store",  "wait",
+                            "status",    "finish", "complete",    "listen", "pull",
+                            "wait_pull", "pulled", "store_newest"};
+constexpr std::array kPurposes{"own", "replica", "next_replica"};
+constexpr std::array kPulled{"failed", "coming", "here"};
 
 /// The value of a key if it is there; of another type it is an error.
 template <typename T>
@@ -38,6 +42,22 @@ void read(const json& object, const char* name, T& value) {
   } catch (const std::exception&) {
     throw SnapshotError(fmt::format("'{}' is of another type, or out of range", name));
   }
+}
+
+template <typename Enum, std::size_t count>
+const char* word_of(const std::array<const char*, count>& words, Enum value) {
+  return words[static_cast<std::size_t>(value)];
+}
+
+/// The word of an enumeration, if it is there.
+template <typename Enum, std::size_t count>
+void read_word(const json& object, const char* name, const std::array<const char*, count>& words,
+               Enum& value) {
+  std::string word = words[static_cast<std::size_t>(value)];
+  read(object, name, word);
+  const auto found = std::find(words.begin(), words.end(), word);
+  if (found == words.end()) throw SnapshotError(fmt::format("'{}' is an unknown word", name));
+  value = static_cast<Enum>(found - words.begin());
 }
 
 json parsed(std::string_view text) {
@@ -68,7 +88,7 @@ KeeperStorage storage_of(const json& object) {
 
 std::string KeeperRequest::encode() const {
   json document{{"version", kMessageVersion},
-                {"call", kCalls[static_cast<std::size_t>(call)]},
+                {"call", word_of(kCalls, call)},
                 {"run", run},
                 {"agent", agent},
                 {"is_worker", is_worker},
@@ -77,7 +97,8 @@ std::string KeeperRequest::encode() const {
                 {"slot", slot},
                 {"sequence", sequence},
                 {"address", address},
-                {"is_replica", is_replica}};
+                {"purpose", word_of(kPurposes, purpose)},
+                {"ranks", ranks}};
   if (storage) {
     document["storage"] = {{"folder", storage->folder},
                            {"start", storage->start},
@@ -92,18 +113,14 @@ std::string KeeperRequest::encode() const {
 KeeperRequest KeeperRequest::decode(std::string_view text) {
   const json document = parsed(text);
   int version = 0;
-  std::string call;
   read(document, "version", version);
-  read(document, "call", call);
   if (version != kMessageVersion) {
     throw SnapshotError(
         fmt::format("a message of version {}, this is version {}", version, kMessageVersion));
   }
   KeeperRequest request;
-  std::size_t i = 0;
-  while (i < kCalls.size() && call != kCalls[i]) ++i;
-  if (i == kCalls.size()) throw SnapshotError("an unknown call");
-  request.call = static_cast<Call>(i);
+  if (!document.contains("call")) throw SnapshotError("no call");
+  read_word(document, "call", kCalls, request.call);
   read(document, "run", request.run);
   read(document, "agent", request.agent);
   read(document, "is_worker", request.is_worker);
@@ -112,7 +129,8 @@ KeeperRequest KeeperRequest::decode(std::string_view text) {
   read(document, "slot", request.slot);
   read(document, "sequence", request.sequence);
   read(document, "address", request.address);
-  read(document, "is_replica", request.is_replica);
+  read_word(document, "purpose", kPurposes, request.purpose);
+  read(document, "ranks", request.ranks);
   if (const auto storage = document.find("storage"); storage != document.end()) {
     request.storage = storage_of(*storage);
   }
@@ -124,6 +142,7 @@ std::string KeeperReply::encode() const {
                   {"error", error},
                   {"is_busy", is_busy},
                   {"address", address},
+                  {"pulled", word_of(kPulled, pulled)},
                   {"status", parse_json(status)}});
 }
 
@@ -133,6 +152,7 @@ KeeperReply KeeperReply::decode(std::string_view text) {
   read(document, "error", reply.error);
   read(document, "is_busy", reply.is_busy);
   read(document, "address", reply.address);
+  read_word(document, "pulled", kPulled, reply.pulled);
   if (const auto found = document.find("status"); found != document.end()) {
     reply.status = to_text(*found);
   }

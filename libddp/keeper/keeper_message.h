@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "libddp/keeper/helper_objects.h"
+#include "libddp/keeper/pull.h"
 #include "libddp/slots/slot.h"
 #include "libddp/transport/frame.h"
 
@@ -57,11 +58,14 @@ struct KeeperRequest {
     /// pull saves; `address`: see Replication::listen. Answers with the address and port.
     Listen,
     /// Begins to fetch the save `sequence` of `rank`, layout `generation`, from the keeper at
-    /// `address`; `is_replica`: as a copy, else as a memory of this host's own.
+    /// `address`, for `purpose`.
     Pull,
     /// Answered when a save of `rank`, layout `generation`, from `sequence` on is here, or could
     /// not be pulled.
     WaitPull,
+    /// Whether the save `sequence`, layout `generation`, of all of `ranks` is here: `pulled` of the
+    /// reply.
+    Pulled,
     /// Stores, for all ranks of the host, the newest save that they have whole, where the job
     /// stores. `status` of the reply says which, of which ranks, and where.
     StoreNewest,
@@ -77,7 +81,8 @@ struct KeeperRequest {
   int slot = 0;
   std::uint64_t sequence = 0;
   std::string address = {};
-  bool is_replica = true;
+  PullPurpose purpose = PullPurpose::Replica;
+  std::vector<int> ranks = {};
   std::optional<KeeperStorage> storage = {};
 
   std::string encode() const;
@@ -92,6 +97,8 @@ struct KeeperReply {
   bool is_busy = false;
   /// Of Listen.
   std::string address = {};
+  /// Of the call of that name.
+  Pulled pulled = Pulled::Failed;
   /// Of Status and StoreNewest: JSON.
   std::string status = "null";
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -17,6 +18,8 @@
 
 namespace libddp {
 namespace {
+
+using std::chrono_literals::operator""s;
 
 /// Ranks of one host, and more.
 constexpr std::size_t kMostJobs = 1024;
@@ -53,8 +56,16 @@ ReplicaPuller::~ReplicaPuller() {
 void ReplicaPuller::add(Job job) {
   {
     const std::lock_guard lock(mutex_);
-    std::erase_if(jobs_, [&](const Job& other) {
-      if (other.rank != job.rank) return false;
+    const bool is_copy = job.purpose != PullPurpose::Own;
+    // It would take the place of the copy before it.
+    if (is_copy && current_ && current_->purpose != PullPurpose::Own &&
+        current_->is_of(job.rank, job.generation, job.sequence)) {
+      return;
+    }
+    const bool is_next = job.purpose == PullPurpose::NextReplica;
+    std::erase_if(jobs_, [&](const Waiting& other) {
+      if (other.job.rank != job.rank) return false;
+      if (is_next && other.job.purpose != PullPurpose::NextReplica) return false;
       --states_[job.rank].num_waiting;
       return true;
     });
@@ -62,7 +73,9 @@ void ReplicaPuller::add(Job job) {
       throw SnapshotError("libddp snapshot: the saves of too many ranks are to be pulled at once.");
     }
     ++states_[job.rank].num_waiting;
-    jobs_.push_back(std::move(job));
+    const auto now = std::chrono::steady_clock::now();
+    jobs_.push_back(
+        {.job = std::move(job), .not_before = is_next ? now + options_.next_pause : now});
   }
   wake_.notify_all();
 }
@@ -73,16 +86,35 @@ ReplicaPuller::State ReplicaPuller::state(int rank) const {
   return found == states_.end() ? State{} : found->second;
 }
 
-void ReplicaPuller::run() {
-  while (true) {
-    std::optional<Job> job;
-    {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return is_stopping_ || !jobs_.empty(); });
-      if (is_stopping_) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
+bool ReplicaPuller::is_coming(int rank, std::uint64_t generation, std::uint64_t sequence) const {
+  const std::lock_guard lock(mutex_);
+  return (current_ && current_->is_of(rank, generation, sequence)) ||
+         std::any_of(jobs_.begin(), jobs_.end(), [&](const Waiting& waiting) {
+           return waiting.job.is_of(rank, generation, sequence);
+         });
+}
+
+std::optional<ReplicaPuller::Job> ReplicaPuller::next() {
+  std::unique_lock lock(mutex_);
+  while (!is_stopping_) {
+    const auto first = std::min_element(
+        jobs_.begin(), jobs_.end(),
+        [](const Waiting& one, const Waiting& other) { return one.not_before < other.not_before; });
+    if (first == jobs_.end()) {
+      wake_.wait(lock);
+    } else if (const auto left = first->not_before - std::chrono::steady_clock::now(); left > 0s) {
+      wake_.wait_for(lock, left);
+    } else {
+      current_ = std::move(first->job);
+      jobs_.erase(first);
+      return current_;
     }
+  }
+  return std::nullopt;
+}
+
+void ReplicaPuller::run() {
+  while (const std::optional<Job> job = next()) {
     try {
       pull(*job);
       finish(*job, "");
@@ -102,8 +134,8 @@ void ReplicaPuller::pull(const Job& job) {
                                     .generation = job.generation,
                                     .sequence = job.sequence});
   // Memory that is to be this host's own will have a writer of its own.
-  const auto known =
-      job.is_replica ? replicas_.find(job.rank, job.generation) : KeptReplicas::Replica{};
+  const auto known = job.purpose == PullPurpose::Own ? KeptReplicas::Replica{}
+                                                     : replicas_.find(job.rank, job.generation);
   arrived_(receiver.receive(known, options_.memory_limit), job);
 }
 
@@ -123,9 +155,9 @@ void ReplicaPuller::give_up_on(const TcpEndpoint& from, const std::string& reaso
   std::vector<Job> given_up;
   {
     const std::lock_guard lock(mutex_);
-    std::erase_if(jobs_, [&](const Job& job) {
-      if (job.from.to_string() != from.to_string()) return false;
-      given_up.push_back(job);
+    std::erase_if(jobs_, [&](const Waiting& waiting) {
+      if (waiting.job.from.to_string() != from.to_string()) return false;
+      given_up.push_back(waiting.job);
       return true;
     });
   }
@@ -142,6 +174,7 @@ void ReplicaPuller::finish(const Job& job, const std::string& error, bool may_lo
       log(LogLevel::Warn, "replica_not_pulled", {{"rank", job.rank}, {"reason", error}});
     }
     state.error = error;
+    current_.reset();
   }
   changed_();
 }

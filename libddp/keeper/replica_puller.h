@@ -2,7 +2,7 @@
 
 // Fetches saves of ranks from keepers of other hosts in the background: one thread of the keeper,
 // in the order of the requests, one connection each. A rank whose newer save is asked for skips its
-// older one.
+// older one; copies that are to come next (PullPurpose) skip each other only, and wait.
 //
 // A peer that does nothing for `patience` is given up, with everything else that waits for it. A
 // failure is logged once and kept for whoever asks; what was there before stays.
@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -28,6 +29,7 @@
 #include "libddp/bootstrap/link_handshake.h"
 #include "libddp/bootstrap/run_key.h"
 #include "libddp/keeper/kept_replicas.h"
+#include "libddp/keeper/pull.h"
 #include "libddp/slots/memory_limit.h"
 #include "libddp/transport/tcp_socket.h"
 
@@ -39,14 +41,19 @@ class ReplicaPuller {
     std::string run;
     std::chrono::milliseconds patience{10'000};
     std::function<MemoryLimit()> memory_limit = libddp::memory_limit;
+    /// After so long without a newer one a NextReplica is fetched.
+    std::chrono::milliseconds next_pause{5'000};
   };
   struct Job {
+    bool is_of(int of_rank, std::uint64_t of_generation, std::uint64_t of_sequence) const {
+      return rank == of_rank && generation == of_generation && sequence == of_sequence;
+    }
+
     TcpEndpoint from;
     int rank = 0;
     std::uint64_t generation = 0;
     std::uint64_t sequence = 0;
-    /// Else the memory is to be one of this host's own.
-    bool is_replica = true;
+    PullPurpose purpose = PullPurpose::Replica;
   };
   /// Of a rank.
   struct State {
@@ -67,9 +74,18 @@ class ReplicaPuller {
 
   void add(Job job);
   State state(int rank) const;
+  /// Whether that save is being fetched, or will be.
+  bool is_coming(int rank, std::uint64_t generation, std::uint64_t sequence) const;
 
  private:
+  struct Waiting {
+    Job job;
+    std::chrono::steady_clock::time_point not_before;
+  };
+
   void run();
+  /// The first whose time has come; waits for it. Nothing at the end.
+  std::optional<Job> next();
   void pull(const Job& job);
   UniqueFd connect(const TcpEndpoint& from);
   void finish(const Job& job, const std::string& error, bool may_log = true);
@@ -82,7 +98,9 @@ class ReplicaPuller {
   const Options options_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Job> jobs_;
+  std::deque<Waiting> jobs_;
+  /// In progress.
+  std::optional<Job> current_;
   std::map<int, State> states_;
   bool is_stopping_ = false;
   EventFd stop_ = EventFd::create();

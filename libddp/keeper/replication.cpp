@@ -77,7 +77,8 @@ std::string Replication::listen(const std::string& where, std::shared_ptr<const 
   puller_.emplace(key, replicas_, arrived_, changed_,
                   ReplicaPuller::Options{.run = options_.run,
                                          .patience = options_.patience,
-                                         .memory_limit = options_.memory_limit});
+                                         .memory_limit = options_.memory_limit,
+                                         .next_pause = options_.next_pause});
   key_ = std::move(key);
   where_ = where;
   return address();
@@ -94,6 +95,10 @@ void Replication::pull(ReplicaPuller::Job job) {
 
 ReplicaPuller::State Replication::state(int rank) const {
   return puller_ ? puller_->state(rank) : ReplicaPuller::State{};
+}
+
+bool Replication::is_coming(int rank, std::uint64_t generation, std::uint64_t sequence) const {
+  return puller_ && puller_->is_coming(rank, generation, sequence);
 }
 
 std::string Replication::address() const { return sender_ ? sender_->endpoint().to_string() : ""; }

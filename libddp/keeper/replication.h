@@ -28,6 +28,7 @@ class Replication {
     std::string run;
     std::uint64_t bytes_per_second = 0;
     std::chrono::milliseconds patience{10'000};
+    std::chrono::milliseconds next_pause{5'000};
     std::function<MemoryLimit()> memory_limit = libddp::memory_limit;
   };
 
@@ -41,6 +42,7 @@ class Replication {
   /// Throws SnapshotError before listen().
   void pull(ReplicaPuller::Job job);
   ReplicaPuller::State state(int rank) const;
+  bool is_coming(int rank, std::uint64_t generation, std::uint64_t sequence) const;
   /// Empty before listen().
   std::string address() const;
 

@@ -73,8 +73,11 @@ class SpawnSetup {
 pid_t spawn(const KeeperStart& start) {
   const std::string program = program_of(start);
   const std::string linger = fmt::format("{:.3f}", static_cast<double>(start.linger.count()) / 1e3);
+  const std::string rate =
+      std::to_string(env_integer("LIBDDP_REPLICA_BYTES_PER_SECOND", 0, LONG_MAX).value_or(0));
   const SpawnSetup setup;
-  const char* const arguments[] = {program.c_str(), start.run.c_str(), "--linger", linger.c_str(),
+  const char* const arguments[] = {program.c_str(), start.run.c_str(),    "--linger",
+                                   linger.c_str(),  "--bytes-per-second", rate.c_str(),
                                    nullptr};
   pid_t pid = 0;
   const int error = ::posix_spawn(&pid, program.c_str(), &setup.actions, &setup.attributes,

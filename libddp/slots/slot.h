@@ -1,6 +1,6 @@
 #pragma once
 
-// One of the two places of a SlotMemory: bytes of all pieces at one step of the training, their
+// One of the places of a SlotMemory: bytes of all pieces at one step of the training, their
 // checksums, and a text of values.
 //
 // NOTE [Whole or not]

@@ -16,7 +16,7 @@ namespace libddp {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x31544f4c53504444ull;  // "DDPSLOT1"
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 constexpr std::uint64_t kPage = 4096;
 /// Of data that fills them; transparent huge pages need both ends on such a boundary.
 constexpr std::uint64_t kHugePage = 2u << 20;
@@ -53,6 +53,8 @@ struct Plan {
   std::uint64_t values[SlotMemory::kSlots];
   std::uint64_t data[SlotMemory::kSlots];
   std::uint64_t size = 0;
+  /// Without the spare slot's data, which are last.
+  std::uint64_t size_without_spare = 0;
 
   Plan(std::uint64_t layout_bytes, std::uint64_t data_bytes, std::uint64_t values_capacity) {
     size = kPage + rounded(layout_bytes, kPage);
@@ -63,6 +65,7 @@ struct Plan {
       size += rounded(values_capacity, kPage);
     }
     for (int i = 0; i < SlotMemory::kSlots; ++i) {
+      if (i == SlotMemory::kSpare) size_without_spare = size;
       size = rounded(size, data_bytes >= kHugePage ? kHugePage : kPage);
       data[i] = size;
       size += rounded(data_bytes, kPage);
@@ -128,6 +131,10 @@ PieceLayout checked_layout(const SharedSegment& segment, const Header& header) {
 }  // namespace
 
 std::uint64_t SlotMemory::bytes_needed(const PieceLayout& layout, std::uint64_t values_capacity) {
+  return Plan(layout.text().size(), layout.data_bytes(), values_capacity).size_without_spare;
+}
+
+std::uint64_t SlotMemory::bytes_mapped(const PieceLayout& layout, std::uint64_t values_capacity) {
   return Plan(layout.text().size(), layout.data_bytes(), values_capacity).size;
 }
 
@@ -154,7 +161,7 @@ SlotMemory SlotMemory::create(PieceLayout layout, const SlotIdentity& identity,
   LIBDDP_CHECK(identity.run.size() < sizeof(header.run), "the name of the run is too long");
   identity.run.copy(header.run, identity.run.size());
   header.sum = sum_of(header);
-  const std::uint64_t size_bytes = bytes_needed(layout, values_capacity);
+  const std::uint64_t size_bytes = bytes_mapped(layout, values_capacity);
   SharedSegment segment = std::move(reserved);
   if (segment.size_bytes() >= size_bytes) {
     segment.seal_at(size_bytes);

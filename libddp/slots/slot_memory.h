@@ -1,7 +1,8 @@
 #pragma once
 
-// What a rank keeps of its training in memory that outlives it: a layout and two slots in one
-// sealed memfd. At every moment one slot is whole, once the first save is done.
+// What a rank keeps of its training in memory that outlives it: a layout and slots in one sealed
+// memfd. At every moment one slot is whole, once the first save is done. Two take turns; the spare
+// one is for saves that come faster than they can be copied to another host (slot_turns.h).
 //
 // The first page says what it is (a header with a checksum) and has the records of the slots; then
 // come the layout's text, and per slot the checksums of its chunks, a text of values, and the data.
@@ -37,7 +38,9 @@ struct SlotIdentity {
 
 class SlotMemory {
  public:
-  static constexpr int kSlots = 2;
+  static constexpr int kSlots = 3;
+  /// The last one.
+  static constexpr int kSpare = kSlots - 1;
 
   /// Throws Error with the system's reason if there is no memory to map.
   /// `reserved`: made by SharedSegment::reserve and never written; used where it is large enough.
@@ -59,8 +62,10 @@ class SlotMemory {
   std::uint64_t size_bytes() const { return segment_.size_bytes(); }
   Slot& slot(int index) { return slots_[static_cast<std::size_t>(index)]; }
   const Slot& slot(int index) const { return slots_[static_cast<std::size_t>(index)]; }
-  /// Bytes that a memory with both slots written takes.
+  /// Bytes that a memory takes whose slots are written, but for the spare one.
   static std::uint64_t bytes_needed(const PieceLayout& layout, std::uint64_t values_capacity);
+  /// Its size: with the spare slot.
+  static std::uint64_t bytes_mapped(const PieceLayout& layout, std::uint64_t values_capacity);
   /// Where the data of the first save lie among these.
   struct Range {
     std::uint64_t begin = 0;

@@ -22,6 +22,8 @@ constexpr std::chrono::minutes kPullPatience{30};
 
 void HostSaves::meet(RankMemory& memory) {
   addresses_.clear();
+  // A keeper that has taken another's place has none of its copies.
+  memory.turns().forget_copies();
   const auto key = given_run_key();
   const int num_hosts = ranks_.hosts().num_hosts();
   if (num_hosts == 1) {
@@ -88,7 +90,8 @@ bool HostSaves::bring(SavedVersion& version, bool all_ranks, RankMemory& memory)
   ranks_.together(fmt::format("fetch {} from other hosts", version.name()), [&] {
     if (ranks_.local_rank() != 0) return;
     for (const auto& [rank, host] : own) {
-      memory.pull(addresses_[host], rank, version.saved(), version.generation(), !is_alike);
+      memory.pull(addresses_[host], rank, version.saved(), version.generation(),
+                  is_alike ? PullPurpose::Own : PullPurpose::Replica);
     }
     const Deadline deadline = Deadline::after(kPullPatience);
     for (const auto& [rank, host] : own) {
@@ -99,14 +102,53 @@ bool HostSaves::bring(SavedVersion& version, bool all_ranks, RankMemory& memory)
   return true;
 }
 
-void HostSaves::replicate(const SavedStep& saved, RankMemory& memory) const {
-  if (replicas_ == 0 || addresses_.empty() || ranks_.local_rank() != 0) return;
-  const HostLayout& hosts = ranks_.hosts();
-  const int from = (hosts.host(ranks_.rank()) + hosts.num_hosts() - 1) % hosts.num_hosts();
-  for (const int rank : hosts.ranks_of(from)) {
-    memory.pull(addresses_[static_cast<std::size_t>(from)], rank, saved, memory.generation(),
-                /*is_replica=*/true);
+void HostSaves::replicate(RankMemory& memory) const {
+  if (replicas_ == 0 || addresses_.empty()) return;
+  SlotTurns& turns = memory.turns();
+  const int newest = *turns.newest();
+  if (turns.begin_copy()) {
+    pull_replicas(newest, PullPurpose::Replica, memory);
+  } else if (turns.copying() && turns.copying() != newest) {
+    pull_replicas(newest, PullPurpose::NextReplica, memory);
   }
+}
+
+void HostSaves::pull_replicas(int slot, PullPurpose purpose, RankMemory& memory) const {
+  if (ranks_.local_rank() != 0) return;
+  const auto saved = memory.saved_in(slot);
+  if (!saved) return;
+  const int from = host_before();
+  try {
+    for (const int rank : ranks_.hosts().ranks_of(from)) {
+      memory.pull(addresses_[static_cast<std::size_t>(from)], rank, *saved, memory.generation(),
+                  purpose);
+    }
+  } catch (const Error& error) {
+    // The save is whole all the same; arrival() will say that this host has no copy.
+    log(LogLevel::Warn, "replica_not_pulled", {{"rank", ranks_.rank()}, {"reason", error.what()}});
+  }
+}
+
+Pulled HostSaves::arrival(RankMemory& memory) const {
+  const auto slot = memory.turns().copying();
+  if (!slot || ranks_.local_rank() != 0) return Pulled::Here;
+  const auto saved = memory.saved_in(*slot);
+  if (!saved) return Pulled::Failed;
+  return memory.pulled(ranks_.hosts().ranks_of(host_before()), *saved, memory.generation());
+}
+
+void HostSaves::note_arrivals(const std::vector<Pulled>& arrivals, RankMemory& memory) const {
+  const auto is_any = [&](Pulled one) {
+    return std::find(arrivals.begin(), arrivals.end(), one) != arrivals.end();
+  };
+  if (!memory.turns().copying() || is_any(Pulled::Coming)) return;
+  memory.turns().end_copy(/*is_everywhere=*/!is_any(Pulled::Failed));
+  replicate(memory);
+}
+
+int HostSaves::host_before() const {
+  const HostLayout& hosts = ranks_.hosts();
+  return (hosts.host(ranks_.rank()) + hosts.num_hosts() - 1) % hosts.num_hosts();
 }
 
 }  // namespace libddp

@@ -8,7 +8,8 @@
 //   saves.meet(memory);
 //   saves.learn(told_slots_of(ranks.gather(tell_slots(memory.fetch()))));
 //   saves.bring(version, /*all_ranks=*/false, memory);   // to where it is missing
-//   saves.replicate(saved, memory);                      // to the next host, behind the training
+//   saves.replicate(memory);                             // to the next host, behind the training
+//   saves.note_arrivals(ranks.gather(saves.arrival(memory)), memory);
 
 #include <cstdint>
 #include <map>
@@ -17,6 +18,7 @@
 #include <tuple>
 #include <vector>
 
+#include "libddp/keeper/pull.h"
 #include "libddp/snapshot/told_slots.h"
 
 namespace libddp {
@@ -52,13 +54,23 @@ class HostSaves {
   /// Fetches the memories of ranks that are on a host now, or of all ranks, from the hosts that
   /// have them. False where nothing was to be fetched, or cannot be.
   bool bring(SavedVersion& version, bool all_ranks, RankMemory& memory) const;
-  /// The next host's keeper begins to fetch it.
-  void replicate(const SavedStep& saved, RankMemory& memory) const;
+  /// The newest save goes to the next host's keeper: now, or when the one that is on its way is on
+  /// all hosts. What fails there is a line in the log.
+  void replicate(RankMemory& memory) const;
+  /// Whether this host has what is on its way to it.
+  Pulled arrival(RankMemory& memory) const;
+  /// What all ranks have said to that. Where all have it, or some never will, the newest one is
+  /// next.
+  void note_arrivals(const std::vector<Pulled>& arrivals, RankMemory& memory) const;
 
  private:
   static Key key_of(const SavedStep& saved, std::uint64_t generation) {
     return {saved.sequence, generation, saved.start, saved.step};
   }
+  /// Lets this host's keeper fetch it.
+  void pull_replicas(int slot, PullPurpose purpose, RankMemory& memory) const;
+  /// The host that this one has copies of.
+  int host_before() const;
   /// For each host: rank -> host that has its memory. On all ranks the same, so that they agree
   /// without asking.
   std::vector<std::map<int, std::size_t>> missing(const Save& save, bool is_alike) const;

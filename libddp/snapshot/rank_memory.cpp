@@ -86,14 +86,14 @@ void RankMemory::adopt(const std::shared_ptr<SlotMemory>& memory, int slot) {
   const bool is_mapped = memory == memory_;
   memory_ = memory;
   pieces_.clear();
-  newest_ = slot;
+  turns_.restart(slot);
   stored_slot_.reset();
   storing_.reset();
   // Its writer may have died with one of them reserved.
   withdraw();
   // What is written next is mapped behind the training: page by page that takes as long as the
   // copy.
-  if (!is_mapped) start_prefault(1 - slot);
+  if (!is_mapped) start_prefault(turns_.candidates(/*may_use_spare=*/false).front());
 }
 
 RankMemory::Offer RankMemory::offer(const OwnPieces& own, std::size_t values_bytes) {
@@ -138,13 +138,14 @@ void RankMemory::make(const OwnPieces& own, std::size_t values_bytes, std::uint6
   memory_ = std::move(fresh);
   fetched_.clear();
   pieces_ = own.pieces();
-  newest_.reset();
+  turns_.restart(std::nullopt);
   stored_slot_.reset();
 }
 
 void RankMemory::fill(int slot, const SavedStep& saved, const OwnPieces& own,
                       std::string_view values, int num_threads) {
   stop_prefault();
+  turns_.take(slot);
   const HostBytes bytes(own.in_order_of(memory_->layout()));
   memory_->slot(slot).fill(saved, bytes.spans(), values, num_threads);
 }
@@ -160,17 +161,19 @@ void RankMemory::stop_prefault() {
 }
 
 void RankMemory::commit(int slot) {
+  const bool is_first = !turns_.newest();
+  turns_.fill(slot);
   // Its first pages cost ten times what the copy does: those of the other slot come beside the
   // training, before they are needed.
-  if (!newest_ && !memory_->slot(1 - slot).whole()) start_prefault(1 - slot);
-  newest_ = slot;
+  const int next = turns_.candidates(/*may_use_spare=*/false).front();
+  if (is_first && !memory_->slot(next).whole()) start_prefault(next);
   const std::uint64_t sequence = memory_->slot(slot).whole()->sequence;
   with_keeper([&](KeeperClient& keeper) { keeper.complete(sequence); });
   if (stored_slot_ == slot) stored_slot_.reset();
 }
 
 void RankMemory::store() {
-  const int slot = *newest_;
+  const int slot = *turns_.newest();
   with_keeper([&](KeeperClient& keeper) { keeper.store(*memory_, slot, *storage_); });
   stored_slot_ = slot;
   storing_ = last_stored_ = memory_->slot(slot).whole()->sequence;
@@ -184,11 +187,17 @@ std::string RankMemory::listen(std::shared_ptr<const RunKey> key) {
 }
 
 void RankMemory::pull(const std::string& address, int rank, const SavedStep& saved,
-                      std::uint64_t generation, bool is_replica) {
+                      std::uint64_t generation, PullPurpose purpose) {
   with_keeper([&](KeeperClient& keeper) {
     // One that has taken another's place shows no key yet.
-    if (!has_moved_) keeper.pull(address, rank, generation, saved.sequence, is_replica);
+    if (!has_moved_) keeper.pull(address, rank, generation, saved.sequence, purpose);
   });
+}
+
+Pulled RankMemory::pulled(const std::vector<int>& ranks, const SavedStep& saved,
+                          std::uint64_t generation) {
+  return with_keeper(
+      [&](KeeperClient& keeper) { return keeper.pulled(ranks, generation, saved.sequence); });
 }
 
 void RankMemory::wait_pull(int rank, const SavedStep& saved, std::uint64_t generation,

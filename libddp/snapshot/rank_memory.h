@@ -22,10 +22,12 @@
 
 #include "libddp/bootstrap/run_key.h"
 #include "libddp/keeper/keeper_client.h"
+#include "libddp/keeper/pull.h"
 #include "libddp/keeper/start_keeper.h"
 #include "libddp/memory/prefault.h"
 #include "libddp/slots/slot_memory.h"
 #include "libddp/snapshot/own_pieces.h"
+#include "libddp/snapshot/slot_turns.h"
 
 namespace libddp {
 
@@ -37,7 +39,7 @@ class RankMemory {
   struct Offer {
     /// There is no memory, or one of another layout.
     bool needs_memory = false;
-    /// Of what it would make.
+    /// Of what it would make, without the spare slot.
     std::uint64_t bytes_needed = 0;
     /// Reserved: nobody reads them until withdraw().
     std::array<bool, kSlots> can_write{};
@@ -70,6 +72,9 @@ class RankMemory {
   /// `reserved`: as SlotMemory::create takes it.
   void make(const OwnPieces& own, std::size_t values_bytes, std::uint64_t generation,
             SharedSegment reserved);
+  /// Its turns, which are the same on all ranks.
+  const SlotTurns& turns() const { return turns_; }
+  SlotTurns& turns() { return turns_; }
   /// REQUIRES that it is reserved, or fresh.
   void fill(int slot, const SavedStep& saved, const OwnPieces& own, std::string_view values,
             int num_threads);
@@ -77,8 +82,6 @@ class RankMemory {
   void commit(int slot);
   /// Stores the slot that commit() has named.
   void store();
-  /// The slot that was whole on all ranks last.
-  std::optional<int> newest() const { return newest_; }
   /// Where the save that store() was called for lies; nothing if there was none in this memory.
   std::optional<int> stored_slot() const { return stored_slot_; }
   std::uint64_t data_bytes() const { return memory_ ? memory_->layout().data_bytes() : 0; }
@@ -87,11 +90,15 @@ class RankMemory {
   std::string listen(std::shared_ptr<const RunKey> key);
   /// The keeper begins to fetch a save of a rank from another host's keeper.
   void pull(const std::string& address, int rank, const SavedStep& saved, std::uint64_t generation,
-            bool is_replica);
+            PullPurpose purpose);
+  /// Whether it has that save of all of these ranks.
+  Pulled pulled(const std::vector<int>& ranks, const SavedStep& saved, std::uint64_t generation);
   /// Until that is here. Throws SnapshotError if it cannot be had, TimeoutError.
   void wait_pull(int rank, const SavedStep& saved, std::uint64_t generation, Deadline deadline);
   /// Of the memory that is written.
   std::uint64_t generation() const { return memory_->identity().generation; }
+  /// Nothing for a slot that is not whole.
+  std::optional<SavedStep> saved_in(int slot) const { return memory_->slot(slot).whole(); }
 
   /// Until the last store() is done. Throws SnapshotError if it failed, TimeoutError.
   void wait(Deadline deadline);
@@ -120,7 +127,7 @@ class RankMemory {
   std::shared_ptr<PrefaultJob> prefault_;
   /// What memory_ was made for, to compare the next save with.
   std::vector<Piece> pieces_;
-  std::optional<int> newest_;
+  SlotTurns turns_;
   std::optional<int> stored_slot_;
   /// Of the last store(); nothing when it is known to be done.
   std::optional<std::uint64_t> storing_;

@@ -19,7 +19,7 @@ namespace libddp {
 
 class ReadyPages {
  public:
-  /// `size_bytes`: what both slots are expected to take; it may become some more. `first`: what the
+  /// `size_bytes`: the expected size of the memory; it may become some more. `first`: what the
   /// first save writes of it; the rest is left as it is. Throws Error if there is no memory to map.
   ReadyPages(std::uint64_t size_bytes, const SlotMemory::Range& first);
   ~ReadyPages();

@@ -39,6 +39,20 @@ constexpr std::chrono::seconds kSlotPatience{300};
 constexpr std::chrono::milliseconds kPause{5};
 /// Less is cleared in a millisecond or two.
 constexpr std::uint64_t kWorthPreparing = 4u << 20;
+/// What each rank says of its next save, by place.
+enum Offered : std::size_t {
+  kStep,
+  kNeedsMemory,
+  kBytesNeeded,
+  kBytesReady,
+  kIsStored,
+  kHasMoved,
+  kArrival,
+  kCanWrite,  ///< of each slot
+  kNumOffered = kCanWrite + SlotMemory::kSlots,
+};
+/// That may be shown as a number with a sign.
+constexpr std::uint64_t kMuchMemory = 1ull << 60;
 /// As many as a generation has for them.
 constexpr int kStartBytes = 4;
 
@@ -223,7 +237,7 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
     memory_->fill(place.slot, saved, *own, values, num_threads());
   });
   memory_->commit(place.slot);
-  host_saves_->replicate(saved, *memory_);
+  host_saves_->replicate(*memory_);
   if (is_stored) ranks_->together(what, [&] { memory_->store(); });
   return {.step = step,
           .bytes = memory_->data_bytes(),
@@ -236,11 +250,21 @@ Snapshot::SavePlace Snapshot::agree_on_place(const std::string& what, std::int64
   const Deadline deadline = Deadline::after(kSlotPatience);
   while (true) {
     RankMemory::Offer offer;
-    ranks_->together(what, [&] { offer = memory_->offer(own, values_bytes); });
-    const auto offers = ranks_->gather_numbers(
-        {step, offer.needs_memory, static_cast<std::int64_t>(offer.bytes_needed),
-         offer.can_write[0], offer.can_write[1], offer.is_stored, offer.has_moved,
-         static_cast<std::int64_t>(ready_ ? ready_->bytes() : 0)});
+    Pulled arrival = Pulled::Here;
+    ranks_->together(what, [&] {
+      offer = memory_->offer(own, values_bytes);
+      arrival = host_saves_->arrival(*memory_);
+    });
+    Numbers::value_type told(kNumOffered);
+    told[kStep] = step;
+    told[kNeedsMemory] = offer.needs_memory;
+    told[kBytesNeeded] = static_cast<std::int64_t>(offer.bytes_needed);
+    told[kBytesReady] = static_cast<std::int64_t>(ready_ ? ready_->bytes() : 0);
+    told[kIsStored] = offer.is_stored;
+    told[kHasMoved] = offer.has_moved;
+    told[kArrival] = static_cast<std::int64_t>(arrival);
+    std::copy(offer.can_write.begin(), offer.can_write.end(), told.begin() + kCanWrite);
+    const Numbers offers = ranks_->gather_numbers(told);
     try {
       check_same_step(offers);
     } catch (const ArgumentError&) {
@@ -251,28 +275,59 @@ Snapshot::SavePlace Snapshot::agree_on_place(const std::string& what, std::int64
       return std::any_of(offers.begin(), offers.end(),
                          [&](const auto& each) { return each[number] == value; });
     };
-    if (any(6, 1)) host_saves_->meet(*memory_);
-    if (any(1, 1)) {
+    if (any(kHasMoved, 1)) host_saves_->meet(*memory_);
+    if (any(kNeedsMemory, 1)) {
       memory_->withdraw();
       make_memory(what, own, values_bytes, offers);
       return {};
     }
-    const int newest = memory_->newest().value_or(1);
-    for (const int slot : {1 - newest, newest}) {
-      if (any(3 + static_cast<std::size_t>(slot), 0)) continue;
+    std::vector<Pulled> arrivals;
+    for (const auto& each : offers) arrivals.push_back(static_cast<Pulled>(each[kArrival]));
+    host_saves_->note_arrivals(arrivals, *memory_);
+    const bool has_spare = memory_->turns().needs_spare() && may_use_spare(what);
+    for (const int slot : memory_->turns().candidates(has_spare)) {
+      if (any(kCanWrite + static_cast<std::size_t>(slot), 0)) continue;
       memory_->withdraw(slot);
-      return {.slot = slot, .replaces_storing = any(5, 0) && memory_->stored_slot() == slot};
+      return {.slot = slot,
+              .replaces_storing = any(kIsStored, 0) && memory_->stored_slot() == slot};
     }
-    // Both are being stored, each on another host: the slower one is waited for.
+    // All are being stored or copied, each on another host: the slowest one is waited for.
     memory_->withdraw();
     if (deadline.expired()) {
-      throw TimeoutError(fmt::format(
-          "libddp snapshot: rank {} could not {}: both of its saves were being stored for {} s. "
-          "Hint: look at the disk of {}.",
-          ranks_->rank(), what, kSlotPatience.count(), options_.folder));
+      throw TimeoutError(
+          fmt::format("libddp snapshot: rank {} could not {}: its saves were being stored, or "
+                      "copied, for {} s. "
+                      "Hint: look at the disk of {}, and at the network between the hosts.",
+                      ranks_->rank(), what, kSlotPatience.count(), options_.folder));
     }
     std::this_thread::sleep_for(kPause);
   }
+}
+
+bool Snapshot::may_use_spare(const std::string& what) {
+  MemoryLimit limit;
+  ranks_->together(what, [&] { limit = memory_limit(); });
+  const Numbers told = ranks_->gather_numbers(
+      {static_cast<std::int64_t>(memory_->data_bytes()),
+       static_cast<std::int64_t>(std::min(limit.available_bytes, kMuchMemory))});
+  for (int host = 0; host < ranks_->hosts().num_hosts(); ++host) {
+    const int any_rank = ranks_->hosts().ranks_of(host).front();
+    const auto available = static_cast<std::uint64_t>(told[static_cast<std::size_t>(any_rank)][1]);
+    const std::uint64_t needed = on_host(told, 0, host);
+    if (needed <= available) continue;
+    if (ranks_->rank() == 0 && !has_warned_of_spare_) {
+      log(LogLevel::Warn, "snapshot_copies_late",
+          {{"host_of_rank", any_rank},
+           {"bytes_needed", needed},
+           {"bytes_left", available},
+           {"reason",
+            "saves come faster than their copies to the next host, and there is no memory for a "
+            "third one: until a copy has arrived, a lost host takes the job back to its folder"}});
+    }
+    has_warned_of_spare_ = true;
+    return false;
+  }
+  return true;
 }
 
 void Snapshot::make_memory(const std::string& what, const OwnPieces& own, std::size_t values_bytes,
@@ -280,9 +335,9 @@ void Snapshot::make_memory(const std::string& what, const OwnPieces& own, std::s
   generation_ = next_generation();
   // Both together: nobody takes what another one has been told is there.
   ranks_->together(what, [&] {
-    const std::uint64_t needed = on_host(offers, 2);
+    const std::uint64_t needed = on_host(offers, kBytesNeeded);
     const MemoryLimit limit = memory_limit();
-    if (needed > limit.available_bytes + on_host(offers, 7)) {
+    if (needed > limit.available_bytes + on_host(offers, kBytesReady)) {
       throw StateError(fmt::format(
           "libddp snapshot: two copies of the state of this host's {} ranks need {} bytes of "
           "memory, and {} has {} left. Hint: allow the job more memory, or save fewer tensors.",
@@ -297,8 +352,12 @@ void Snapshot::make_memory(const std::string& what, const OwnPieces& own, std::s
 }
 
 std::uint64_t Snapshot::on_host(const Numbers& numbers, std::size_t index) const {
+  return on_host(numbers, index, ranks_->hosts().host(ranks_->rank()));
+}
+
+std::uint64_t Snapshot::on_host(const Numbers& numbers, std::size_t index, int host) const {
   std::uint64_t sum = 0;
-  for (const int rank : ranks_->hosts().ranks_of(ranks_->hosts().host(ranks_->rank()))) {
+  for (const int rank : ranks_->hosts().ranks_of(host)) {
     sum += static_cast<std::uint64_t>(numbers[static_cast<std::size_t>(rank)][index]);
   }
   return sum;
@@ -320,7 +379,7 @@ void Snapshot::prepare(const std::vector<SnapshotTensor>& tensors) {
   try {
     join(/*may_create=*/true);  // starts the keeper, if need be
     if (has_it || on_host(needs, 0) > memory_limit().available_bytes) return;
-    ready_ = std::make_unique<ReadyPages>(needed,
+    ready_ = std::make_unique<ReadyPages>(SlotMemory::bytes_mapped(*layout, values_capacity),
                                           SlotMemory::data_of_first_save(*layout, values_capacity));
   } catch (const Error& error) {
     log(LogLevel::Warn, "snapshot_not_prepared", {{"reason", error.what()}});
@@ -461,7 +520,10 @@ void Snapshot::go_on_from(const SavedVersion& version) {
   const bool is_alike = std::all_of(slots.begin(), slots.end(), [&](const auto& each) {
     return each[0] >= 0 && each[0] == slots[0][0];
   });
-  if (is_alike) memory_->adopt(own->memory, own->slot);
+  if (!is_alike) return;
+  memory_->adopt(own->memory, own->slot);
+  // Hosts that are new have no copies yet.
+  host_saves_->replicate(*memory_);
 }
 
 std::optional<std::int64_t> Snapshot::load(const std::vector<SnapshotTensor>& tensors,

@@ -4,12 +4,13 @@
 // training, in a folder; loaded from the newest place that is whole, by any number of ranks.
 //
 // A save copies into the older of two slots, with checksums, and is done when all ranks are: at
-// every moment one save is whole on all of them, wherever a process dies. Loading checks each byte
-// on its way; where one is damaged the next older save is taken: the other slot, then the folder.
-// Thread rule: save, load, versions, read, wait and close are collectives of the group, in the
-// order of its other ones; any thread, one at a time. Errors: where one rank fails, all do, and the
-// save before it stays. ArgumentError for what a caller has to change, SnapshotError for what is
-// damaged or cannot be stored, StateError without memory or keeper, and what the group throws.
+// every moment one save is whole on all of them, wherever a process dies. With replicas there is a
+// spare slot (slot_turns.h), so that one is whole on any hosts but one, too. Loading checks each
+// byte on its way; where one is damaged the next older save is taken: another slot, then the
+// folder. Thread rule: save, load, versions, read, wait and close are collectives of the group, in
+// the order of its other ones; any thread, one at a time. Errors: where one rank fails, all do, and
+// the save before it stays. ArgumentError for what a caller has to change, SnapshotError for what
+// is damaged or cannot be stored, StateError without memory or keeper, and what the group throws.
 //
 //   auto snapshot = libddp::Snapshot::create(group, {.folder = "out/run"});
 //   std::string values;
@@ -161,9 +162,13 @@ class Snapshot {
   std::uint64_t newest_in_folder();
   SavePlace agree_on_place(const std::string& what, std::int64_t step, const OwnPieces& own,
                            std::size_t values_bytes);
+  /// Whether all hosts have memory for the spare slot. A collective.
+  bool may_use_spare(const std::string& what);
   void make_memory(const std::string& what, const OwnPieces& own, std::size_t values_bytes,
                    const Numbers& offers);
-  /// The sum of a number over the ranks of this host.
+  /// The sum of a number over the ranks of a host.
+  std::uint64_t on_host(const Numbers& numbers, std::size_t index, int host) const;
+  /// Of this host.
   std::uint64_t on_host(const Numbers& numbers, std::size_t index) const;
   Versions find_versions();
   Versions versions_in_memory();
@@ -183,6 +188,7 @@ class Snapshot {
   /// The newest that any rank knows of.
   std::uint64_t sequence_ = 0;
   std::uint64_t generation_ = 0;
+  bool has_warned_of_spare_ = false;
   const std::unique_ptr<HostSaves> host_saves_;
   const ProcessStamp made_;
   std::mutex mutex_;

@@ -25,7 +25,7 @@ struct ToldSlot {
   std::uint64_t generation = 0;
   int world_size = 0;
   int rank = 0;
-  /// Which of the two.
+  /// Which one of the memory's.
   int slot = 0;
   /// Why it is not whole although it was; empty for one that is, or that nobody has finished.
   std::string damage;

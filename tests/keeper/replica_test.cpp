@@ -20,6 +20,7 @@
 #include "libddp/slots/scatter.h"
 #include "tests/keeper/keeper_thread.h"
 #include "tests/keeper/proxy.h"
+#include "tests/keeper/two_hosts.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
 #include "tests/support/temporary_folder.h"
@@ -30,67 +31,6 @@ using namespace libddp::test;
 using namespace std::chrono_literals;
 
 namespace {
-
-std::shared_ptr<const RunKey> key_of(char letter) {
-  return RunKey::from_bytes(std::string(32, letter));
-}
-
-/// Two hosts of one run: rank 0 on the first, rank 1 on the second, whose saves the first fetches.
-class TwoHosts {
- public:
-  explicit TwoHosts(std::size_t bytes = 5000,
-                    Keeper::Options options = {.run = "", .patience = 500ms})
-      : run("test-" + random_hex(8)), remote(run, 1, 2, 3, bytes) {
-    set_log_level(LogLevel::Off);
-    options.run = run;
-    options.host = "a";
-    first_ = std::make_unique<KeeperThread>(options);
-    options.host = "b";
-    second_ = std::make_unique<KeeperThread>(options);
-    here.emplace(worker(*first_));
-    there.emplace(worker(*second_));
-    own_address = here->listen("127.0.0.1", *key_of('k'));
-    address = there->listen("127.0.0.1", *key_of('k'));
-    there->put(remote.memory, std::nullopt);
-  }
-  ~TwoHosts() { set_log_level(LogLevel::Warn); }
-
-  void pull(std::uint64_t sequence, const std::string& from = "") {
-    here->pull(from.empty() ? address : from, 1, 3, sequence);
-    here->wait_pull(1, 3, sequence, soon());
-  }
-  std::string failed_pull(std::uint64_t sequence, const std::string& from = "") {
-    return message_of<SnapshotError>([&] { pull(sequence, from); });
-  }
-  /// What the first host has of rank 1, whole and checked.
-  std::vector<std::uint64_t> replicas() {
-    std::vector<std::uint64_t> found;
-    for (UniqueFd& fd : here->get()) {
-      const SlotMemory memory = SlotMemory::open(std::move(fd));
-      for (int i = 0; i < SlotMemory::kSlots; ++i) {
-        const auto saved = memory.slot(i).whole();
-        if (!saved || memory.identity().rank != 1) continue;
-        verify(SlotSource(memory, i));
-        found.push_back(saved->sequence);
-      }
-    }
-    std::sort(found.begin(), found.end());
-    return found;
-  }
-  void end_first() {
-    here.reset();
-    first_.reset();
-  }
-  void end_second() { second_.reset(); }
-
-  const std::string run;
-  Rank remote;
-  std::optional<KeeperClient> here, there;
-  std::string address, own_address;
-
- private:
-  std::unique_ptr<KeeperThread> first_, second_;
-};
 
 /// What this process logs from WARN on.
 class CapturedLog {
@@ -121,8 +61,6 @@ class CapturedLog {
   const std::string path_ = folder_.path() + "/log";
   const UniqueFd before_;
 };
-
-using Sequences = std::vector<std::uint64_t>;
 
 /// Handshake replies and head, then the layout's text, values and checksums.
 constexpr std::uint64_t kHandshakeBytes = 2 * 44;
@@ -176,7 +114,7 @@ TEST_CASE("replicas outlive the host that they are of", "[replica]") {
       contains(hosts.failed_pull(6), "could not be pulled from " + hosts.address + ": connect"));
   REQUIRE(hosts.replicas() == Sequences{5});
   // Rank 1 starts anew here.
-  hosts.here->pull(hosts.address, 1, 3, 5, /*is_replica=*/false);
+  hosts.here->pull(hosts.address, 1, 3, 5, PullPurpose::Own);
   REQUIRE(contains(hosts.here->status(), "\"replicas\":[]"));
   REQUIRE(hosts.replicas() == Sequences{5});
 }
@@ -184,7 +122,7 @@ TEST_CASE("replicas outlive the host that they are of", "[replica]") {
 TEST_CASE("memory may be pulled for a rank that comes to this host", "[replica]") {
   TwoHosts hosts;
   hosts.remote.save(5, 0);
-  hosts.here->pull(hosts.address, 1, 3, 5, /*is_replica=*/false);
+  hosts.here->pull(hosts.address, 1, 3, 5, PullPurpose::Own);
   hosts.here->wait_pull(1, 3, 5, soon());
   REQUIRE(contains(hosts.here->status(), "\"replicas\":[]"));
   REQUIRE(hosts.replicas() == Sequences{5});

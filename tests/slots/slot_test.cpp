@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <numeric>
@@ -57,18 +58,41 @@ TEST_CASE("of two slots one is whole at every moment", "[slot]") {
   REQUIRE(memory.slot(0).whole() == SavedStep{4, 4});
 }
 
+TEST_CASE("the spare slot takes no memory before it is used", "[slot]") {
+  StoredTensors tensors({"w", "m"}, 3 * kChunkBytes);
+  SlotMemory memory = tensors.memory();
+  const std::uint64_t needed = SlotMemory::bytes_needed(memory.layout(), memory.values_capacity());
+  const auto taken = [&] {
+    struct stat status {};
+    REQUIRE(::fstat(memory.fd(), &status) == 0);
+    return static_cast<std::uint64_t>(status.st_blocks) * 512;
+  };
+  for (int slot = 0; slot < SlotMemory::kSpare; ++slot) {
+    tensors.store(memory, slot, {.step = slot, .sequence = 1u + static_cast<unsigned>(slot)});
+  }
+  REQUIRE(taken() <= needed);
+  REQUIRE(taken() >= 2 * memory.layout().data_bytes());
+  REQUIRE(needed + memory.layout().data_bytes() <=
+          SlotMemory::bytes_mapped(memory.layout(), memory.values_capacity()));
+  tensors.store(memory, SlotMemory::kSpare, {.step = 9, .sequence = 9});
+  REQUIRE(taken() >= 3 * memory.layout().data_bytes());
+  const SlotMemory same = SlotMemory::open(duplicate(memory.fd()));
+  REQUIRE(same.slot(SlotMemory::kSpare).whole() == SavedStep{9, 9});
+  verify(SlotSource(same, SlotMemory::kSpare));
+}
+
 TEST_CASE("a memory is made of what was reserved, where that suffices", "[slot]") {
   StoredTensors tensors({"w", "m"}, kChunkBytes);
-  const std::uint64_t needed = SlotMemory::bytes_needed(tensors.layout(), 4096);
+  const std::uint64_t mapped = SlotMemory::bytes_mapped(tensors.layout(), 4096);
   const auto first = SlotMemory::data_of_first_save(tensors.layout(), 4096);
   REQUIRE(first.bytes == tensors.layout().data_bytes());
-  for (const std::uint64_t reserved : {needed - 1, needed, 2 * needed}) {
+  for (const std::uint64_t reserved : {mapped - 1, mapped, 2 * mapped}) {
     SharedSegment segment = SharedSegment::reserve("libddp-test", reserved);
     const UniqueFd fd = duplicate(segment.fd());
     SlotMemory memory =
         SlotMemory::create(tensors.layout(), {.run = "job 7"}, 4096, std::move(segment));
-    REQUIRE(memory.is_behind(fd.get()) == (reserved >= needed));
-    REQUIRE(memory.size_bytes() == needed);
+    REQUIRE(memory.is_behind(fd.get()) == (reserved >= mapped));
+    REQUIRE(memory.size_bytes() == mapped);
     REQUIRE(memory.slot(0).data().data() == memory.data() + first.begin);
     tensors.store(memory, 0, {.step = 7, .sequence = 3});
     const SlotMemory same = SlotMemory::open(duplicate(memory.fd()));

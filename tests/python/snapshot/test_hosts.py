@@ -127,13 +127,13 @@ def flip_in_memory(pid, rank, sequence, part):
                 continue
             (data_bytes,) = struct.unpack_from("<Q", memory, 40)
             pages = -(-data_bytes // 4096) * 4096
-            sequences = [struct.unpack_from("<Q", memory, 1024 + 128 * i + 24)[0] for i in (0, 1)]
+            sequences = [struct.unpack_from("<Q", memory, 1024 + 128 * i + 24)[0] for i in range(3)]
             slot = sequences.index(sequence)
-            place = len(memory) - (2 - slot) * pages
+            place = len(memory) - (3 - slot) * pages
             if part == "values":
                 place = memory.find(b'{"format"')
                 place = memory.find(b'{"format"', place + 1) if slot == 1 else place
-                assert 0 < place < len(memory) - 2 * pages
+                assert 0 < place < len(memory) - 3 * pages
             memory[place] ^= 4
             return
     raise AssertionError(f"no memory of rank {rank}")
@@ -182,6 +182,81 @@ def refused(folder):
     snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=1, replicas=1)
     with pytest.raises(libddp.ArgumentError, match="needs a run key"):
         snapshot.save(1, state={"a": torch.zeros(2)})
+
+
+#: Of a rank's save below; the keepers send half of it in a second.
+SAVE_BYTES = 1 << 20
+
+
+def save_faster(folder, hosts, num_steps, pause):
+    """Saves closer together than a copy takes; then the newest one is copied in `pause` seconds."""
+    import libddp
+
+    os.environ["LIBDDP_REPLICA_BYTES_PER_SECOND"] = str(SAVE_BYTES // 2)
+    rank = join(hosts, folder)
+    weight = torch.nn.Parameter(torch.zeros(SAVE_BYTES // 4))
+    model = torch.nn.ParameterDict({"w": weight})
+    snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=LINGER, replicas=1)
+    for step in range(1, num_steps + 1):
+        torch.nn.init.constant_(weight, step)
+        snapshot.save(step, model, extra=step)
+        time.sleep(0.1)
+    end = time.monotonic() + pause
+    while time.monotonic() < end and not copies(snapshot, hosts, rank, num_steps):
+        time.sleep(0.05)
+    has_newest = copies(snapshot, hosts, rank, num_steps)
+    dist.barrier()
+    return snapshot.status(), has_newest
+
+
+def load_faster(folder, hosts):
+    import libddp
+
+    join(hosts, folder)
+    model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(SAVE_BYTES // 4))})
+    snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=LINGER)
+    step = snapshot.load(model)
+    dist.barrier()
+    snapshot.close()
+    return step, model["w"].unique().tolist()
+
+
+@pytest.mark.parametrize("num_steps", [31, 38, 46])
+def test_saves_may_come_faster_than_their_copies(tmp_path, num_steps):
+    """A copy takes two seconds, a save comes each tenth: whenever host b is lost, the others have a
+    save of the last seconds in common with its copy.
+    """
+    key_file(tmp_path)
+    folder = str(tmp_path)
+    saved = ranks.run(save_faster, 3, folder, ("a", "b", "c"), num_steps, 0)
+    os.kill(saved[1][0]["pid"], signal.SIGKILL)
+    loaded = ranks.run(load_faster, 3, folder, ("a", "new", "c"))
+    step = loaded[0][0]
+    assert loaded == [(step, [float(step)])] * 3
+    left = saved[0][0]["ranks"], saved[2][0]["ranks"], saved[2][0]["replicas"]
+    common = set.intersection(*map(kept_steps, left))
+    assert common, left
+    assert step >= max(common), left
+
+
+def kept_steps(memories):
+    return {slot["step"] for each in memories for slot in each["slots"] if "step" in slot}
+
+
+def test_the_last_save_is_copied_though_none_comes_after_it(tmp_path):
+    key_file(tmp_path)
+    saved = ranks.run(save_faster, 3, str(tmp_path), ("a", "b", "c"), 4, 30)
+    assert [has_newest for _, has_newest in saved] == [True] * 3
+    for status, _ in saved:
+        os.kill(status["pid"], signal.SIGKILL)
+
+
+def test_a_rate_that_is_none_is_refused(tmp_path, monkeypatch):
+    import libddp
+
+    monkeypatch.setenv("LIBDDP_REPLICA_BYTES_PER_SECOND", "fast")
+    with pytest.raises(libddp.ArgumentError, match="LIBDDP_REPLICA_BYTES_PER_SECOND"):
+        libddp.Snapshot(run=f"rate-{os.getpid()}", linger=1).save(1, state={"a": torch.zeros(2)})
 
 
 def test_copies_need_a_key(tmp_path):
