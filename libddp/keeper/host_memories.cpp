@@ -39,6 +39,13 @@ void HostMemories::forget_rank(int rank) {
   own_.forget_rank(rank);
 }
 
+void HostMemories::unreserve(int rank) {
+  for (const Memory& memory : own()) {
+    if (memory->identity().rank != rank) continue;
+    for (int i = 0; i < SlotMemory::kSlots; ++i) memory->slot(i).unreserve();
+  }
+}
+
 bool HostMemories::is_known(const SlotMemory& memory) const {
   const SlotIdentity& identity = memory.identity();
   for (const Memory& other : {find(identity.rank, identity.generation),

@@ -32,6 +32,8 @@ class HostMemories {
   void forget_old();
   /// Of this host: a rank that has come to its end needs none.
   void forget_rank(int rank);
+  /// Of this host: nobody writes the rank's memories any more, whatever its process had reserved.
+  void unreserve(int rank);
 
   /// Whether it is, by another descriptor, one that is here: then there may be readers.
   bool is_known(const SlotMemory& memory) const;

@@ -119,7 +119,21 @@ void Keeper::hear_clients() {
     hear(client);
     if (has_died) client.socket.reset();
   }
+  release_slots();
   clients_.remove_if([](const Client& client) { return !client.socket; });
+}
+
+void Keeper::release_slots() {
+  const auto may_write = [](const Client& client) {
+    return client.is_worker && client.socket && !(client.pidfd && is_dead(client.pidfd.get()));
+  };
+  for (const Client& client : clients_) {
+    if (!client.is_worker || client.rank < 0 || may_write(client)) continue;
+    const bool has_successor = std::any_of(
+        clients_.begin(), clients_.end(),
+        [&](const Client& other) { return other.rank == client.rank && may_write(other); });
+    if (!has_successor) memories_.unreserve(client.rank);
+  }
 }
 
 void Keeper::admit() {
@@ -159,7 +173,10 @@ void Keeper::take_in(Client& client, const KeeperRequest& hello) {
   for (const Client& other : clients_) {
     const bool has_rank = other.is_worker && client.rank >= 0 && other.rank == client.rank;
     if (!has_rank || other.pid == client.pid) continue;
-    if (other.pidfd && is_dead(other.pidfd.get())) continue;
+    if (other.pidfd && is_dead(other.pidfd.get())) {
+      memories_.unreserve(other.rank);  // before its successor reserves some
+      continue;
+    }
     throw RankTaken(fmt::format(
         "libddp snapshot: rank {} of run '{}' is held by process {}: another job uses the same run "
         "or folder. Hint: end that job, or give this one a folder and a run of its own.",
@@ -359,6 +376,7 @@ void Keeper::agent_died() {
   // What they have said while it lived; what they say as they are ended is too late.
   hear_clients();
   end_workers();
+  release_slots();
   store_newest();
 }
 

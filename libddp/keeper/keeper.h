@@ -87,6 +87,8 @@ class Keeper {
   void hear(Client& client);
   /// What all have said until now.
   void hear_clients();
+  /// What writers had reserved that are gone: nobody would get what is in there.
+  void release_slots();
   void take_in(Client& client, const KeeperRequest& hello);
   KeeperReply answer(Client& client, const KeeperRequest& request, std::vector<UniqueFd>& passed,
                      std::vector<HostMemories::Memory>& returned);

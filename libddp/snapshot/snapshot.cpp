@@ -224,6 +224,7 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
             .is_stored = true};
   }
   join(/*may_create=*/true);
+  std::optional<Reservation> reservation(std::in_place, *memory_);
   const SavePlace place = agree_on_place(what, step, *own, values.size());
   ready_.reset();
   const SavedStep saved{.step = step, .sequence = sequence_ + 1, .start = start_number()};
@@ -232,9 +233,9 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
   // Also one that fails on some ranks has used it up: no two saves have the same.
   sequence_ = saved.sequence;
   ranks_->together(what, [&] {
-    // Ended before any rank knows that all have filled theirs: other hosts may read it then.
-    const Reservation reservation(*memory_);
     memory_->fill(place.slot, saved, *own, values, num_threads());
+    // Before any rank knows that all have filled theirs: other hosts may read it then.
+    reservation.reset();
   });
   memory_->commit(place.slot);
   host_saves_->replicate(*memory_);
@@ -265,12 +266,7 @@ Snapshot::SavePlace Snapshot::agree_on_place(const std::string& what, std::int64
     told[kArrival] = static_cast<std::int64_t>(arrival);
     std::copy(offer.can_write.begin(), offer.can_write.end(), told.begin() + kCanWrite);
     const Numbers offers = ranks_->gather_numbers(told);
-    try {
-      check_same_step(offers);
-    } catch (const ArgumentError&) {
-      memory_->withdraw();
-      throw;
-    }
+    check_same_step(offers);
     const auto any = [&](std::size_t number, std::int64_t value) {
       return std::any_of(offers.begin(), offers.end(),
                          [&](const auto& each) { return each[number] == value; });

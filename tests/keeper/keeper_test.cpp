@@ -176,8 +176,10 @@ TEST_CASE("a job whose agent died is ended and stored", "[keeper]") {
     if (::read(go_output.get(), &byte, 1) != 1) return;
     Rank rank(run, 0, 1);
     rank.save(4, 1);
-    KeeperClient client(run, {.is_worker = true, .agent = agent}, soon());
+    KeeperClient client(run, {.is_worker = true, .agent = agent, .rank = 0}, soon());
     client.put(rank.memory, storage);
+    // In the middle of the next save, whose slot the ranks have not agreed on.
+    for (int i = 0; i < SlotMemory::kSlots; ++i) rank.memory.slot(i).try_reserve();
     [[maybe_unused]] const auto count = ::write(ready_input.get(), "x", 1);
     while (true) ::pause();
   });

@@ -427,6 +427,28 @@ TEST_CASE("a writer waits for no puller, nor the other way round", "[replica]") 
   REQUIRE(hosts.replicas() == Sequences{6});
 }
 
+TEST_CASE("what a writer had reserved that is gone is lent", "[replica]") {
+  TwoHosts hosts;
+  const auto writer = [&] {
+    return KeeperClient(hosts.run, {.is_worker = true, .rank = 1, .host = "b"}, soon());
+  };
+  std::optional<KeeperClient> one(writer());
+  std::optional<KeeperClient> other(writer());
+  hosts.remote.save(5, 0);
+  Slot& slot = hosts.remote.memory.slot(0);
+  REQUIRE(slot.try_reserve());
+  REQUIRE(contains(hosts.failed_pull(5), "save 5 of rank 1, layout 3, is not there"));
+  // As long as one of them may be writing.
+  one.reset();
+  for (int i = 0; i < 2; ++i) other->status();
+  REQUIRE(!slot.try_hold());
+  other.reset();
+  wait_until([&] { return slot.try_hold(); });
+  slot.release();
+  hosts.pull(5);
+  REQUIRE(hosts.replicas() == Sequences{5});
+}
+
 TEST_CASE("a replica that a worker writes on is one memory with its readers", "[replica]") {
   TwoHosts hosts(8 * kChunkBytes);
   hosts.remote.save(5, 0);

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import struct
+import threading
 import time
 from pathlib import Path
 
@@ -182,6 +183,50 @@ def refused(folder):
     snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=1, replicas=1)
     with pytest.raises(libddp.ArgumentError, match="needs a run key"):
         snapshot.save(1, state={"a": torch.zeros(2)})
+
+
+def lose_a_rank_in_a_save(folder, hosts):
+    """Rank 0 dies while the others wait for it, to agree on where the second save goes."""
+    import libddp
+
+    rank = join(hosts, folder)
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(model.weight, 7)
+    snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=LINGER, replicas=1)
+    snapshot.save(1, model, extra=1)
+    while not copies(snapshot, hosts, rank, 1):
+        time.sleep(0.02)
+    dist.barrier()
+    if rank == 0:  # its keeper freezes with what it is asked, and then it dies
+        keeper = snapshot.status()["pid"]
+        os.kill(keeper, signal.SIGSTOP)
+        threading.Timer(
+            1.0, lambda: [os.kill(pid, signal.SIGKILL) for pid in (keeper, os.getpid())]
+        ).start()
+    snapshot.save(2, model, extra=2)
+
+
+def load_small(folder, hosts):
+    import libddp
+
+    join(hosts, folder)
+    model = torch.nn.Linear(2, 2)
+    snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=LINGER)
+    extra = snapshot.load(model)
+    dist.barrier()
+    snapshot.close()
+    return extra, model.weight[0, 0].item()
+
+
+def test_a_save_that_a_lost_rank_has_stopped_keeps_nothing_from_the_others(tmp_path):
+    """What the ranks had set aside for it is free again: rank 2's memory comes to other hosts."""
+    key_file(tmp_path)
+    folder = str(tmp_path)
+    outcomes = ranks.launch(lose_a_rank_in_a_save, 3, folder, ("a", "b", "c"))
+    for outcome in outcomes[1:]:
+        assert outcome.error == "PeerError", outcome
+        assert "rank 0" in outcome.message, outcome
+    assert ranks.run(load_small, 2, folder, ("b", "c")) == [(1, 7.0)] * 2
 
 
 #: Of a rank's save below; the keepers send half of it in a second.
