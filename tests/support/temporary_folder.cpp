@@ -1,8 +1,10 @@
 #include "tests/support/temporary_folder.h"
 
+#include <ftw.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <stdexcept>
 #include <vector>
 
@@ -24,8 +26,12 @@ TemporaryFolder::TemporaryFolder() : owner_(::getpid()) {
 
 TemporaryFolder::~TemporaryFolder() {
   if (owner_ != ::getpid()) return;
-  for (const std::string& name : list_folder(path_)) ::unlink((path_ + "/" + name).c_str());
-  ::rmdir(path_.c_str());
+  constexpr int kOpenFolders = 16;
+  const auto remove = [](const char* path, const struct stat*, int, FTW*) {
+    ::remove(path);
+    return 0;
+  };
+  ::nftw(path_.c_str(), remove, kOpenFolders, FTW_DEPTH | FTW_PHYS);
 }
 
 }  // namespace libddp::test

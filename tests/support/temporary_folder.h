@@ -15,8 +15,8 @@ namespace libddp::test {
 /// Names of the entries of a folder.
 std::set<std::string> list_folder(const std::string& path);
 
-/// A folder of its own under the system's temporary folder, removed with the files in it by the
-/// process that made it.
+/// A folder of its own under the system's temporary folder, removed with all that is in it by
+/// the process that made it.
 class TemporaryFolder {
  public:
   TemporaryFolder();
