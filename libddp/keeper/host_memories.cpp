@@ -87,6 +87,7 @@ std::set<std::uint64_t> HostMemories::complete() const {
 
 HeldSave HostMemories::lend(const ReplicaPlace& place) const {
   std::vector<std::uint64_t> here;
+  bool is_reserved = false;
   const auto look = [&](const Memory& memory, bool is_own) {
     for (int i = 0; memory && i < SlotMemory::kSlots; ++i) {
       // Not held where another save is: that would be in its writer's way.
@@ -95,12 +96,13 @@ HeldSave HostMemories::lend(const ReplicaPlace& place) const {
       if (!seen || seen->sequence != place.sequence) continue;
       HeldSave held = HeldSave::of(memory, i);
       if (held && held.saved() == *seen) return held;
+      is_reserved = is_reserved || (is_own && !held && memory->slot(i).whole() == seen);
     }
     return HeldSave();
   };
   HeldSave held = look(find(place.rank, place.generation), true);
   if (!held) held = look(replicas_.find(place.rank, place.generation).memory, false);
-  if (held) return held;
+  if (held || is_reserved) return held;
   throw SnapshotError(
       fmt::format("save {} of rank {}, layout {}, is not there; the saves there: {}",
                   place.sequence, place.rank, place.generation,

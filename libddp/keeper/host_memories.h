@@ -47,7 +47,8 @@ class HostMemories {
   void note_complete(std::uint64_t sequence);
   std::set<std::uint64_t> complete() const;
 
-  /// A save for another host, held. Throws SnapshotError that says what is here instead.
+  /// A save for another host, held. Nothing while its writer has reserved the slot: it may
+  /// overwrite it or not. Throws SnapshotError that says what is here instead.
   HeldSave lend(const ReplicaPlace& place) const;
   enum class Whose { Nobody, Own, Replica };
   /// Where that save is.

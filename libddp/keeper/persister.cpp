@@ -30,6 +30,9 @@ void keep_away(Persister::Job& job) {
   job.hold = {&slot, [memory = job.memory](void* held) { static_cast<Slot*>(held)->release(); }};
 }
 
+/// Until a slot is looked at again that its writer has reserved.
+constexpr std::chrono::milliseconds kReservedPause{2};
+
 /// Tells of each chunk that is taken.
 class WatchedSource final : public ChunkSource {
  public:
@@ -152,7 +155,7 @@ Persister::Job Persister::take() {
 void Persister::store(Job job) {
   const int rank = job.memory->identity().rank;
   Slot& slot = job.memory->slot(job.slot);
-  const bool is_held = slot.try_hold();
+  const bool is_held = hold(job);
   // Whoever is told of the end finds the slot free.
   job.hold.reset();
   if (!is_held || is_known(job) || slot.whole() != job.saved) {
@@ -176,6 +179,17 @@ void Persister::store(Job job) {
   } else {
     finish(rank, job.saved, error);
   }
+}
+
+bool Persister::hold(const Job& job) {
+  Slot& slot = job.memory->slot(job.slot);
+  while (!slot.try_hold()) {
+    // Its writer may take another one.
+    if (slot.whole() != job.saved) return false;
+    std::unique_lock lock(mutex_);
+    if (wake_.wait_for(lock, kReservedPause, [&] { return is_stopping_; })) return false;
+  }
+  return true;
 }
 
 bool Persister::is_known(const Job& job) const {

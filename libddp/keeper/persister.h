@@ -82,6 +82,8 @@ class Persister {
   /// The next one; REQUIRES that there is one, and the mutex.
   Job take();
   void store(Job job);
+  /// Its slot; waits where the writer has reserved that. False if another save is in there.
+  bool hold(const Job& job);
   /// It is stored, or waits for the parts of other ranks.
   bool is_known(const Job& job) const;
   void commit_what_is_there();

@@ -18,6 +18,8 @@ namespace {
 
 /// The longest sleep: deadlines need no more.
 constexpr std::chrono::milliseconds kTurn{100};
+/// Until a slot is looked at again that its writer has reserved.
+constexpr std::chrono::milliseconds kReservedPause{2};
 /// Of one peer's bytes at a time, so that all get their turn.
 constexpr std::size_t kPieceBytes = 1u << 20;
 
@@ -61,13 +63,16 @@ void ReplicaSender::wait() {
   std::vector<pollfd> entries{{stop_.fd(), POLLIN, 0}};
   acceptor_.add_polls(entries);
   const bool may_send = limit_.allowed() > 0;
-  bool is_paused = false;
+  auto limit = kTurn;
   for (const Peer& peer : peers_) {
+    if (peer.has_asked() && !peer.feed) {
+      limit = std::min(limit, kReservedPause);
+      continue;
+    }
     const short events = !peer.feed ? POLLIN : may_send ? POLLOUT : 0;
-    is_paused = is_paused || events == 0;
+    if (events == 0) limit = std::min(limit, limit_.pause());
     entries.push_back({peer.socket.get(), events, 0});
   }
-  const auto limit = is_paused ? std::min(limit_.pause(), kTurn) : kTurn;
   ::poll(entries.data(), entries.size(), static_cast<int>(limit.count()));
 }
 
@@ -90,11 +95,13 @@ void ReplicaSender::serve(Peer& peer) {
 
 void ReplicaSender::hear(Peer& peer) {
   auto* request = reinterpret_cast<char*>(&peer.request);
-  while (peer.num_read < sizeof(peer.request)) {
+  while (!peer.has_asked()) {
     const ssize_t got = ::recv(peer.socket.get(), request + peer.num_read,
                                sizeof(peer.request) - peer.num_read, MSG_DONTWAIT);
     if (got > 0) {
       peer.num_read += static_cast<std::size_t>(got);
+      // An answer has to come before the peer gives up.
+      if (peer.has_asked()) peer.patience = Deadline::after(options_.patience / 2);
       continue;
     }
     if (got < 0 && errno == EINTR) continue;
@@ -108,14 +115,17 @@ void ReplicaSender::hear(Peer& peer) {
 
 void ReplicaSender::answer(Peer& peer) {
   peer.request.check();
-  peer.patience = Deadline::after(options_.patience);
   const ReplicaPlace place = peer.request.place();
   try {
     if (place.run != options_.run) throw SnapshotError("it is the keeper of another run");
-    peer.feed.emplace(find_(place));
+    HeldSave held = find_(place);
+    if (!held && !peer.patience.expired()) return;
+    if (!held) throw SnapshotError("its writer has the slot reserved");
+    peer.feed.emplace(std::move(held));
   } catch (const SnapshotError& error) {
     peer.feed.emplace(error.what());
   }
+  peer.patience = Deadline::after(options_.patience);
 }
 
 void ReplicaSender::feed(Peer& peer) {
@@ -148,8 +158,7 @@ void ReplicaSender::feed(Peer& peer) {
 
 void ReplicaSender::drop(Peer& peer, const std::string& reason) {
   log(LogLevel::Warn, "replica_not_sent",
-      {{"rank", peer.num_read == sizeof(peer.request) ? peer.request.rank : -1},
-       {"reason", reason}});
+      {{"rank", peer.has_asked() ? peer.request.rank : -1}, {"reason", reason}});
   peer.feed.reset();
   peer.socket.reset();
 }

@@ -46,7 +46,8 @@ class ReplicaSender {
     /// What a peer may take until it has taken, or asked for, something.
     std::chrono::milliseconds patience{10'000};
   };
-  /// The save, held; throws SnapshotError that says why not, for the peer.
+  /// The save, held; nothing if it is to be asked again in a moment. Throws SnapshotError that says
+  /// why not, for the peer.
   using Find = std::function<HeldSave(const ReplicaPlace&)>;
 
   /// `key`: of both keepers, for this purpose only.
@@ -64,6 +65,8 @@ class ReplicaSender {
     ReplicaRequest request;
     std::size_t num_read = 0;
     std::optional<ReplicaFeed> feed;
+
+    bool has_asked() const { return num_read == sizeof(request); }
   };
 
   void run();

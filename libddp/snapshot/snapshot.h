@@ -60,8 +60,10 @@ struct SnapshotOptions {
   /// False: nothing is kept in memory and no keeper is there; saves are in the folder when save()
   /// returns, one chunk at a time on their way.
   bool in_memory = true;
-  /// 1: the next host's keeper gets a copy of each save, behind the training, so that the loss of a
-  /// host loses no step. Needs a run key (docs/security.md) and several hosts.
+  /// 1: the next host's keeper gets copies of saves, behind the training, so that a job that loses
+  /// a host goes on from the newest that has arrived there; all do unless they come faster than
+  /// they are copied, which takes memory for a third one. Needs a run key (docs/security.md) and
+  /// several hosts.
   int replicas = 0;
   /// Which job this is, so that its next start finds its memory: letters, digits, '-' and '_', at
   /// most 40. Empty: the folder says it; without one the launcher (TORCHELASTIC_RUN_ID,

@@ -122,6 +122,35 @@ TEST_CASE("slots are stored while training goes on", "[keeper]") {
   REQUIRE(contains(clients.front().status(), R"("stored":{"sequence":3,"step":30})"));
 }
 
+TEST_CASE("a slot that its writer has reserved is stored if that takes another one", "[keeper]") {
+  KeeperThread keeper;
+  TemporaryFolder folder;
+  const KeeperStorage storage{.folder = folder.path(), .start = "a1", .keep = 9, .commits = true};
+  Rank rank(keeper.run, 0, 1);
+  KeeperClient client = worker(keeper);
+  client.put(rank.memory, storage);
+  rank.save(1, 0);
+  REQUIRE(rank.memory.slot(0).try_reserve());
+  client.store(rank.memory, 0, storage);
+  ::usleep(100'000);
+  REQUIRE(contains(client.status(), R"("num_waiting":1)"));
+  REQUIRE(SnapshotFolder(storage.folder).list().empty());
+  rank.memory.slot(0).unreserve();
+  client.wait(0, 1, soon());
+  REQUIRE(SnapshotFolder(storage.folder).list()[0].saved == SavedStep{10, 1});
+  // One that is overwritten is not: the writer stores what it has put there.
+  rank.save(2, 1);
+  REQUIRE(rank.memory.slot(1).try_reserve());
+  client.store(rank.memory, 1, storage);
+  ::usleep(100'000);
+  rank.save(3, 1);
+  wait_until([&] { return contains(client.status(), R"("num_waiting":0)"); });
+  rank.memory.slot(1).unreserve();
+  client.store(rank.memory, 1, storage);
+  client.wait(0, 3, soon());
+  REQUIRE(SnapshotFolder(storage.folder).list().size() == 2);
+}
+
 TEST_CASE("what cannot be stored is told to every rank, and the older one stays", "[keeper]") {
   KeeperThread keeper;
   TemporaryFolder folder;

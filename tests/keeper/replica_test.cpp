@@ -418,13 +418,33 @@ TEST_CASE("a writer waits for no puller, nor the other way round", "[replica]") 
   REQUIRE(!hosts.remote.memory.slot(0).try_reserve());
   REQUIRE(hosts.remote.memory.slot(1).try_reserve());
   hosts.remote.save(6, 1);
-  // A slot that is reserved is as good as not there.
   REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(1, 3, 5, soon()); }),
                    "it sent nothing"));
-  REQUIRE(contains(hosts.failed_pull(6), "save 6 of rank 1, layout 3, is not there"));
+  // Not for long.
+  REQUIRE(contains(hosts.failed_pull(6), "its writer has the slot reserved"));
   hosts.remote.memory.slot(1).unreserve();
   hosts.pull(6);
   REQUIRE(hosts.replicas() == Sequences{6});
+}
+
+TEST_CASE("a save whose slot is reserved comes if the writer takes another one", "[replica]") {
+  TwoHosts hosts(5000, {.run = "", .patience = 20s});
+  hosts.remote.save(5, 0);
+  hosts.remote.save(6, 1);
+  for (int i = 0; i < 2; ++i) REQUIRE(hosts.remote.memory.slot(i).try_reserve());
+  hosts.here->pull(hosts.address, 1, 3, 5);
+  ::usleep(100'000);
+  REQUIRE(hosts.here->pulled({1}, 3, 5) == Pulled::Coming);
+  hosts.remote.memory.slot(0).unreserve();
+  hosts.here->wait_pull(1, 3, 5, soon());
+  REQUIRE(hosts.replicas() == Sequences{5});
+  // And is refused if it takes that one.
+  hosts.here->pull(hosts.address, 1, 3, 6);
+  ::usleep(100'000);
+  hosts.remote.save(7, 1);
+  REQUIRE(contains(message_of<SnapshotError>([&] { hosts.here->wait_pull(1, 3, 6, soon()); }),
+                   "save 6 of rank 1, layout 3, is not there; the saves there: 5, 7."));
+  hosts.remote.memory.slot(1).unreserve();
 }
 
 TEST_CASE("what a writer had reserved that is gone is lent", "[replica]") {
@@ -437,7 +457,7 @@ TEST_CASE("what a writer had reserved that is gone is lent", "[replica]") {
   hosts.remote.save(5, 0);
   Slot& slot = hosts.remote.memory.slot(0);
   REQUIRE(slot.try_reserve());
-  REQUIRE(contains(hosts.failed_pull(5), "save 5 of rank 1, layout 3, is not there"));
+  REQUIRE(contains(hosts.failed_pull(5), "its writer has the slot reserved"));
   // As long as one of them may be writing.
   one.reset();
   for (int i = 0; i < 2; ++i) other->status();

@@ -72,8 +72,9 @@ class Snapshot:
         folder: where snapshots are stored; one that all ranks see and that is this job's alone,
             or an address that fsspec knows ("s3://bucket/run"). None: memory only.
         keep: snapshots that stay in the folder.
-        replicas: 1 sends each save to the next host too, behind the training, so that a host that
-            is lost loses no step; several hosts with a run key (docs/security.md).
+        replicas: 1 sends saves to the next host too, behind the training. When a host is lost the
+            job goes on from the newest save that has arrived there, which is the newest one unless
+            saves come faster than copies; several hosts with a run key (docs/security.md).
         run: which job this is, so that its next start finds its memory: at most 40 letters, digits,
             "-" and "_". None: the folder says it, else the launcher (TORCHELASTIC_RUN_ID,
             SLURM_JOB_ID), else the process that started this one.
