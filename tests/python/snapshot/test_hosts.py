@@ -185,13 +185,33 @@ def refused(folder):
         snapshot.save(1, state={"a": torch.zeros(2)})
 
 
+#: Of a rank's save below; the keepers send half of it in a second.
+SAVE_BYTES = 1 << 20
+
+
+def one_weight():
+    return torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(SAVE_BYTES // 4))})
+
+
+def load_weight(folder, hosts):
+    import libddp
+
+    join(hosts, folder)
+    model = one_weight()
+    snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=LINGER)
+    step = snapshot.load(model)
+    dist.barrier()
+    snapshot.close()
+    return step, model["w"].unique().tolist()
+
+
 def lose_a_rank_in_a_save(folder, hosts):
     """Rank 0 dies while the others wait for it, to agree on where the second save goes."""
     import libddp
 
     rank = join(hosts, folder)
-    model = torch.nn.Linear(2, 2)
-    torch.nn.init.constant_(model.weight, 7)
+    model = one_weight()
+    torch.nn.init.constant_(model["w"], 7)
     snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=LINGER, replicas=1)
     snapshot.save(1, model, extra=1)
     while not copies(snapshot, hosts, rank, 1):
@@ -206,18 +226,6 @@ def lose_a_rank_in_a_save(folder, hosts):
     snapshot.save(2, model, extra=2)
 
 
-def load_small(folder, hosts):
-    import libddp
-
-    join(hosts, folder)
-    model = torch.nn.Linear(2, 2)
-    snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=LINGER)
-    extra = snapshot.load(model)
-    dist.barrier()
-    snapshot.close()
-    return extra, model.weight[0, 0].item()
-
-
 def test_a_save_that_a_lost_rank_has_stopped_keeps_nothing_from_the_others(tmp_path):
     """What the ranks had set aside for it is free again: rank 2's memory comes to other hosts."""
     key_file(tmp_path)
@@ -226,11 +234,7 @@ def test_a_save_that_a_lost_rank_has_stopped_keeps_nothing_from_the_others(tmp_p
     for outcome in outcomes[1:]:
         assert outcome.error == "PeerError", outcome
         assert "rank 0" in outcome.message, outcome
-    assert ranks.run(load_small, 2, folder, ("b", "c")) == [(1, 7.0)] * 2
-
-
-#: Of a rank's save below; the keepers send half of it in a second.
-SAVE_BYTES = 1 << 20
+    assert ranks.run(load_weight, 2, folder, ("b", "c")) == [(1, [7.0])] * 2
 
 
 def save_faster(folder, hosts, num_steps, pause):
@@ -239,11 +243,10 @@ def save_faster(folder, hosts, num_steps, pause):
 
     os.environ["LIBDDP_REPLICA_BYTES_PER_SECOND"] = str(SAVE_BYTES // 2)
     rank = join(hosts, folder)
-    weight = torch.nn.Parameter(torch.zeros(SAVE_BYTES // 4))
-    model = torch.nn.ParameterDict({"w": weight})
+    model = one_weight()
     snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=LINGER, replicas=1)
     for step in range(1, num_steps + 1):
-        torch.nn.init.constant_(weight, step)
+        torch.nn.init.constant_(model["w"], step)
         snapshot.save(step, model, extra=step)
         time.sleep(0.1)
     end = time.monotonic() + pause
@@ -252,18 +255,6 @@ def save_faster(folder, hosts, num_steps, pause):
     has_newest = copies(snapshot, hosts, rank, num_steps)
     dist.barrier()
     return snapshot.status(), has_newest
-
-
-def load_faster(folder, hosts):
-    import libddp
-
-    join(hosts, folder)
-    model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(SAVE_BYTES // 4))})
-    snapshot = libddp.Snapshot(run=Path(folder).name[-30:], linger=LINGER)
-    step = snapshot.load(model)
-    dist.barrier()
-    snapshot.close()
-    return step, model["w"].unique().tolist()
 
 
 @pytest.mark.parametrize("num_steps", [31, 38, 46])
@@ -275,7 +266,7 @@ def test_saves_may_come_faster_than_their_copies(tmp_path, num_steps):
     folder = str(tmp_path)
     saved = ranks.run(save_faster, 3, folder, ("a", "b", "c"), num_steps, 0)
     os.kill(saved[1][0]["pid"], signal.SIGKILL)
-    loaded = ranks.run(load_faster, 3, folder, ("a", "new", "c"))
+    loaded = ranks.run(load_weight, 3, folder, ("a", "new", "c"))
     step = loaded[0][0]
     assert loaded == [(step, [float(step)])] * 3
     left = saved[0][0]["ranks"], saved[2][0]["ranks"], saved[2][0]["replicas"]
