@@ -113,8 +113,11 @@ at::Tensor batch_at(int rank, int step) { return wave({4, 5}, rank * 3.1 + step)
 
 at::Tensor mean_square(const at::Tensor& output) { return output.to(at::kFloat).pow(2).mean(); }
 
-std::vector<at::Tensor> train(ProcessGroup& group, c10::Device device, const Training& training) {
-  ShardedNet net(training.options(group), device, training.size, training.model_options);
+namespace {
+
+std::vector<at::Tensor> train_over(const ShardOptions& options, ProcessGroup& group,
+                                   c10::Device device, const Training& training) {
+  ShardedNet net(options, device, training.size, training.model_options);
   std::vector<at::Tensor> results;
   for (int step = 0; step < training.num_steps; ++step) {
     if (training.pass) {
@@ -126,6 +129,18 @@ std::vector<at::Tensor> train(ProcessGroup& group, c10::Device device, const Tra
     net.step();
   }
   for (at::Tensor& parameter : net.whole_parameters()) results.push_back(std::move(parameter));
+  return results;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> train(ProcessGroup& group, c10::Device device, const Training& training) {
+  const ShardOptions options = training.options(group);
+  std::vector<at::Tensor> results = train_over(options, group, device, training);
+  // Not dropped: the other ranks may still be in the last step.
+  for (const Group& own : {options.shard, options.replicate}) {
+    if (own && own.get() != &group) own->shutdown();
+  }
   return results;
 }
 

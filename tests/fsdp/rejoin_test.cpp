@@ -157,6 +157,8 @@ TEST_CASE("units that shard and replicate want both groups", "[fsdp][rejoin]") {
     model->load_full_state(state);
     moved_loss(*model, rank, 0).backward();
     expect(net->head->bias.grad().defined(), "gradients");
+    shard->shutdown();
+    replicate->shutdown();
   });
 }
 

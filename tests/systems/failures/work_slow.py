@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import torch
 
@@ -28,7 +29,7 @@ def train(me, slow: int, begin: int, has_buffer: bool, num_steps: int, sleep_s: 
 
     dist = join(me)
     model = DistributedDataParallel(Model(has_buffer))
-    came, began, ready, left, named_in = [], [], [], [], None
+    came, began, ready, left, queued, named_in = [], [], [], [], [], None
     dist.barrier()
     for step in range(num_steps):
         if me.rank == slow and step >= begin:
@@ -39,12 +40,19 @@ def train(me, slow: int, begin: int, has_buffer: bool, num_steps: int, sleep_s: 
         began.append(times.forward_begin_ns * 1e-9)
         ready.append(times.backward_end_ns * 1e-9)
         left.append(time.monotonic())
+        queued.append(queued_s())
         if named_in is None and log_names(me, slow):
             named_in = step
     shares = model.wait_shares()
     dist.destroy_process_group()
-    times = {"came": came, "began": began, "ready": ready, "left": left}
+    times = {"came": came, "began": began, "ready": ready, "left": left, "queued": queued}
     return times | {"named_in": named_in, "shares": shares}
+
+
+def queued_s() -> float:
+    """How long this process's threads have been ready to run but had no core."""
+    tasks = Path("/proc/self/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[1]) for task in tasks) * 1e-9
 
 
 def log_names(me, slow: int) -> bool:
