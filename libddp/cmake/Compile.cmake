@@ -33,6 +33,25 @@ function(libddp_compile_options target)
     endif()
 endfunction()
 
+# What most files on torch include, read once for each target: torch's headers are most of what its
+# compiler reads. A file still includes what it uses.
+function(libddp_precompile target)
+    if(LIBDDP_PRECOMPILE)
+        target_precompile_headers(
+            ${target}
+            PRIVATE
+                <ATen/TensorOperators.h>
+                <ATen/core/Tensor.h>
+                <c10/core/GradMode.h>
+                <torch/csrc/autograd/function.h>
+                <torch/csrc/autograd/variable.h>
+                <torch/csrc/distributed/c10d/Backend.hpp>
+                <torch/csrc/distributed/c10d/Store.hpp>
+                ${ARGN}
+        )
+    endif()
+endfunction()
+
 # Kernels of one instruction set stand in a file named after it and are chosen at run time.
 function(libddp_kernel_options)
     if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")

@@ -20,19 +20,24 @@ if(NOT LIBDDP_TORCH_DIR)
     libddp_python_package(torch LIBDDP_TORCH_DIR)
 endif()
 
-# fmt: torch's bundled headers, copied so that the core cannot include torch by accident; else the
-# system's.
-add_library(libddp_fmt INTERFACE)
-target_compile_definitions(libddp_fmt INTERFACE FMT_HEADER_ONLY=1)
+# fmt: torch's bundled headers, copied so that the core cannot include torch by accident, and compiled
+# once for each build: each file that formats would else compile all of it. Else the system's.
 if(EXISTS "${LIBDDP_TORCH_DIR}/include/fmt/format.h")
     file(
         COPY "${LIBDDP_TORCH_DIR}/include/fmt"
         DESTINATION "${CMAKE_BINARY_DIR}/third_party"
     )
-    target_include_directories(libddp_fmt SYSTEM INTERFACE "${CMAKE_BINARY_DIR}/third_party")
+    set(fmt_functions "${CMAKE_BINARY_DIR}/third_party/fmt_functions.cpp")
+    configure_file("${CMAKE_CURRENT_LIST_DIR}/fmt_functions.cpp.in" "${fmt_functions}" COPYONLY)
+    add_library(libddp_fmt STATIC "${fmt_functions}")
+    target_include_directories(libddp_fmt SYSTEM PUBLIC "${CMAKE_BINARY_DIR}/third_party")
+    # Not seen outside of the library that has it: torch may have functions of the same names.
+    set_target_properties(libddp_fmt PROPERTIES CXX_VISIBILITY_PRESET hidden)
+    libddp_compile_options(libddp_fmt)
 else()
     find_package(fmt REQUIRED)
-    target_link_libraries(libddp_fmt INTERFACE fmt::fmt-header-only)
+    add_library(libddp_fmt INTERFACE)
+    target_link_libraries(libddp_fmt INTERFACE fmt::fmt)
 endif()
 
 # nlohmann_json: the folder that LIBDDP_JSON_DIR names (also as a variable of the environment), else
