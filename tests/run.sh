@@ -125,11 +125,6 @@ run_pytest() {
     "$python" -m pytest -p no:cacheprovider --junit-xml="$results/$name.xml" "$@"
 }
 
-# They wait for a part of their time: two files at once.
-run_python() {
-    run_pytest python tests/python --ignore=tests/python/cuda --numprocesses 2 --dist loadfile
-}
-
 # Those of a store that moves wait for half their time; the others run beside them.
 run_systems() {
     local moves=tests/systems/test_hosts_store_moves.py moving status=0
@@ -201,7 +196,7 @@ build thread build_tests thread -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE=thread
 build consume build_consumer
 
 step "house rules" run_pytest house tests/house
-step "Python tests" run_python
+step "Python tests" run_pytest python tests/python --ignore=tests/python/cuda
 step "C++ tests" run_programs cpp 4
 step "Python tests on the fake device" run_pytest cuda tests/python/cuda
 step "systems of several hosts" run_systems
