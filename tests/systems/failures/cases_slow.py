@@ -61,10 +61,11 @@ def become_slow(bench, trials: int, hosts: list[int], has_buffer: bool = False):
                 continue
             least, most = waited_for(slow, rank, outcomes, has_buffer)
             share = outcome["shares"][slow]
-            difference = MOST_DIFFERENCE + queued_part(outcomes)
-            assert least - difference <= share <= most + difference, (
-                f"rank {rank} of {hosts} for rank {slow}: {least} to {most}, and not {share}; "
-                f"{difference} may be others'"
+            # What others cost takes from the share, and never adds to it.
+            least_share = least - MOST_DIFFERENCE - queued_part(outcomes)
+            assert least_share <= share <= most + MOST_DIFFERENCE, (
+                f"rank {rank} of {hosts} for rank {slow}: {least} to {most}, and not {share} "
+                f"(nor {least_share}, for want of cores)"
             )
             assert least > 0.2
 
