@@ -151,6 +151,7 @@ def create_handler(params):
     backend = Backend(store, params.run_id, params.backend)
     handler = dynamic.create_handler(store, backend, params)
     rendezvous_delays.scale(params.max_nodes)
+    rendezvous_delays.name_callers()
     share = rendezvous_delays.share(params.max_nodes)
     shorten_last_call(handler, backend, max(0.5, share) * LAST_CALL)
     handler._state_holder._cache_duration = share * KNOWN_FOR

@@ -218,6 +218,13 @@ PATCHES = (
         BY_LAUNCHER,
     ),
     Patch(
+        ("torch.distributed.elastic.rendezvous.dynamic_rendezvous",),
+        ("get_method_name",),
+        "the same names, from the frames alone",
+        "torch looks through all files and modules for each, a dozen times in a meeting",
+        BY_LAUNCHER,
+    ),
+    Patch(
         ("torch.distributed.elastic.rendezvous.registry",),
         ("get_rendezvous_handler",),
         "a handler that asks before each start of workers",

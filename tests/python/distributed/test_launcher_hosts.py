@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 from libddp._torch_patches import agent_hooks, rendezvous_delays, rendezvous_exit
+from libddp._torch_patches.replacing import LAUNCHER
 from libddp.errors import ArgumentError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -159,6 +160,21 @@ def test_a_dead_launcher_is_noticed_as_soon_as_its_ranks(given, used):
 def test_few_hosts_look_at_each_other_more_often():
     delays = {hosts: rendezvous_delays.share(hosts) for hosts in (1, 2, 50, 100, 4000)}
     assert delays == {1: 0.1, 2: 0.1, 50: 0.5, 100: 1.0, 4000: 1.0}
+
+
+def test_recorded_events_are_named_as_torch_names_them():
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    names = LAUNCHER.torchs(dynamic_rendezvous.get_method_name)
+
+    def record():
+        return names(), rendezvous_delays.method_name()
+
+    def meet():
+        return record()
+
+    assert meet() == ("meet", "meet")
+    assert rendezvous_delays.method_name(10**6) == names(10**6) == "no_method_name"
 
 
 def test_the_end_of_a_worker_is_seen_at_once():
