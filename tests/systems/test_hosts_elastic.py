@@ -4,11 +4,10 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
+from forked_program import ForkedProgram
 from network import Network, run_tool
 from run_keys import key_file
 from test_hosts_launcher import end
@@ -129,16 +128,13 @@ class Hosts:
             *(f"--local-addr={self.net.addresses[host]}", *self.flags),
             *(self.folder / "train.py", self.folder),
         ]
-        with open(self.folder / f"launcher-{host}", "ab") as output:
-            launcher = subprocess.Popen(
-                [*self.net.inside(host), sys.executable, "-m", "libddp", "run", *command],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        launcher = ForkedProgram(
+            ["-m", "libddp", "run", *map(str, command)],
+            self.folder,
+            {**os.environ, "OMP_NUM_THREADS": "1"},
+            self.folder / f"launcher-{host}",
+            self.net.hosts[host],
+        )
         self.launchers[host] = launcher
         self.stack.callback(end, self.net, host, launcher)
 

@@ -4,10 +4,10 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import ranks
+from forked_program import ForkedProgram
 from network import Network
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -29,17 +29,13 @@ def run_on_hosts(net, ranks_per_host: int, script: Path, arguments, folder) -> l
                 f"--rdzv-conf=is_host={int(host == 0)}",
                 f"--local-addr={address}",
             ]
-            with open(log, "wb") as output:
-                agent = subprocess.Popen(
-                    [*net.inside(host), sys.executable, "-m", "libddp", "run", *flags, str(script)]
-                    + [str(argument) for argument in arguments],
-                    env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-                    cwd=folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            agent = ForkedProgram(
+                ["-m", "libddp", "run", *map(str, (*flags, script, *arguments))],
+                folder,
+                {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                log,
+                net.hosts[host],
+            )
             stack.callback(end, net, host, agent)
             agents.append(agent)
             logs.append(log)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import launches
 import pytest
 
 SCRIPTS = Path(__file__).parents[1] / "drop_in" / "scripts"
@@ -67,15 +67,7 @@ def results(launcher, script: str, folder: Path, *arguments: str, **variables) -
 
 def run(command, folder: Path, **variables) -> subprocess.CompletedProcess:
     """Runs Python; stdout holds what it and the ranks wrote. Nothing outlives the deadline."""
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        env={**environment(folder), **variables},
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = launches.python(command, folder, {**environment(folder), **variables})
     try:
         output, _ = process.communicate(timeout=DEADLINE)
     except subprocess.TimeoutExpired:

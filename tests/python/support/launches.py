@@ -3,10 +3,15 @@
 (status, output), = finish(launch([*ranks(2), "train.py", "--max_iters=3"], folder))
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+
+from forked_program import ForkedProgram, can_fork
 
 
 def ranks(number: int, module: str = "libddp.run") -> list[str]:
@@ -14,17 +19,29 @@ def ranks(number: int, module: str = "libddp.run") -> list[str]:
     return ["-m", module, "--standalone", f"--nproc-per-node={number}"]
 
 
-def launch(command, folder, **environment) -> subprocess.Popen:
+def launch(command, folder, **environment) -> subprocess.Popen | ForkedProgram:
     """A Python program."""
-    return start([sys.executable, *command], folder, **environment)
+    return python(command, folder, os.environ | {"OMP_NUM_THREADS": "1"} | environment)
+
+
+def python(command, folder, environment: Mapping[str, str]) -> subprocess.Popen | ForkedProgram:
+    """With no other variables than these; a launcher need not import torch for it."""
+    arguments = list(map(str, command))
+    if can_fork(arguments, environment):
+        return ForkedProgram(arguments, folder, environment)
+    return _start([sys.executable, *arguments], folder, environment)
 
 
 def start(command, folder, **environment) -> subprocess.Popen:
     """Any program."""
+    return _start(command, folder, os.environ | {"OMP_NUM_THREADS": "1"} | environment)
+
+
+def _start(command, folder, environment: Mapping[str, str]) -> subprocess.Popen:
     return subprocess.Popen(
         list(map(str, command)),
         cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -43,7 +60,7 @@ def finish(*processes, deadline: float = 900) -> list[tuple[int, str]]:
     return [(p.returncode, o) for p, o in zip(processes, outputs, strict=True)]
 
 
-def stop(process: subprocess.Popen) -> None:
+def stop(process: subprocess.Popen | ForkedProgram) -> None:
     """A launcher that may end in peace stops its workers, which lead sessions of their own."""
     process.terminate()
     try:
