@@ -282,6 +282,7 @@ def run(request: dict) -> None:
     global exit_stamp
     exit_stamp = request["exit_stamp"]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # not as the client was started
+    faulthandler.enable()  # a library that ends the process says in the midst of what
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     load(request)
     module, _, name = request["function"].partition(":")
