@@ -68,6 +68,8 @@ HEARTBEATS = {"keep_alive_interval": 1, "keep_alive_max_attempt": 4}
 #: old what a launcher knows of the others may be. torch's are 30 s and 1 s. Hosts that stay are
 #: all waiting when a meeting begins, and look several times within a last call.
 LAST_CALL, KNOWN_FOR = 1.0, 1.0
+#: Three looks of a launcher among few.
+LOOKS_WITHIN = 0.3
 
 _numbers: list[int] = []
 _servers: list[TCPStore] = []
@@ -155,6 +157,7 @@ def create_handler(params):
     share = rendezvous_delays.share(params.max_nodes)
     shorten_last_call(handler, backend, max(0.5, share) * LAST_CALL)
     handler._state_holder._cache_duration = share * KNOWN_FOR
+    backend.looks_within = max(LOOKS_WITHIN, 1.5 * share * KNOWN_FOR)
     is_on = params.get_as_bool("store_moves", True) and params.max_nodes > 1
     handler.standby = _standby.Standby(handler, backend, is_on and isinstance(store, TCPStore))
     handler.next_rendezvous = lambda: _meet(handler.standby)
@@ -276,6 +279,8 @@ class Backend(c10d.C10dRendezvousBackend):
         #: The newest entry that was good: its state and its text in the store.
         self._last: tuple[bytes, bytes] | None = None
         self._next_line = 0.0
+        #: Seconds in which a launcher looks again.
+        self.looks_within = LOOKS_WITHIN
         #: Called before each read; it may raise.
         self.before_read: Callable[[], None] = lambda: None
 
@@ -365,9 +370,15 @@ class Backend(c10d.C10dRendezvousBackend):
         state = self._open(entry)
         if state is not None:
             self._last = state, entry
-            return self._last
-        self._put_back(entry)
-        return self._last
+        else:
+            self._put_back(entry)
+        return self._last and (self._as_seen(self._last[0]), self._last[1])
+
+    def _as_seen(self, bits: bytes) -> bytes:
+        """By torch, which decides by it whether a meeting has begun."""
+        state = _read(bits)
+        is_longer = rendezvous_delays.await_waiting(state, self.looks_within)
+        return pickle.dumps(state) if is_longer else bits
 
     def _open(self, entry: bytes) -> bytes | None:
         if len(entry) > MAX_ENTRY_BYTES:

@@ -6,12 +6,15 @@ In the module of torch's dynamic rendezvous this replaces
 - `get_method_name`, which each event that is recorded asks for the name of a function, a dozen
   times in a meeting: torch's looks through all files and modules for it, 15 ms and more.
 
+And it makes the last call of a meeting as long as somebody waits (await_waiting).
+
 Nothing of it is a setting. `libddp run` asks for it, in its own process; it stays for good.
 """
 
 from __future__ import annotations
 
 import sys
+from datetime import datetime, timedelta, timezone
 
 from libddp._torch_patches.replacing import LAUNCHER
 
@@ -55,3 +58,24 @@ def method_name(depth: int = 2) -> str:
             return "no_method_name"
         frame = frame.f_back
     return frame.f_code.co_name
+
+
+def await_waiting(state, seconds: float) -> bool:
+    """Makes the last call of a state last for these seconds yet, while a host waits to join.
+
+    Those of a meeting wait until all of it have left it, and join with their next look. Where a
+    busy machine looks more seldom than a last call takes, it would be missed, all would start again
+    for it, and another one be late then. torch takes off the list who gives no sign of life.
+
+    Args:
+        state: torch's, as a launcher has read it just now.
+        seconds: in which the launcher looks again.
+
+    Returns:
+        bool: whether the state is another one now.
+    """
+    if state.complete or state.deadline is None or not state.wait_list:
+        return False
+    end = datetime.now(timezone.utc) + timedelta(seconds=seconds)  # torch's clock for it
+    state.deadline = max(state.deadline, end)
+    return True

@@ -204,23 +204,58 @@ def test_the_last_call_is_short_after_the_first_meeting():
     assert timeout.join == timedelta(seconds=600)
 
 
-def handlers_of_two(run_id):
-    """As two launchers have them; that signs of life are missing is noticed after an hour."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    own = dist.TCPStore("127.0.0.1", store.port, wait_for_workers=False)
+def handlers_of(num_hosts, run_id, hosts, last_call=3.0, backend=C10dRendezvousBackend):
+    """As launchers have them; `hosts`: least and most. Signs of life are missed after an hour."""
+    stores = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    for _ in range(num_hosts - 1):
+        stores.append(dist.TCPStore("127.0.0.1", stores[0].port, wait_for_workers=False))
     return [
         dynamic.DynamicRendezvousHandler.from_backend(
             run_id,
-            each,
-            C10dRendezvousBackend(each, run_id),
-            min_nodes=1,
-            max_nodes=2,
+            store,
+            backend(store, run_id),
+            *hosts,
             local_addr="localhost",
-            timeout=dynamic.RendezvousTimeout(last_call=timedelta(seconds=3)),
+            timeout=dynamic.RendezvousTimeout(last_call=timedelta(seconds=last_call)),
             keep_alive_interval=1200,
         )
-        for each in (store, own)
+        for store in stores
     ]
+
+
+def handlers_of_two(run_id):
+    return handlers_of(2, run_id, (1, 2))
+
+
+def test_a_host_that_looks_seldom_is_in_the_next_meeting_all_the_same(monkeypatch):
+    """Two have met, another one waits, and does not look again until the last call is long over."""
+    one, other, late = handlers_of(3, "late", (2, 4), 0.3, _rendezvous.Backend)
+    looks, waits, delay = threading.Event(), threading.Event(), dynamic._delay
+
+    def delay_of_the_late(seconds):
+        if threading.current_thread().name.startswith("late") and waits.is_set():
+            assert looks.wait(120)
+        delay(0.01)
+
+    for handler in (one, other, late):
+        handler._state_holder._cache_duration = 0.1  # as create_handler
+    monkeypatch.setattr(dynamic, "_delay", delay_of_the_late)
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # which newcomers wait for
+    with ThreadPoolExecutor(2) as pool, ThreadPoolExecutor(1, "late") as late_ones:
+        meetings = [pool.submit(handler.next_rendezvous) for handler in (one, other)]
+        assert {meeting.result(120).world_size for meeting in meetings} == {2}
+        meetings = [late_ones.submit(late.next_rendezvous)]
+        limit = time.monotonic() + 60
+        while not one.num_nodes_waiting():
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        waits.set()
+        meetings += [pool.submit(handler.next_rendezvous) for handler in (one, other)]
+        time.sleep(2)
+        assert not any(meeting.done() for meeting in meetings)
+        looks.set()
+        assert [meeting.result(120).world_size for meeting in meetings] == [3] * 3
+    one.shutdown()
 
 
 def test_a_host_that_leaves_is_not_waited_for():
