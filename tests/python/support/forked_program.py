@@ -9,6 +9,7 @@ programs of their own: the workers import torch as they do for a user.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import select
@@ -47,20 +48,21 @@ class ForkedProgram:
             namespace: the network namespace to live in.
         """
         self.args = arguments
-        reader, writer = os.pipe()
-        self.stdout = os.fdopen(reader, errors="replace")
         self._output = b""
-        try:
+        with contextlib.ExitStack() as stack:
+            if output is None:
+                reader, writer = os.pipe()
+                stack.callback(os.close, writer)
+                output = Path(f"/proc/{os.getpid()}/fd/{writer}")
+                self.stdout = os.fdopen(reader, errors="replace")
             self._process = RankServer.get().start(
                 "forked_program:run",
                 {"arguments": arguments, "folder": str(folder)},
                 environment=dict(environment),
-                output=output or Path(f"/proc/{os.getpid()}/fd/{writer}"),
+                output=output,
                 namespace=namespace,
                 modules=("forked_program", "torch.distributed.run"),
             )
-        finally:
-            os.close(writer)
 
     @property
     def pid(self) -> int:
