@@ -5,13 +5,15 @@
 #   bash tests/run.sh --quick      # what a change breaks first, in minutes: house rules, the C++
 #                                  # programs side by side, the core of the Python tests
 #   LIBDDP_VENV=~/venv bash tests/run.sh   # in an environment that has torch already
+#   LIBDDP_TEST_MINUTES=85 bash tests/run.sh   # where somebody waits no longer: of the last steps,
+#                                  # those that would take beyond that are left out, told and counted
 #
 # What runs: house rules, C++ tests of every room against the installed library, Python tests (what
 # CUDA tensors need on a fake device), systems of several hosts (network namespaces: as root, else
-# skipped), a few trials of each row of the failure table (tests/chaos), the core under address, undefined-behaviour and thread sanitizers, fuzz targets for two
-# seconds each (LIBDDP_FUZZ_SECONDS for longer; clang, else skipped), a C++ program that consumes the
-# installed package. Everything is built at low priority behind the house rules and the Python tests,
-# which mostly wait.
+# skipped), a C++ program that consumes the installed package, a few trials of each row of the failure
+# table (tests/chaos), fuzz targets for two seconds each (LIBDDP_FUZZ_SECONDS for longer; clang, else
+# skipped), the core under address, undefined-behaviour and thread sanitizers. Everything is built at
+# low priority behind the house rules and the Python tests, which mostly wait.
 set -uo pipefail
 if [ $# -gt 1 ] || { [ $# = 1 ] && [ "$1" != --quick ]; }; then
     echo "usage: bash tests/run.sh [--quick]" >&2
@@ -51,6 +53,21 @@ step() {
         failed_steps+=("$name")
     fi
     printf -- '-- %s\n' "${times[-1]}"
+}
+
+# step_of SECONDS NAME COMMAND...: a step that takes so long at most, if there is the time.
+step_of() {
+    local most="$1" name="$2"
+    shift
+    if [ -z "${LIBDDP_TEST_MINUTES:-}" ] || ((SECONDS + most <= 60 * LIBDDP_TEST_MINUTES)); then
+        step "$@"
+        return
+    fi
+    printf '\n== %s\nSKIPPED: it may take %d s, and %d of %d minutes are over\n' \
+        "$name" "$most" $((SECONDS / 60)) "$LIBDDP_TEST_MINUTES"
+    times+=("$(printf '%5d s  %s: SKIPPED, no time is left' 0 "$name")")
+    echo "<testsuite><testcase classname=\"left out\" name=\"$name, for want of time\"><skipped/>" \
+        '</testcase></testsuite>' >"$results/left-out-${#times[@]}.xml"
 }
 
 # finish: what the steps took, and the tally.
@@ -190,19 +207,19 @@ if [ "${1:-}" = --quick ]; then
     step "the core of the Python tests" run_pytest python "${quick_python[@]/#/tests/python/}"
     finish
 fi
+build consume build_consumer
+! can_fuzz || build fuzz build_fuzzers
 build address build_tests address -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE=address,undefined
 build thread build_tests thread -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE=thread
-! can_fuzz || build fuzz build_fuzzers
-build consume build_consumer
 
 step "house rules" run_pytest house tests/house
 step "Python tests" run_pytest python tests/python --ignore=tests/python/cuda
 step "C++ tests" run_programs cpp 4
 step "Python tests on the fake device" run_pytest cuda tests/python/cuda
 step "systems of several hosts" run_systems
-step "failures and snapshots" run_pytest chaos tests/chaos
-step "core under the address and undefined sanitizers" run_programs address 2
-step "core under the thread sanitizer" run_programs thread 2
-step "fuzz targets" fuzz
-step "a C++ program that consumes the package" consume
+step_of 300 "a C++ program that consumes the package" consume
+step_of 300 "failures and snapshots" run_pytest chaos tests/chaos
+step_of 300 "fuzz targets" fuzz
+step_of 400 "core under the address and undefined sanitizers" run_programs address 2
+step_of 600 "core under the thread sanitizer" run_programs thread 2
 finish
