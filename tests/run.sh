@@ -72,6 +72,7 @@ step_of() {
 
 # finish: what the steps took, and the tally.
 finish() {
+    stop_builds # of steps that were left out
     printf '\n'
     printf '%s\n' "${times[@]}"
     printf '%5d s  in all, after installation\n' $((SECONDS - begin))
