@@ -11,6 +11,8 @@ from pathlib import Path
 from kept_snapshots import flip_bits, flip_byte, load_alone, memories_of
 from rows import Skipped, Trial, pause, row
 
+#: Of 40 steps that store each third one: its writer may have needed the place for the next.
+LAST = (39, 40)
 _MODES = ("ddp", "fsdp")
 #: In a trial: 1,000 in 50 of them.
 FLIPS = 20
@@ -118,7 +120,7 @@ def read_only(trial: Trial) -> None:
         assert job.stored_steps() == before
         subprocess.run(["mount", "-o", "remount,rw", str(job.folder)], check=True)
         job.end_well()
-        assert job.stored_steps()[-1] == 39, job.stored_steps()
+        assert job.stored_steps()[-1] in LAST, job.stored_steps()
         assert not job.steps("unstored", 0), job.story()
         job.check_nothing_is_left()
     job.check_losses(wanted)
@@ -134,9 +136,10 @@ def removed(trial: Trial) -> None:
     shutil.rmtree(job.folder, ignore_errors=True)
     job.finish()
     assert not job.steps("unstored", 0), job.story()
-    assert job.stored_steps()[-1] == 39, job.stored_steps()
+    stored = job.stored_steps()[-1]
+    assert stored in LAST, job.stored_steps()
     found = load_alone(trial.arena.forks, job.folder, {})
-    assert found["step"] == 39, found
+    assert found["step"] == stored, found
     job.check_losses(wanted)
 
 
