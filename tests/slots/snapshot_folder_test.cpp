@@ -195,7 +195,7 @@ TEST_CASE("a process may die at any system call of a save", "[folder][crash]") {
     REQUIRE(after.size() >= 2);
     if (is_new) ++next;
   }
-  REQUIRE(calls > 30);
+  REQUIRE(calls > 50);
   REQUIRE(num_new > 1);
   ranks.save(next, "end");
   REQUIRE(ranks.whole() == Sequences{next, next - 1});
