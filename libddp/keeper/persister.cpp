@@ -9,6 +9,7 @@
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
 #include "libddp/base/service_thread.h"
+#include "libddp/slots/slot.h"
 
 namespace libddp {
 namespace {
@@ -29,9 +30,6 @@ void keep_away(Persister::Job& job) {
   if (job.hold || !slot.try_hold()) return;
   job.hold = {&slot, [memory = job.memory](void* held) { static_cast<Slot*>(held)->release(); }};
 }
-
-/// Until a slot is looked at again that its writer has reserved.
-constexpr std::chrono::milliseconds kReservedPause{2};
 
 /// Tells of each chunk that is taken.
 class WatchedSource final : public ChunkSource {
@@ -187,7 +185,7 @@ bool Persister::hold(const Job& job) {
     // Its writer may take another one.
     if (slot.whole() != job.saved) return false;
     std::unique_lock lock(mutex_);
-    if (wake_.wait_for(lock, kReservedPause, [&] { return is_stopping_; })) return false;
+    if (wake_.wait_for(lock, Slot::kReservedPause, [&] { return is_stopping_; })) return false;
   }
   return true;
 }

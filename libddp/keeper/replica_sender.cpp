@@ -12,14 +12,13 @@
 #include "libddp/base/log.h"
 #include "libddp/base/service_thread.h"
 #include "libddp/base/system_error.h"
+#include "libddp/slots/slot.h"
 
 namespace libddp {
 namespace {
 
 /// The longest sleep: deadlines need no more.
 constexpr std::chrono::milliseconds kTurn{100};
-/// Until a slot is looked at again that its writer has reserved.
-constexpr std::chrono::milliseconds kReservedPause{2};
 /// Of one peer's bytes at a time, so that all get their turn.
 constexpr std::size_t kPieceBytes = 1u << 20;
 
@@ -66,7 +65,7 @@ void ReplicaSender::wait() {
   auto limit = kTurn;
   for (const Peer& peer : peers_) {
     if (peer.has_asked() && !peer.feed) {
-      limit = std::min(limit, kReservedPause);
+      limit = std::min(limit, Slot::kReservedPause);
       continue;
     }
     const short events = !peer.feed ? POLLIN : may_send ? POLLOUT : 0;

@@ -15,6 +15,7 @@
 //   if (const auto step = slot.whole()) SlotSource(memory, 0) ...
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -101,8 +102,9 @@ class Slot {
   std::span<const std::uint32_t> table() const;
 
   /// A reader in another process than the writer: until release() nobody writes the slot. False
-  /// where it is reserved.
+  /// where it is reserved; kReservedPause is a good time until the next try.
   bool try_hold();
+  static constexpr std::chrono::milliseconds kReservedPause{2};
   void release();
   bool is_held() const { return num_readers() != 0; }
   /// The writer, before fill(): until unreserve() nobody comes to read. False while somebody does.
