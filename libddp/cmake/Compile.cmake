@@ -52,6 +52,20 @@ function(libddp_precompile target)
     endif()
 endfunction()
 
+# With CMAKE_UNITY_BUILD: which sources of a room are compiled as one, at most ten. Never those of two
+# rooms, and the same in each target that has them: names in anonymous namespaces, which must differ
+# within a room, clash in all builds or in none. For targets whose UNITY_BUILD_MODE is GROUP.
+function(libddp_unity_groups room)
+    list(LENGTH ARGN count)
+    math(EXPR last "(${count} + 9) / 10")
+    set(index 0)
+    foreach(source IN LISTS ARGN)
+        math(EXPR group "${index} * ${last} / ${count}")
+        set_source_files_properties(${source} PROPERTIES UNITY_GROUP "${room}_${group}")
+        math(EXPR index "${index} + 1")
+    endforeach()
+endfunction()
+
 # Kernels of one instruction set stand in a file named after it and are chosen at run time.
 function(libddp_kernel_options)
     if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
