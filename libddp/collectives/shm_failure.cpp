@@ -44,7 +44,8 @@ bool ShmFailure::has_failed_at(int rank) const {
 // rank's own doing.
 void ShmFailure::adopt_failure_of_peer() {
   for (int r = 0; r < peers_.world_size(); ++r) {
-    const FailureRecord& record = peers_.page(r).failure();
+    const ShmPage page = peers_.page(r);
+    const FailureRecord& record = page.failure();
     if (r == peers_.rank() || record.is_set.load(std::memory_order_seq_cst) == 0) continue;
     const std::string text =
         printable_lines({record.text, strnlen(record.text, FailureRecord::kMaxText)});
