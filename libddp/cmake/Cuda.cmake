@@ -41,14 +41,24 @@ if(LIBDDP_WITH_CUDA)
         PATHS /usr/local/cuda
         PATH_SUFFIXES include
     )
-    foreach(header IN ITEMS NCCL CUDA)
+    # Since CUDA 13 a part of them is in a package (nvidia-cuda-crt) that torch does not ask for. It
+    # declares macros of the compiler, nothing that changes; triton, which torch brings, has it too.
+    find_path(
+        LIBDDP_CUDA_CRT_INCLUDE_DIR
+        crt/host_defines.h
+        HINTS "${LIBDDP_CUDA_INCLUDE_DIR}" ${nvidia_includes} ENV CUDA_HOME ENV CUDA_PATH
+        PATHS /usr/local/cuda "${torch_site}/triton/backends/nvidia"
+        PATH_SUFFIXES include
+    )
+    foreach(header IN ITEMS NCCL CUDA CUDA_CRT)
         if(NOT LIBDDP_${header}_INCLUDE_DIR)
             message(
                 FATAL_ERROR
                 "libddp: torch is a CUDA build, but the headers of ${header} were not found beside "
                 "it (nvidia/nccl/include, nvidia/cu*/include) nor in a toolkit. Install the "
-                "packages nvidia-nccl-* and nvidia-cuda-runtime-* that torch asks for, pass "
-                "-DLIBDDP_${header}_INCLUDE_DIR=<folder>, or build without CUDA: "
+                "packages nvidia-nccl-* and nvidia-cuda-runtime-* that torch asks for and "
+                "nvidia-cuda-crt, pass -DLIBDDP_${header}_INCLUDE_DIR=<folder>, or build without "
+                "CUDA: "
                 "-DLIBDDP_CUDA=OFF."
             )
         endif()
@@ -57,7 +67,8 @@ if(LIBDDP_WITH_CUDA)
     target_include_directories(
         libddp_nccl_headers
         SYSTEM
-        INTERFACE "${LIBDDP_NCCL_INCLUDE_DIR}" "${LIBDDP_CUDA_INCLUDE_DIR}"
+        INTERFACE
+            "${LIBDDP_NCCL_INCLUDE_DIR}" "${LIBDDP_CUDA_INCLUDE_DIR}" "${LIBDDP_CUDA_CRT_INCLUDE_DIR}"
     )
     message(STATUS "libddp: with CUDA; nccl.h in ${LIBDDP_NCCL_INCLUDE_DIR}")
 endif()

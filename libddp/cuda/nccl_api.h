@@ -10,9 +10,9 @@
 //   const NcclApi& nccl = NcclApi::get();   // throws DeviceError where there is none
 //   check(nccl, nccl.all_reduce(send, recv, count, ncclFloat, ncclAvg, comm, stream), "...");
 
-#include <nccl.h>
-
 #include <string>
+
+#include "libddp/cuda/nccl_header.h"
 
 namespace libddp {
 

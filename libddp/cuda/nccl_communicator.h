@@ -13,7 +13,6 @@
 //   comm.abort();      // ends what is in flight
 
 #include <c10/core/Device.h>
-#include <nccl.h>
 
 #include <functional>
 #include <memory>
@@ -23,6 +22,7 @@
 
 #include "libddp/base/deadline.h"
 #include "libddp/cuda/nccl_api.h"
+#include "libddp/cuda/nccl_header.h"
 
 namespace libddp {
 

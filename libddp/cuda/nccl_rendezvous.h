@@ -10,8 +10,6 @@
 //
 //   const std::vector<ncclUniqueId> ids = meet(api, store, {"0/", 0, 2, device, where}, deadline);
 
-#include <nccl.h>
-
 #include <string>
 #include <vector>
 
@@ -19,6 +17,7 @@
 #include "libddp/base/error.h"
 #include "libddp/bootstrap/key_value_store.h"
 #include "libddp/cuda/nccl_api.h"
+#include "libddp/cuda/nccl_header.h"
 
 namespace libddp {
 

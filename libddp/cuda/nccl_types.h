@@ -11,12 +11,12 @@
 //   api.all_reduce(in, out, count, reduction.dtype(), reduction.op(), comm, stream);
 
 #include <c10/core/Device.h>
-#include <nccl.h>
 
 #include <string>
 
 #include "libddp/base/op_description.h"
 #include "libddp/cuda/nccl_api.h"
+#include "libddp/cuda/nccl_header.h"
 
 namespace libddp {
 

@@ -3,11 +3,10 @@
 // ncclGroupStart and ncclGroupEnd of a thread: operations are collected and then issued together,
 // one operation per communicator.
 
-#include <nccl.h>
-
 #include <string>
 #include <vector>
 
+#include "libddp/cuda/nccl_header.h"
 #include "tests/fakegpu/device_stream.h"
 #include "tests/fakegpu/nccl_communicator.h"
 

@@ -2,10 +2,10 @@
 
 // Arithmetic on arrays in NCCL's datatypes.
 
-#include <nccl.h>
-
 #include <cstddef>
 #include <vector>
+
+#include "libddp/cuda/nccl_header.h"
 
 namespace mock_nccl {
 

@@ -3,12 +3,12 @@
 // What mock NCCL's ranks and their server send each other, over connected Unix sockets of one
 // machine: structures as they lie in memory.
 
-#include <nccl.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "libddp/cuda/nccl_header.h"
 
 namespace mock_nccl {
 
