@@ -39,6 +39,8 @@ class Run:
         self.begin = time.monotonic()
         self.end = self.begin + seconds
         self.results = report.Results(out)
+        #: Why the steps to come can't run, or "".
+        self.obstacle = ""
 
     def left(self) -> float:
         return self.end - time.monotonic()
@@ -49,7 +51,7 @@ class Run:
 
     def step(self, step: Step) -> None:
         begin = time.monotonic()
-        reason = step.missing()
+        reason = self.obstacle or step.missing()
         if not reason and self.left() < 5:
             reason = "the time of this run is over"
         if reason:
@@ -58,6 +60,8 @@ class Run:
         print(f"== {step.name}: {step.words}", flush=True)
         state, why = self.run_tests(step) if step.kind == "tests" else self.run_once(step)
         self.results.step(step, state, time.monotonic() - begin, why)
+        if step.name == "build" and state != "passed":
+            self.obstacle = "the build failed"
 
     def run_once(self, step: Step) -> tuple[str, str]:
         limit = self.limit(step)

@@ -21,6 +21,7 @@ TEST_FILES = (
     "ddp",
     "fsdp",
     "fsdp_state",
+    "snapshot",
     "activation",
     "modules",
     "no_sync_points",
@@ -43,6 +44,7 @@ BENCHES = (
     ("fsdp", [], 75),
     ("nanogpt", [], 75),
     ("checkpoint", [], 60),
+    ("snapshot", [], 60),
 )
 
 

@@ -74,6 +74,14 @@ def test_a_bench_without_a_gpu_is_skipped(rooms, run, capsys):
     assert "SKIPPED one: one: no such tool" in printed
 
 
+def test_nothing_is_tried_behind_a_build_that_failed(rooms, run):
+    run.step(rooms[1].Step("build", "words", [sys.executable, "-c", "raise SystemExit(3)"], 30))
+    run.step(step(rooms, "print(1)"))
+    build, one = lines(run)
+    assert (build["state"], one["state"], one["why"]) == ("failed", "skipped", "the build failed")
+    assert run.results.finish(1.0) == 1
+
+
 def is_running(stat: Path) -> bool:
     try:
         return stat.read_text().split()[2] != "Z"
