@@ -11,7 +11,7 @@ from pathlib import Path
 from kept_snapshots import flip_bits, flip_byte, load_alone, memories_of
 from rows import Skipped, Trial, pause, row
 
-#: Of 40 steps that store each third one: its writer may have needed the place for the next.
+#: Of 40 steps that store each third one: what takes the place of 39 while it waits is stored too.
 LAST = (39, 40)
 _MODES = ("ddp", "fsdp")
 #: In a trial: 1,000 in 50 of them.

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -195,6 +196,30 @@ def test_saves_go_on_while_one_is_on_its_way(well):
         assert f"step-{step}.{step}/index.json" in well.objects("bucket", "slow/")
         assert len({path for _, path in well.requests if path.endswith("index.json")}) < step
         check_loaded(snapshot.load(), step)
+
+
+def test_what_takes_the_place_of_a_save_that_waits_is_stored(well):
+    """Also where it was for memory alone: something as new was to be stored."""
+    gate = threading.Event()
+
+    def held(method: str, path: str) -> float:
+        if "/step-1.1/" in path:
+            gate.wait(DEADLINE)
+        return 0.0
+
+    well.delay = held
+    with libddp.Snapshot("s3://bucket/place", linger=5) as snapshot:
+        snapshot.save(1, state=state_of(1), storage=True)
+        until(lambda: any("/step-1.1/" in path for _, path in well.requests), "it begins")
+        snapshot.save(2, state=state_of(2), storage=True)  # waits, in the second of two places
+        snapshot.save(3, state=state_of(3))
+        gate.set()
+        snapshot.wait(DEADLINE)
+        stored = {name.split("/")[0] for name in well.objects("bucket", "place/") if "/" in name}
+        assert stored == {"step-1.1", "step-3.3"}
+        snapshot.save(4, state=state_of(4))  # nothing waits any more
+        snapshot.wait(DEADLINE)
+        assert not well.objects("bucket", "place/step-4")
 
 
 FAULTS = [
