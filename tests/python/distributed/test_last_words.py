@@ -34,9 +34,14 @@ def last_words(output: str) -> str:
     return output[output.index("libddp run: failed") :]
 
 
-def run(folder, text, number=2):
+#: Of a launcher whose workers are forked, in milliseconds.
+FORKED = ["--preload"]
+
+
+def run(folder, text, *flags, number=2):
     (folder / "train.py").write_text(text)
-    ((status, output),) = finish(launch([*ranks(number), "train.py"], folder), deadline=300)
+    job = launch([*ranks(number), *flags, "train.py"], folder)
+    ((status, output),) = finish(job, deadline=300)
     return status, output
 
 
@@ -89,7 +94,7 @@ DistributedDataParallel(torch.nn.Linear(3, 3 + rank))
 
 
 def test_a_mismatch_is_nobodys(tmp_path):
-    status, output = run(tmp_path, DIFFERENT)
+    status, output = run(tmp_path, DIFFERENT, *FORKED)
     assert status == 1
     assert "to blame" not in output
     assert output.count("has failed: the ranks called different collectives") == 1  # one report
@@ -107,7 +112,7 @@ def test_a_mismatch_is_nobodys(tmp_path):
     [(ALIKE, "ValueError: the same everywhere"), (MODELS, "the ranks wrap different models")],
 )
 def test_what_all_ranks_meet_is_pinned_on_none(tmp_path, text, told):
-    status, output = run(tmp_path, text)
+    status, output = run(tmp_path, text, *FORKED)
     assert status == 1
     assert "has failed" not in output  # no report
     assert "to blame" not in output
@@ -130,7 +135,7 @@ config = json.loads("no json")
 
 
 def test_an_exception_before_the_group_is_named_with_the_programs_line(tmp_path):
-    status, output = run(tmp_path, EARLY)
+    status, output = run(tmp_path, EARLY, *FORKED)
     assert status == 1
     end = last_words(output)
     line = EARLY.splitlines().index('config = json.loads("no json")') + 1

@@ -51,7 +51,8 @@ if __name__ == "__main__":
 
 def launched(folder, *arguments, number=2, **environment):
     ((status, output),) = finish(
-        launch([*ranks(number), *arguments], folder, **environment), deadline=300
+        launch([*ranks(number), *arguments], folder, forks_server=False, **environment),
+        deadline=300,
     )
     return status, output
 

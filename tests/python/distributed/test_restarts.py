@@ -33,22 +33,28 @@ elif attempt == 2:
 KILLED = f"{COUNTED}\nos.kill(os.getpid(), signal.SIGKILL)\n"
 
 
-def run(folder, text, *flags, number=1):
+#: How workers start, which is another matter for most of what follows: forked, in milliseconds.
+FORKED, STARTED = ["--preload"], []
+
+
+def run(folder, text, *flags, number=1, start=FORKED):
     (folder / "train.py").write_text(text)
-    ((status, output),) = finish(launch([*ranks(number), *flags, "train.py"], folder), deadline=300)
+    job = launch([*ranks(number), *start, *flags, "train.py"], folder)
+    ((status, output),) = finish(job, deadline=300)
     return status, output, (folder / "attempts").read_text().split()
 
 
 @pytest.mark.parametrize(
-    ("text", "number", "told"),
+    ("text", "number", "start", "told"),
     [
-        (ALIKE, 2, "the same error twice, so it would come again"),
-        (ONE_RANK, 2, "the same error twice, so it would come again"),
-        (NO_PROGRESS, 1, "the same error twice at step 10, so it would come again"),
+        (ALIKE, 2, STARTED, "the same error twice, so it would come again"),
+        (ONE_RANK, 2, FORKED, "the same error twice, so it would come again"),
+        (NO_PROGRESS, 1, FORKED, "the same error twice at step 10, so it would come again"),
     ],
 )
-def test_the_same_error_at_the_same_place_ends_the_run(tmp_path, text, number, told):
-    status, output, attempts = run(tmp_path, text, "--max-restarts=4", number=number)
+def test_the_same_error_at_the_same_place_ends_the_run(tmp_path, text, number, start, told):
+    flags = ["--max-restarts=4"]
+    status, output, attempts = run(tmp_path, text, *flags, number=number, start=start)
     assert status == 1
     assert attempts == ["0", "1"]
     assert told in output
@@ -86,7 +92,8 @@ time.sleep(600)
 
 def test_a_worker_that_does_not_end_is_ended(tmp_path):
     start = time.monotonic()
-    status, output, _ = run(tmp_path, IGNORES, "--shutdown-timeout=1", number=2)
+    flags = ["--shutdown-timeout=1"]
+    status, output, _ = run(tmp_path, IGNORES, *flags, number=2, start=STARTED)
     assert status == 5
     assert "rank 1 was first: exit code 5" in output
     assert time.monotonic() - start < 28  # torchrun: 30 s, whatever the flag says

@@ -114,7 +114,7 @@ IN_PLACE = ("--in-place", "--preload")
 
 def test_twenty_kills_leave_nothing_behind_and_repeat_every_loss(tmp_path):
     options = '{"kills": 20, "steps": 14}'
-    quiet, output = run(TRAINING, tmp_path / "quiet", options='{"steps": 14}')
+    quiet, output = run(TRAINING, tmp_path / "quiet", "--preload", options='{"steps": 14}')
     assert quiet == 0, output
     words_of_another_job(tmp_path / "killed" / "job")
     status, output = run(
@@ -142,7 +142,7 @@ def test_each_rank_may_be_killed_at_any_moment(tmp_path, mode):
     seed = random.randrange(1 << 30)
     chance.seed(seed)
     options = f'{{"mode": "{mode}", "steps": {steps}, "pause": 0.01}}'
-    quiet, output = run(TRAINING, tmp_path / "quiet", options=options)
+    quiet, output = run(TRAINING, tmp_path / "quiet", "--preload", options=options)
     assert quiet == 0, output
     folder = tmp_path / "killed"
     arguments = command(TRAINING, folder, *IN_PLACE, "--max-restarts=4", options=options)

@@ -4,7 +4,8 @@
     output, _ = program.communicate(timeout=60)      # and the rest of subprocess.Popen
 
 To import torch takes a launcher seconds, in which a test waits for nothing else. What it starts are
-programs of their own: the workers import torch as they do for a user.
+programs of their own: the workers import torch as they do for a user. With --preload the parent
+that forks them is forked, too (forked_server.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from rank_server import RankServer
 
 #: Programs that hand everything that a test is about on to what they start.
 LAUNCHERS = ("libddp", "libddp.run", "torch.distributed.run")
+MODULES = ("forked_program", "torch.distributed.run")
+#: What such a server would import (libddp/_preload.py), beside what the interpreter has.
+SERVER_MODULES = ("forked_server", "libddp.snapshot", "libddp.elastic")
 #: Beginnings of variables that the interpreter or a library reads when it is loaded.
 READ_EARLY = ("PYTHON", "LD_", "LIBDDP_DROP_IN", "TORCH_DEVICE_BACKEND", "MALLOC_", "TRITON")
 
@@ -38,6 +42,7 @@ class ForkedProgram:
         environment: Mapping[str, str],
         output: Path | None = None,
         namespace: str | None = None,
+        forks_server: bool = True,
     ):
         """
         Args:
@@ -46,7 +51,9 @@ class ForkedProgram:
             environment: all of its variables.
             output: the file that what it prints is added to; None: a pipe, for communicate().
             namespace: the network namespace to live in.
+            forks_server: False: with --preload it starts the parent of its workers.
         """
+        forks_server = forks_server and "--preload" in arguments
         self.args = arguments
         self._output = b""
         with contextlib.ExitStack() as stack:
@@ -57,11 +64,11 @@ class ForkedProgram:
                 self.stdout = os.fdopen(reader, errors="replace")
             self._process = RankServer.get().start(
                 "forked_program:run",
-                {"arguments": arguments, "folder": str(folder)},
+                {"arguments": arguments, "folder": str(folder), "forks_server": forks_server},
                 environment=dict(environment),
                 output=output,
                 namespace=namespace,
-                modules=("forked_program", "torch.distributed.run"),
+                modules=MODULES + (SERVER_MODULES if forks_server else ()),
             )
 
     @property
@@ -118,4 +125,11 @@ def run(request: dict) -> None:
     here = str(Path(__file__).parent)
     sys.path[:] = [request["folder"], *(folder for folder in sys.path if folder != here)]
     sys.argv[:] = [name, *rest]
+    if request["forks_server"]:
+        from forked_server import ServerTemplate
+
+        template = ServerTemplate()
+        if template.is_server:
+            return template.serve()
+        template.offer()
     runpy.run_module(name, run_name="__main__", alter_sys=True)

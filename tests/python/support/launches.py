@@ -19,16 +19,22 @@ def ranks(number: int, module: str = "libddp.run") -> list[str]:
     return ["-m", module, "--standalone", f"--nproc-per-node={number}"]
 
 
-def launch(command, folder, **environment) -> subprocess.Popen | ForkedProgram:
-    """A Python program."""
-    return python(command, folder, os.environ | {"OMP_NUM_THREADS": "1"} | environment)
+def launch(
+    command, folder, *, forks_server: bool = True, **environment
+) -> subprocess.Popen | ForkedProgram:
+    """A Python program; `forks_server` as ForkedProgram has it."""
+    return python(
+        command, folder, os.environ | {"OMP_NUM_THREADS": "1"} | environment, forks_server
+    )
 
 
-def python(command, folder, environment: Mapping[str, str]) -> subprocess.Popen | ForkedProgram:
+def python(
+    command, folder, environment: Mapping[str, str], forks_server: bool = True
+) -> subprocess.Popen | ForkedProgram:
     """With no other variables than these; a launcher need not import torch for it."""
     arguments = list(map(str, command))
     if can_fork(arguments, environment):
-        return ForkedProgram(arguments, folder, environment)
+        return ForkedProgram(arguments, folder, environment, forks_server=forks_server)
     return _start([sys.executable, *arguments], folder, environment)
 
 
