@@ -5,12 +5,12 @@ import contextlib
 import os
 import pickle
 import subprocess
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from forked_program import ForkedProgram
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
 
@@ -195,13 +195,8 @@ def launchers(folder, *command_lines):
     try:
         for number, options in enumerate(command_lines):
             log = folder / f"agent{number}"
-            command = [sys.executable, "-m", "libddp", "run", *options]
-            with open(log, "w") as file:
-                agents.append(
-                    subprocess.Popen(
-                        [*command, folder / "job.py", folder], stdout=file, stderr=file
-                    )
-                )
+            command = ["-m", "libddp", "run", "--preload", *options, "job.py", str(folder)]
+            agents.append(ForkedProgram(command, folder, os.environ, log))
             agents[-1].log = log
         yield agents
     finally:

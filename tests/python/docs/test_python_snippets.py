@@ -27,7 +27,8 @@ def run(page: str, folder: Path, *launcher: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [p for p in snippets.PAGES if wanted(p, is_alone=False)])
 def test_on_two_ranks(page, tmp_path):
-    assert sorted(run(page, tmp_path, *ranks(2))) == sorted(2 * wanted(page, is_alone=False))
+    launcher = ranks(2, forked=page != "README.md")
+    assert sorted(run(page, tmp_path, *launcher)) == sorted(2 * wanted(page, is_alone=False))
 
 
 @pytest.mark.parametrize("page", [p for p in snippets.PAGES if wanted(p, is_alone=True)])

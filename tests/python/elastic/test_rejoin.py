@@ -99,8 +99,9 @@ def run(folder: Path, kind: str, kills: int) -> list[list]:
     """What the ranks of a job have written."""
     folder.mkdir()
     (folder / "train.py").write_text(TRAINING)
-    flags = ["--in-place", "--preload", f"--max-restarts={kills}"] if kills else []
-    command = ["-m", "libddp.run", "--nproc-per-node=2", *flags, "train.py", kind, str(kills)]
+    flags = ["--in-place", f"--max-restarts={kills}"] if kills else []
+    command = ["-m", "libddp.run", "--nproc-per-node=2", "--preload", *flags, "train.py"]
+    command += [kind, str(kills)]
     job = launch(command, folder, LIBDDP_KEEPER_LOG=os.devnull)
     ((status, output),) = finish(job, deadline=300)
     assert status == 0, output

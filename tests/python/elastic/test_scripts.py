@@ -14,7 +14,8 @@ def start(folder, num_ranks, run, *options):
     script.write_text(SCRIPT.read_text().replace("dlrover.trainer.torch", "libddp"))
     where = [f"--checkpoint={folder / 'checkpoint.pt'}", f"--notes={folder / run}"]
     [(status, output)] = finish(
-        launch([*ranks(num_ranks), script, *where, *options], folder), deadline=180
+        launch([*ranks(num_ranks, forked=num_ranks > 1), script, *where, *options], folder),
+        deadline=180,
     )
     return status, output
 

@@ -23,7 +23,8 @@ TINY = [
 
 
 def run_script(number: int, script: str, folder: Path, *arguments: str) -> str:
-    ((status, output),) = finish(launch([*ranks(number), FOLDER / script, *arguments], folder))
+    launcher = ranks(number, forked=script == "train.py")
+    ((status, output),) = finish(launch([*launcher, FOLDER / script, *arguments], folder))
     assert status == 0, output
     return output
 

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import checkpoint
@@ -13,6 +11,7 @@ import nanogpt_runs
 import pytest
 import torch
 from config import UserError
+from launches import finish, launch, ranks
 from report import read_metrics
 
 pytest.importorskip("libddp.distributed", reason="libddp is not installed")
@@ -214,36 +213,24 @@ def test_sample_script(tmp_path, text_file, capsys):
     assert capsys.readouterr().out.startswith("the lazy")
 
 
-def run_ranks(launcher: str, ranks: int, arguments: list[str]) -> str:
+def run_ranks(folder: Path, launcher: str, number: int, arguments: list[str]) -> str:
     """What train.py printed on so many ranks."""
-    command = [sys.executable, "-m", launcher, "--standalone", f"--nproc-per-node={ranks}"]
-    process = subprocess.Popen(
-        [*command, str(SCRIPT), *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=180)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, output
+    command = [*ranks(number, launcher, forked=number > 2), SCRIPT, *arguments]
+    ((status, output),) = finish(launch(command, folder), deadline=180)
+    assert status == 0, output
     return output
 
 
 @pytest.mark.parametrize(
-    ("launcher", "ranks"),
+    ("launcher", "number"),
     [("libddp.run", 2), ("torch.distributed.run", 2), ("libddp.run", 4)],
     ids=["libddp-2", "torchrun-2", "libddp-4"],
 )
-def test_ranks_train_on_the_same_global_batch(tmp_path, text_file, launcher, ranks):
+def test_ranks_train_on_the_same_global_batch(tmp_path, text_file, launcher, number):
     several, one = tmp_path / "several", tmp_path / "one"
     shared = ["--max_iters=20", "--gradient_accumulation_steps=4"]
     output = run_ranks(
-        launcher, ranks, [*TINY, *shared, f"--data={text_file}", f"--out_dir={several}"]
+        tmp_path, launcher, number, [*TINY, *shared, f"--data={text_file}", f"--out_dir={several}"]
     )
     assert output.count("done: val loss") == 1
     assert (several / "sample.txt").exists()

@@ -18,7 +18,9 @@ from mingpt_runs import SCRIPT, TINY, losses, places, script, train
 def test_the_same_losses_on_any_number_of_ranks(tmp_path, text_file, number, launcher):
     one = train(text_file, tmp_path / "one.pt")
     status, output = script(
-        tmp_path, ranks(number, launcher), *places(text_file, tmp_path / "several.pt")
+        tmp_path,
+        ranks(number, launcher, forked=number > 2),
+        *places(text_file, tmp_path / "several.pt"),
     )
     assert status == 0, output
     several = losses(output)

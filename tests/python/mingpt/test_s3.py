@@ -47,7 +47,7 @@ def test_two_ranks_resume_what_one_began(s3, tmp_path):
     whole = train(text, "memory://s3/ranks.pt")
     path = "s3://runs/snapshot.pt"
     train(text, path, ONE)
-    status, output = script(tmp_path, ranks(2), *places(text, path))
+    status, output = script(tmp_path, ranks(2, forked=True), *places(text, path))
     assert status == 0, output
     assert output.count(f"resuming {path} after epoch 1") == 1
     (second,) = losses(output)

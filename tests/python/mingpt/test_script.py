@@ -74,6 +74,6 @@ def test_a_worker_that_is_killed_costs_less_than_an_interval(tmp_path, text_file
     assert all(step % 3 == 0 for step in stored)
     # Sums over the epoch have gone on, too: the same means as of a run that was never cut.
     (tmp_path / "whole").mkdir()
-    status, whole = script(tmp_path / "whole", ranks(2), *keys)
+    status, whole = script(tmp_path / "whole", ranks(2, forked=True), *keys)
     assert status == 0, whole
     assert losses(whole) == losses(output)

@@ -14,9 +14,14 @@ from collections.abc import Mapping
 from forked_program import ForkedProgram, can_fork
 
 
-def ranks(number: int, module: str = "libddp.run") -> list[str]:
-    """A launcher and its flags; the script comes next."""
-    return ["-m", module, "--standalone", f"--nproc-per-node={number}"]
+def ranks(number: int, module: str = "libddp.run", *, forked: bool = False) -> list[str]:
+    """A launcher and its flags; the script comes next.
+
+    Args:
+        forked: the workers begin in milliseconds, where the test is not about how they do.
+    """
+    flags = ["--preload"] if forked else []
+    return ["-m", module, "--standalone", f"--nproc-per-node={number}", *flags]
 
 
 def launch(
