@@ -49,11 +49,10 @@ if __name__ == "__main__":
 """
 
 
-def launched(folder, *arguments, number=2, **environment):
-    ((status, output),) = finish(
-        launch([*ranks(number), *arguments], folder, forks_server=False, **environment),
-        deadline=300,
-    )
+def launched(folder, *arguments, number=2, forks_server=False, **environment):
+    command = [*ranks(number), *arguments]
+    job = launch(command, folder, forks_server=forks_server, **environment)
+    ((status, output),) = finish(job, deadline=300)
     return status, output
 
 
@@ -96,7 +95,8 @@ sys.exit(3)
 def test_what_was_killed_is_forked_again_and_logs_are_kept(tmp_path, who):
     (tmp_path / "train.py").write_text(RESTARTED)
     flags = ["--preload", "--max-restarts=1", "--log-dir=logs", "--redirects=3", "--tee=1"]
-    status, output = launched(tmp_path, *flags, "train.py", who)
+    command = [*flags, "train.py", who]
+    status, output = launched(tmp_path, *command, forks_server=who == "worker")
     assert status == 3, output
     assert "out 0 1" in output
     logs = {path.name: path for path in (tmp_path / "logs").glob("*/attempt_1/1/*")}
@@ -171,7 +171,8 @@ def test_a_traceback_shows_the_program_only(tmp_path):
 )
 def test_a_program_that_cannot_begin_says_so(tmp_path, program, told):
     (tmp_path / "broken.py").write_text("def (:\n")
-    status, output = launched(tmp_path, "--preload", *program, number=1)
+    command = ["--preload", *program]
+    status, output = launched(tmp_path, *command, number=1, forks_server=True)
     assert status == 1
     assert told in output
     assert "libddp run: failed" in output
