@@ -196,7 +196,7 @@ def launchers(folder, *command_lines):
         for number, options in enumerate(command_lines):
             log = folder / f"agent{number}"
             command = ["-m", "libddp", "run", "--preload", *options, "job.py", str(folder)]
-            agents.append(ForkedProgram(command, folder, os.environ, log))
+            agents.append(ForkedProgram(command, folder, os.environ, log, forks_server=True))
             agents[-1].log = log
         yield agents
     finally:

@@ -4,8 +4,8 @@
     output, _ = program.communicate(timeout=60)      # and the rest of subprocess.Popen
 
 To import torch takes a launcher seconds, in which a test waits for nothing else. What it starts are
-programs of their own: the workers import torch as they do for a user. With --preload the parent
-that forks them is forked, too (forked_server.py).
+programs of their own: the workers import torch as they do for a user. With --preload and
+`forks_server` the parent that forks them is forked, too (forked_server.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ForkedProgram:
         environment: Mapping[str, str],
         output: Path | None = None,
         namespace: str | None = None,
-        forks_server: bool = True,
+        forks_server: bool = False,
     ):
         """
         Args:
@@ -51,7 +51,7 @@ class ForkedProgram:
             environment: all of its variables.
             output: the file that what it prints is added to; None: a pipe, for communicate().
             namespace: the network namespace to live in.
-            forks_server: False: with --preload it starts the parent of its workers.
+            forks_server: with --preload, the parent of the workers is forked, not started.
         """
         forks_server = forks_server and "--preload" in arguments
         self.args = arguments
