@@ -351,10 +351,18 @@ class Standby:
                     "ended meanwhile, and whether that address can be reached from this host."
                 )
             time.sleep(_LOOK_SECONDS)
+            at = self._sent_to(at)
         _, place, self._before = here
         # It goes on, if it is served here: others come to it that have to be sent on.
         self._first_store = self._backend.store
         self._adopt(self._others[""], place, at)
+
+    def _sent_to(self, at: tuple[str, int]) -> tuple[str, int]:
+        """What the note says now: the one read first is old where the run has just moved again."""
+        try:
+            return _signpost.read(self._backend) or at
+        except RendezvousConnectionError:
+            return at
 
     def _run_at(self, at: tuple[str, int]) -> list | None:
         """What _tell_place has told there, if it stays."""

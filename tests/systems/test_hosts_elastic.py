@@ -134,6 +134,7 @@ class Hosts:
             {**os.environ, "OMP_NUM_THREADS": "1"},
             self.folder / f"launcher-{host}",
             self.net.hosts[host],
+            forks_server=True,
         )
         self.launchers[host] = launcher
         self.stack.callback(end, self.net, host, launcher)

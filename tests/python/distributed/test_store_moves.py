@@ -1,5 +1,6 @@
 """Which meetings of launchers count, and what is said of a store that is gone; without hosts."""
 
+import json
 import socket
 import threading
 import time
@@ -248,3 +249,25 @@ def test_the_launcher_with_the_store_ends_after_the_others(backend, monkeypatch)
     third.departures.tell()
     waiting.join(60)
     assert not waiting.is_alive()
+
+
+def test_a_run_that_moves_again_is_found_where_it_has_moved_to(backend, monkeypatch):
+    """The launcher that is sent to it has read the first note, a moment too early."""
+    standby, tried = standby_of(backend, last=None), []
+
+    def run_at(place):
+        tried.append(place)
+        backend.note("moved", json.dumps(["10.0.0.2", 2]))
+        return [0, "1/b", []] if place == ("10.0.0.2", 2) else None
+
+    adopted = []
+    monkeypatch.setattr(standby, "_run_at", run_at)
+    monkeypatch.setattr(standby, "_adopt", lambda _, place, at: adopted.append((place, at)))
+    monkeypatch.setattr(_standby, "_LOOK_SECONDS", 0.01)
+    standby._others[""] = backend
+    standby._go_to_run(("10.0.0.1", 1))
+    assert tried == [("10.0.0.1", 1), ("10.0.0.2", 2)]
+    assert adopted == [("1/b", ("10.0.0.2", 2))]
+    # The store with the note may go meanwhile.
+    backend._call_store = refuse
+    assert standby._sent_to(("10.0.0.3", 3)) == ("10.0.0.3", 3)
