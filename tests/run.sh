@@ -221,6 +221,6 @@ step "systems of several hosts" run_systems
 step_of 300 "a C++ program that consumes the package" consume
 step_of 300 "failures and snapshots" run_pytest chaos tests/chaos
 step_of 300 "fuzz targets" fuzz
-step_of 350 "core under the address and undefined sanitizers" run_programs address 2
-step_of 450 "core under the thread sanitizer" run_programs thread 2
+step_of 400 "core under the address and undefined sanitizers" run_programs address 2
+step_of 600 "core under the thread sanitizer" run_programs thread 2
 finish
