@@ -58,8 +58,7 @@ if(LIBDDP_WITH_CUDA)
                 "it (nvidia/nccl/include, nvidia/cu*/include) nor in a toolkit. Install the "
                 "packages nvidia-nccl-* and nvidia-cuda-runtime-* that torch asks for and "
                 "nvidia-cuda-crt, pass -DLIBDDP_${header}_INCLUDE_DIR=<folder>, or build without "
-                "CUDA: "
-                "-DLIBDDP_CUDA=OFF."
+                "CUDA: -DLIBDDP_CUDA=OFF."
             )
         endif()
     endforeach()

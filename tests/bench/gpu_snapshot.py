@@ -8,7 +8,6 @@ with torch.save to memory (/dev/shm); loads with torch.load and load_state_dict.
 `ratio` = the plain copy's time / this one's.
 """
 
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -82,22 +81,21 @@ def main() -> None:
     gpu.alone(device)
     import libddp
 
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="libddp-gpu-snapshot-"))
-    try:
-        model, optimizer = trained(device, options)
-        snapshot = libddp.Snapshot(folder / "run", linger=1)
+    model, optimizer = trained(device, options)
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm", prefix="libddp-gpu-snapshot-") as folder,
+        libddp.Snapshot(f"{folder}/run", linger=1) as snapshot,
+    ):
         snapshot.load(model, optimizer)
         mib = sum(v.nbytes for v in tensors_of(model, optimizer)) / 2**20
+        path = Path(folder) / "state.pt"
         for what, made in (
-            ("save", saves(model, optimizer, snapshot, folder / "state.pt")),
-            ("load", loads(model, optimizer, snapshot, folder / "state.pt", device)),
+            ("save", saves(model, optimizer, snapshot, path)),
+            ("load", loads(model, optimizer, snapshot, path, device)),
         ):
             steps = {name: gpu.block(call, 1, device) for name, call in made.items()}
             lines = pairing.compare(steps, rounds=options.rounds, case=f"{what} of {mib:.0f} MiB")
             gpu.emit(lines)
-        snapshot.close()
-    finally:
-        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

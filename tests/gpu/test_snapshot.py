@@ -1,7 +1,5 @@
 """`libddp.Snapshot` of tensors on the device: in memory, in a folder, and between devices."""
 
-import contextlib
-
 import pytest
 import torch
 from subject import DDP, DEVICE, IS_CUDA, synchronize
@@ -16,14 +14,10 @@ WRAPPERS = {
 }
 
 
-@contextlib.contextmanager
 def opened(folder):
-    """As a program that fails leaves it, memory and all: `close` is the test's."""
     import libddp
 
-    snapshot = libddp.Snapshot(folder, linger=1)
-    yield snapshot
-    snapshot.close()
+    return libddp.Snapshot(folder, linger=1)
 
 
 def made(wrapper: str, seed: int):

@@ -34,13 +34,9 @@ def last_words(output: str) -> str:
     return output[output.index("libddp run: failed") :]
 
 
-#: Of a launcher whose workers are forked, in milliseconds.
-FORKED = ["--preload"]
-
-
-def run(folder, text, *flags, number=2):
+def run(folder, text, number=2, forked=False):
     (folder / "train.py").write_text(text)
-    job = launch([*ranks(number), *flags, "train.py"], folder)
+    job = launch([*ranks(number, forked=forked), "train.py"], folder)
     ((status, output),) = finish(job, deadline=300)
     return status, output
 
@@ -94,7 +90,7 @@ DistributedDataParallel(torch.nn.Linear(3, 3 + rank))
 
 
 def test_a_mismatch_is_nobodys(tmp_path):
-    status, output = run(tmp_path, DIFFERENT, *FORKED)
+    status, output = run(tmp_path, DIFFERENT, forked=True)
     assert status == 1
     assert "to blame" not in output
     assert output.count("has failed: the ranks called different collectives") == 1  # one report
@@ -112,7 +108,7 @@ def test_a_mismatch_is_nobodys(tmp_path):
     [(ALIKE, "ValueError: the same everywhere"), (MODELS, "the ranks wrap different models")],
 )
 def test_what_all_ranks_meet_is_pinned_on_none(tmp_path, text, told):
-    status, output = run(tmp_path, text, *FORKED)
+    status, output = run(tmp_path, text, forked=True)
     assert status == 1
     assert "has failed" not in output  # no report
     assert "to blame" not in output
@@ -135,7 +131,7 @@ config = json.loads("no json")
 
 
 def test_an_exception_before_the_group_is_named_with_the_programs_line(tmp_path):
-    status, output = run(tmp_path, EARLY, *FORKED)
+    status, output = run(tmp_path, EARLY, forked=True)
     assert status == 1
     end = last_words(output)
     line = EARLY.splitlines().index('config = json.loads("no json")') + 1

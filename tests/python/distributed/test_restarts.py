@@ -33,28 +33,24 @@ elif attempt == 2:
 KILLED = f"{COUNTED}\nos.kill(os.getpid(), signal.SIGKILL)\n"
 
 
-#: How workers start, which is another matter for most of what follows: forked, in milliseconds.
-FORKED, STARTED = ["--preload"], []
-
-
-def run(folder, text, *flags, number=1, start=FORKED):
+def run(folder, text, *flags, number=1, forked=True):
     (folder / "train.py").write_text(text)
-    job = launch([*ranks(number), *start, *flags, "train.py"], folder)
+    job = launch([*ranks(number, forked=forked), *flags, "train.py"], folder)
     ((status, output),) = finish(job, deadline=300)
     return status, output, (folder / "attempts").read_text().split()
 
 
 @pytest.mark.parametrize(
-    ("text", "number", "start", "told"),
+    ("text", "number", "forked", "told"),
     [
-        (ALIKE, 2, STARTED, "the same error twice, so it would come again"),
-        (ONE_RANK, 2, FORKED, "the same error twice, so it would come again"),
-        (NO_PROGRESS, 1, FORKED, "the same error twice at step 10, so it would come again"),
+        (ALIKE, 2, False, "the same error twice, so it would come again"),
+        (ONE_RANK, 2, True, "the same error twice, so it would come again"),
+        (NO_PROGRESS, 1, True, "the same error twice at step 10, so it would come again"),
     ],
 )
-def test_the_same_error_at_the_same_place_ends_the_run(tmp_path, text, number, start, told):
+def test_the_same_error_at_the_same_place_ends_the_run(tmp_path, text, number, forked, told):
     flags = ["--max-restarts=4"]
-    status, output, attempts = run(tmp_path, text, *flags, number=number, start=start)
+    status, output, attempts = run(tmp_path, text, *flags, number=number, forked=forked)
     assert status == 1
     assert attempts == ["0", "1"]
     assert told in output
@@ -93,7 +89,7 @@ time.sleep(600)
 def test_a_worker_that_does_not_end_is_ended(tmp_path):
     start = time.monotonic()
     flags = ["--shutdown-timeout=1"]
-    status, output, _ = run(tmp_path, IGNORES, *flags, number=2, start=STARTED)
+    status, output, _ = run(tmp_path, IGNORES, *flags, number=2, forked=False)
     assert status == 5
     assert "rank 1 was first: exit code 5" in output
     assert time.monotonic() - start < 28  # torchrun: 30 s, whatever the flag says

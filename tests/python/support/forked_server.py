@@ -79,7 +79,7 @@ class ServerTemplate:
         faulthandler.unregister(signal.SIGUSR1)
         os.environ.clear()
         os.environ.update(request["environment"])
-        # Python, -u, and what the interpreter reads.
+        # What follows `python -u`.
         main, code = _fork_server.program(request["arguments"][2:])
         # As in a program that was started: it is __main__ and nothing else.
         del sys.modules[_fork_server.__name__]
