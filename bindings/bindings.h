@@ -5,9 +5,14 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <exception>
+
 namespace libddp {
 
 void bind_errors(pybind11::module_& module);
+/// What a function that CPython calls without pybind11 ends with: sets the Python error as pybind11
+/// would. With the interpreter lock.
+void set_python_error(std::exception_ptr exception);
 void bind_build_info(pybind11::module_& module);
 void bind_process_group(pybind11::module_& module);
 void bind_backend(pybind11::module_& module);

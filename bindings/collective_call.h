@@ -22,15 +22,6 @@
 
 namespace libddp {
 
-/// `op` of Python: the enumeration, or a ReduceOp object (PREMUL_SUM carries its factor in one).
-inline c10d::ReduceOp cast_reduce_op(pybind11::handle op) {
-  pybind11::detail::make_caster<c10d::ReduceOp::RedOpType> enumerator;
-  if (enumerator.load(op, /*convert=*/false)) {
-    return c10d::ReduceOp(pybind11::detail::cast_op<c10d::ReduceOp::RedOpType>(enumerator));
-  }
-  return op.cast<c10d::ReduceOp>();
-}
-
 using Timeout = std::optional<std::chrono::milliseconds>;
 
 inline CallOptions options_of(bool async, Timeout timeout, std::string_view label = {}) {
@@ -41,19 +32,34 @@ inline CallOptions options_of(bool async, Timeout timeout, std::string_view labe
   return options;
 }
 
+/// As pybind11::gil_scoped_release, which looks up pybind11's own state each time: a collective on
+/// a device takes microseconds in all.
+class WithoutInterpreter {
+ public:
+  WithoutInterpreter() : state_(PyEval_SaveThread()) {}
+  ~WithoutInterpreter() { PyEval_RestoreThread(state_); }
+  WithoutInterpreter(const WithoutInterpreter&) = delete;
+  WithoutInterpreter& operator=(const WithoutInterpreter&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
 /// `results`: the tensors that the operation writes.
 template <class Issue>
 pybind11::object issue(const ProcessGroup& group, c10d::OpType type,
-                       const std::vector<at::Tensor>& results, bool async, Issue&& start) {
+                       at::ArrayRef<at::Tensor> results, bool async, Issue&& start) {
   if (async) {
     auto work = c10::make_intrusive<C10dWork>(type, group);
     {
-      pybind11::gil_scoped_release release;
-      work->attach(start(), {results});
+      const WithoutInterpreter others_run;
+      std::vector<std::vector<at::Tensor>> lists(1);
+      lists[0] = results.vec();
+      work->attach(start(), std::move(lists));
     }
     return pybind11::cast(c10::intrusive_ptr<c10d::Work>(std::move(work)));
   }
-  pybind11::gil_scoped_release release;
+  const WithoutInterpreter others_run;
   start()->wait();
   return pybind11::none();
 }

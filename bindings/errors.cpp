@@ -2,6 +2,8 @@
 
 #include "libddp/base/error.h"
 
+#include <torch/csrc/Exceptions.h>
+
 #include "bindings/bindings.h"
 #include "bindings/tensors.h"
 #include "libddp/base/first_line.h"
@@ -56,6 +58,18 @@ void translate(std::exception_ptr exception) {
 }
 
 }  // namespace
+
+void set_python_error(std::exception_ptr exception) {
+  try {
+    translate(exception);
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (py::builtin_exception& error) {
+    error.set_error();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+  }
+}
 
 void bind_errors(py::module_&) {
   py::module_::import("libddp.errors");

@@ -34,13 +34,6 @@ py::object all_gather(ProcessGroup& self, const Tensors& outputs, const at::Tens
   });
 }
 
-py::object all_gather_into(ProcessGroup& self, const at::Tensor& output, const at::Tensor& input,
-                           bool async, Timeout timeout) {
-  return issue(self, c10d::OpType::_ALLGATHER_BASE, {output}, async, [&] {
-    return self.all_gather_into(movable(output), movable(input), options_of(async, timeout));
-  });
-}
-
 py::object gather(ProcessGroup& self, const Tensors& outputs, const at::Tensor& input, int root,
                   bool async, Timeout timeout) {
   return issue(self, c10d::OpType::GATHER, outputs, async, [&] {
@@ -84,6 +77,13 @@ void bind_one_to_many(GroupClass& group) {
 }
 
 }  // namespace
+
+py::object all_gather_into(ProcessGroup& self, const at::Tensor& output, const at::Tensor& input,
+                           bool async, Timeout timeout) {
+  return issue(self, c10d::OpType::_ALLGATHER_BASE, {output}, async, [&] {
+    return self.all_gather_into(movable(output), movable(input), options_of(async, timeout));
+  });
+}
 
 void bind_gathers(GroupClass& group) {
   bind_one_to_many(group);

@@ -3,7 +3,10 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
-#include "bindings/collective_call.h"
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "bindings/collectives.h"
 #include "libddp/group/sparse_all_reduce.h"
 
@@ -14,22 +17,31 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
+/// `op` of Python: the enumeration, or a ReduceOp object (PREMUL_SUM carries its factor in one).
+c10d::ReduceOp cast_reduce_op(py::handle op) {
+  using Enumerator = c10d::ReduceOp::RedOpType;
+  // It is nearly always the one before. Never freed: enumerators are not either.
+  static PyObject* last = nullptr;
+  static Enumerator value = Enumerator::SUM;
+  if (op.ptr() == last) return c10d::ReduceOp(value);
+  py::detail::make_caster<Enumerator> caster;
+  if (!caster.load(op, /*convert=*/false)) {
+    if (py::isinstance<c10d::ReduceOp>(op)) return op.cast<c10d::ReduceOp>();
+    throw py::type_error("libddp: op is " + std::string(py::repr(op)) +
+                         ", which is no ReduceOp. Hint: ReduceOp.SUM, for example.");
+  }
+  value = py::detail::cast_op<Enumerator>(caster);
+  Py_XDECREF(last);
+  last = op.inc_ref().ptr();
+  return c10d::ReduceOp(value);
+}
+
 /// The input of a reduction that must not change: a multiplied copy for PREMUL_SUM, else itself.
 at::Tensor unchanged_input(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   if (!is_premultiplied(op)) return tensor;
   at::Tensor copy = tensor.detach().clone();
   premultiply(op, copy);
   return copy;
-}
-
-py::object all_reduce(ProcessGroup& self, const at::Tensor& tensor, py::handle op, bool async,
-                      Timeout timeout, const std::string& label) {
-  const c10d::ReduceOp reduce = cast_reduce_op(op);
-  const CallOptions options = options_of(async, timeout, label);
-  return issue(self, c10d::OpType::ALLREDUCE, {tensor}, async, [&] {
-    if (is_premultiplied(reduce)) premultiply(reduce, tensor);
-    return self.all_reduce(tensor, {.op = reduce_op(reduce)}, options);
-  });
 }
 
 py::object all_reduce_coalesced(ProcessGroup& self, const Tensors& tensors, py::handle op,
@@ -66,6 +78,20 @@ py::object reduce_scatter(ProcessGroup& self, const at::Tensor& output, const Te
   });
 }
 
+void sparse(ProcessGroup& self, const at::Tensor& tensor) { sparse_all_reduce(self, {tensor}, {}); }
+
+}  // namespace
+
+py::object all_reduce(ProcessGroup& self, const at::Tensor& tensor, py::handle op, bool async,
+                      Timeout timeout, std::string_view label) {
+  const c10d::ReduceOp reduce = cast_reduce_op(op);
+  const CallOptions options = options_of(async, timeout, label);
+  return issue(self, c10d::OpType::ALLREDUCE, {tensor}, async, [&] {
+    if (is_premultiplied(reduce)) premultiply(reduce, tensor);
+    return self.all_reduce(tensor, {.op = reduce_op(reduce)}, options);
+  });
+}
+
 py::object reduce_scatter_into(ProcessGroup& self, const at::Tensor& output,
                                const at::Tensor& input, py::handle op, bool async,
                                Timeout timeout) {
@@ -75,10 +101,6 @@ py::object reduce_scatter_into(ProcessGroup& self, const at::Tensor& output,
                                     {.op = reduce_op(reduce)}, options_of(async, timeout));
   });
 }
-
-void sparse(ProcessGroup& self, const at::Tensor& tensor) { sparse_all_reduce(self, {tensor}, {}); }
-
-}  // namespace
 
 void bind_reductions(GroupClass& group) {
   const auto sum = py::cast(c10d::ReduceOp::SUM);

@@ -52,8 +52,12 @@ void DeviceWatchdog::run() {
     is_asleep_.store(true);
     changed_.wait(lock, [&] { return is_wanted_.load(); });
     is_asleep_.store(false);
-    is_wanted_.store(false);
-    while (look_at_all(lock)) changed_.wait_for(lock, kPeriod);
+    int idle_looks = 0;
+    while (idle_looks < kLooksBeforeSleep) {
+      is_wanted_.store(false);
+      idle_looks = look_at_all(lock) || is_wanted_.load() ? 0 : idle_looks + 1;
+      changed_.wait_for(lock, kPeriod);
+    }
   }
 }
 

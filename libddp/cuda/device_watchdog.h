@@ -4,7 +4,8 @@
 // time, what NCCL reports, and whether a rank has been lost meanwhile, which the watchdog of the
 // peers (watchdog/watchdog.h) finds out. One thread for all groups of the process.
 //
-// The thread starts with the first operation and sleeps while nothing is in flight.
+// The thread starts with the first operation. It sleeps while nothing is in flight, but not at
+// once: waking it costs who issues an operation more than the rest of that, and a step issues many.
 // Thread rule: any thread. `look` runs in the watchdog's thread; once `remove` has returned it does
 // not run any more.
 //
@@ -26,6 +27,8 @@ class DeviceWatchdog {
  public:
   /// How often what is in flight is looked at.
   static constexpr std::chrono::milliseconds kPeriod{10};
+  /// So often in a row it has found nothing in flight before it sleeps: a second.
+  static constexpr int kLooksBeforeSleep = 100;
 
   class Watched {
    public:

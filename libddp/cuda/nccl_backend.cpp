@@ -195,7 +195,7 @@ void NcclBackend::issue_on(Channel& channel, const c10::Stream& stream, const Ba
                    call.description.to_string(sequence), call.device.str(), text)});
 }
 
-WorkPtr NcclBackend::launch(BackendCall call, std::vector<at::Tensor> tensors, Issue issue,
+WorkPtr NcclBackend::launch(BackendCall call, at::ArrayRef<at::Tensor> tensors, Issue issue,
                             Numbering numbering, StreamWork::Wait wait) {
   const std::lock_guard lock(mutex_);
   flights_->throw_if_failed();
@@ -224,8 +224,11 @@ WorkPtr NcclBackend::launch(BackendCall call, std::vector<at::Tensor> tensors, I
   operation->record_end(stream);
   channel.last = operation;
   if (call.async) {
-    tensors.insert(tensors.end(), call.results.begin(), call.results.end());
-    operation->hold(std::move(tensors), std::move(call.on_success), caller);
+    std::vector<at::Tensor> held;
+    held.reserve(tensors.size() + call.results.size());
+    held.insert(held.end(), tensors.begin(), tensors.end());
+    held.insert(held.end(), call.results.begin(), call.results.end());
+    operation->hold(std::move(held), std::move(call.on_success), caller);
   }
   auto work = std::make_shared<StreamWork>(operation, std::move(call.results), call.device, wait);
   // Who has captured it asks nobody for its end.
@@ -239,21 +242,21 @@ void NcclBackend::check_reduction_of(const BackendCall& call, double scale) cons
   if (!refusal.empty()) throw ArgumentError(fmt::format("{}: {}.", where(call), refusal));
 }
 
-void NcclBackend::prepare_reduction(BackendCall& call, const std::vector<at::Tensor>& results,
+void NcclBackend::prepare_reduction(BackendCall& call, at::ArrayRef<at::Tensor> results,
                                     double scale) const {
   check_reduction_of(call, scale);
   const double left = scale_left(call.description.reduce_op, scale);
   if (left == 1.0) return;
   // Before whatever else the call does with the result.
-  call.on_success = [results, left, then = std::move(call.on_success)] {
+  call.on_success = [results = results.vec(), left, then = std::move(call.on_success)] {
     for (const at::Tensor& result : results) at::Tensor(result).mul_(left);
     if (then) then();
   };
 }
 
 WorkPtr NcclBackend::all_reduce(BackendCall call, const at::Tensor& tensor, double scale) {
-  prepare_reduction(call, {tensor}, scale);
-  return launch(std::move(call), {tensor}, [&](const Launch& to) {
+  prepare_reduction(call, tensor, scale);
+  return launch(std::move(call), tensor, [&](const Launch& to) {
     const NcclReduction reduction(api_, to.comm, to.description, scale, identity_.world_size);
     return api_.all_reduce(tensor.const_data_ptr(), tensor.data_ptr(), count_of(tensor),
                            reduction.dtype(), reduction.op(), to.comm, to.stream);
@@ -263,11 +266,11 @@ WorkPtr NcclBackend::all_reduce(BackendCall call, const at::Tensor& tensor, doub
 WorkPtr NcclBackend::reduce(BackendCall call, const at::Tensor& tensor, int root, double scale) {
   const bool is_root = root == identity_.rank;
   if (is_root) {
-    prepare_reduction(call, {tensor}, scale);
+    prepare_reduction(call, tensor, scale);
   } else {
     check_reduction_of(call, scale);
   }
-  return launch(std::move(call), {tensor}, [&](const Launch& to) {
+  return launch(std::move(call), tensor, [&](const Launch& to) {
     const NcclReduction reduction(api_, to.comm, to.description, scale, identity_.world_size);
     return api_.reduce(tensor.const_data_ptr(), is_root ? tensor.data_ptr() : nullptr,
                        count_of(tensor), reduction.dtype(), reduction.op(), root, to.comm,
@@ -277,7 +280,7 @@ WorkPtr NcclBackend::reduce(BackendCall call, const at::Tensor& tensor, int root
 
 WorkPtr NcclBackend::reduce_scatter(BackendCall call, const at::Tensor& output,
                                     const at::Tensor& input, double scale) {
-  prepare_reduction(call, {output}, scale);
+  prepare_reduction(call, output, scale);
   return launch(std::move(call), {output, input}, [&](const Launch& to) {
     const NcclReduction reduction(api_, to.comm, to.description, scale, identity_.world_size);
     return api_.reduce_scatter(input.const_data_ptr(), output.data_ptr(), count_of(output),
@@ -286,7 +289,7 @@ WorkPtr NcclBackend::reduce_scatter(BackendCall call, const at::Tensor& output,
 }
 
 WorkPtr NcclBackend::broadcast(BackendCall call, const at::Tensor& tensor, int root) {
-  return launch(std::move(call), {tensor}, [&](const Launch& to) {
+  return launch(std::move(call), tensor, [&](const Launch& to) {
     const NcclElements elements = nccl_elements(to.description.dtype, count_of(tensor));
     return api_.broadcast(tensor.const_data_ptr(), tensor.data_ptr(), elements.count,
                           elements.dtype, root, to.comm, to.stream);
@@ -315,7 +318,7 @@ WorkPtr NcclBackend::exchange(BackendCall call, std::vector<Exchange> parts) {
     tensors.push_back(part.tensor);
   }
   return launch(
-      std::move(call), std::move(tensors), [&](const Launch& to) { return issue_parts(to, parts); },
+      std::move(call), tensors, [&](const Launch& to) { return issue_parts(to, parts); },
       is_message ? Numbering::Message : Numbering::Collective);
 }
 

@@ -98,7 +98,8 @@ class NcclBackend final : public Backend, public ListBackend {
   using IssueOne = c10::function_ref<ncclResult_t(std::size_t)>;
   enum class Numbering { Collective, Message };
 
-  WorkPtr launch(BackendCall call, std::vector<at::Tensor> tensors, Issue issue,
+  /// `tensors`: what the operation uses.
+  WorkPtr launch(BackendCall call, at::ArrayRef<at::Tensor> tensors, Issue issue,
                  Numbering numbering = Numbering::Collective,
                  StreamWork::Wait wait = StreamWork::Wait::Stream);
   /// Launches what the call adds to the operation, in its stream. What that throws comes back: the
@@ -112,8 +113,7 @@ class NcclBackend final : public Backend, public ListBackend {
   /// Throws ArgumentError where NCCL cannot do it.
   void check_reduction_of(const BackendCall& call, double scale) const;
   /// The same, and adds what NCCL leaves of `scale`.
-  void prepare_reduction(BackendCall& call, const std::vector<at::Tensor>& results,
-                         double scale) const;
+  void prepare_reduction(BackendCall& call, at::ArrayRef<at::Tensor> results, double scale) const;
   static void order_behind_last(Channel& channel, const c10::Stream& stream, bool captures);
 
   void use_device(c10::Device device);

@@ -12,6 +12,7 @@ void DeviceOperation::hold(std::vector<at::Tensor> tensors, std::function<void()
                            const c10::Stream& caller) {
   const std::lock_guard lock(mutex_);
   held_.emplace(Held{std::move(tensors), std::move(function), caller});
+  may_hold_.store(true);
 }
 
 void DeviceOperation::record_begin(EventPool::Handle begin, const c10::Stream& stream) {
@@ -32,12 +33,14 @@ std::chrono::nanoseconds DeviceOperation::device_time() const {
 
 void DeviceOperation::order(const c10::Stream& stream) {
   if (stream_ != stream) end_->block(stream);
+  if (!may_hold_.load()) return;
   std::optional<Held> released;  // ends without the lock: tensors may run deleters of their own
   const std::lock_guard lock(mutex_);
   if (held_ && held_->caller == stream) released = std::exchange(held_, std::nullopt);
 }
 
 void DeviceOperation::let_go() {
+  if (!may_hold_.load()) return;
   std::optional<Held> released;
   const std::lock_guard lock(mutex_);
   released = std::exchange(held_, std::nullopt);

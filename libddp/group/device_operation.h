@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -75,6 +76,8 @@ class DeviceOperation {
   std::optional<c10::Stream> stream_;
   std::mutex mutex_;
   std::optional<Held> held_;
+  /// Whether it may hold something; the lock says. Most operations never do.
+  std::atomic<bool> may_hold_{false};
 };
 
 }  // namespace libddp

@@ -48,11 +48,10 @@ void settle(const std::weak_ptr<libddp::Work>& ending) {
 }  // namespace
 
 C10dWork::C10dWork(c10d::OpType type, const ProcessGroup& group)
-    : c10d::Work(group.rank(), type),
-      sequence_(group.sequence_number()),
-      callbacks_(CallbackThread::of(&group)) {}
+    : c10d::Work(group.rank(), type), group_(&group), sequence_(group.sequence_number()) {}
 
 void C10dWork::attach(WorkPtr work, Lists results) {
+  if (!work->is_stream_ordered()) callbacks_ = CallbackThread::of(group_);
   work_ = std::move(work);
   results_ = std::move(results);
 }

@@ -22,7 +22,7 @@ namespace libddp {
 
 class C10dWork final : public c10d::Work {
  public:
-  /// An operation of `group`, before it is issued; then `attach`.
+  /// An operation of `group`, before it is issued; then, in the same thread, `attach`.
   C10dWork(c10d::OpType type, const ProcessGroup& group);
 
   /// `results`: one list for most operations, several for a gather of several tensors.
@@ -42,8 +42,10 @@ class C10dWork final : public c10d::Work {
  private:
   void complete_in_stream();
 
+  const ProcessGroup* const group_;
   const std::uint64_t sequence_;
-  const std::shared_ptr<CallbackThread> callbacks_;
+  /// Null for operations on a device.
+  std::shared_ptr<CallbackThread> callbacks_;
   WorkPtr work_;
   std::vector<std::vector<at::Tensor>> results_;
   std::mutex future_mutex_;

@@ -22,8 +22,13 @@ from libddp.errors import ArgumentError
 
 #: torch's own, also after libddp.install() has put ours in its place.
 _torch_monitored_barrier = c10d.monitored_barrier
+_C = load()
 #: straight(group, tensor): the C++ group that takes the call, or None where torch has to.
-_straight = load().straight
+_straight = _C.straight
+# The hottest calls are made there, too; NotImplemented where torch has to.
+_straight_all_reduce = _C.straight_all_reduce
+_straight_all_gather_into = _C.straight_all_gather_into
+_straight_reduce_scatter_into = _C.straight_reduce_scatter_into
 
 
 def _rank_in(native, group, rank: int | None, group_rank: int | None, what: str) -> int:
@@ -65,10 +70,10 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op: bool = False):
         >>> all_reduce(torch.ones(3))
         >>> destroy_process_group()
     """
-    native = _straight(group, tensor)
-    if native is None or tensor.is_sparse:
+    result = _straight_all_reduce(group, tensor, op, async_op)
+    if result is NotImplemented:
         return dist.all_reduce(tensor, op, group, async_op)
-    return native.all_reduce(tensor, op, async_op)
+    return result
 
 
 def reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op: bool = False, group_dst=None):
@@ -97,10 +102,10 @@ def all_gather(tensor_list, tensor, group=None, async_op=False):
 
 def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
     """As all_gather, into one tensor: concatenated along dim 0, or stacked."""
-    native = _straight(group, input_tensor)
-    if native is None:
+    result = _straight_all_gather_into(group, output_tensor, input_tensor, async_op)
+    if result is NotImplemented:
         return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
-    return native.all_gather_into(output_tensor, input_tensor, async_op)
+    return result
 
 
 def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op: bool = False):
@@ -113,10 +118,10 @@ def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op: bo
 
 def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False):
     """As reduce_scatter, with the inputs as equal blocks of one tensor."""
-    native = _straight(group, output)
-    if native is None:
+    result = _straight_reduce_scatter_into(group, output, input, op, async_op)
+    if result is NotImplemented:
         return dist.reduce_scatter_tensor(output, input, op, group, async_op)
-    return native.reduce_scatter_into(output, input, op, async_op)
+    return result
 
 
 def all_to_all_single(

@@ -301,7 +301,46 @@ def check_wrong_calls_are_refused_before_any_byte_moves():
         ddp_dist.all_gather_into_tensor(torch.empty(5), torch.ones(2))
     with pytest.raises(ValueError, match="elements that share memory"):
         ddp_dist.all_reduce(torch.ones(1).expand(4))
+    for api in both():
+        with pytest.raises(TypeError):
+            api.all_reduce(torch.ones(1), op="sum")
+        with pytest.raises(TypeError):
+            api.reduce_scatter_tensor(torch.ones(1), [torch.ones(WORLD)])
+        with pytest.raises(TypeError):
+            api.all_gather_into_tensor([torch.ones(WORLD)], torch.ones(1))
     ddp_dist.barrier()
+
+
+class WorldOfProperties:
+    """What torch's tests of several ranks in one process put in the place of c10d's world."""
+
+    def __init__(self, world):
+        self._world = world
+
+    @property
+    def default_pg(self):
+        return self._world.default_pg
+
+    @property
+    def pg_coalesce_state(self):
+        return self._world.pg_coalesce_state
+
+    def __getattr__(self, name):
+        if name in ("_default_pg", "_pg_coalesce_state"):
+            raise AttributeError(name)
+        return getattr(self._world, name)
+
+
+def check_another_world_of_torch():
+    world = dist.distributed_c10d._world
+    for each in (WorldOfProperties(world), world):
+        dist.distributed_c10d._world = each
+        tensor = torch.ones(1)
+        ddp_dist.all_reduce(tensor)
+        assert tensor.item() == WORLD
+        with dist._coalescing_manager():
+            ddp_dist.all_reduce(tensor)
+        assert tensor.item() == WORLD**2
 
 
 def check_profiler_events():
