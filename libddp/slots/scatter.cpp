@@ -13,10 +13,38 @@
 namespace libddp {
 namespace {
 
+/// What of a chunk goes to memory that the CPU cannot write, and the place where it waits.
+class Outgoing {
+ public:
+  explicit Outgoing(IndirectMemory* memory) : memory_(memory) {}
+  ~Outgoing() {
+    if (place_ != nullptr) memory_->give_back(place_);
+  }
+  Outgoing(const Outgoing&) = delete;
+  Outgoing& operator=(const Outgoing&) = delete;
+
+  /// Where the CPU writes bytes of the chunk that belong to `to`.
+  std::byte* route(std::byte* to, std::uint64_t at, std::uint64_t bytes) {
+    if (memory_ == nullptr || !memory_->has(to)) return to;
+    if (place_ == nullptr) place_ = memory_->take_place();
+    pieces_.push_back({.at = at, .to = to, .bytes = bytes});
+    return place_ + at;
+  }
+  void send() {
+    if (place_ != nullptr) memory_->send(place_, pieces_);
+  }
+
+ private:
+  IndirectMemory* const memory_;
+  std::byte* place_ = nullptr;
+  std::vector<IndirectMemory::Piece> pieces_;
+};
+
 class Scattering {
  public:
-  Scattering(const ChunkSource& source, std::vector<Segment> segments)
-      : source_(source), segments_(std::move(segments)) {
+  Scattering(const ChunkSource& source, std::vector<Segment> segments,
+             IndirectMemory* indirect = nullptr)
+      : source_(source), segments_(std::move(segments)), indirect_(indirect) {
     std::erase_if(segments_, [](const Segment& segment) { return segment.bytes == 0; });
     std::sort(segments_.begin(), segments_.end(),
               [](const Segment& one, const Segment& other) { return one.offset < other.offset; });
@@ -45,6 +73,7 @@ class Scattering {
     const std::uint64_t begin = index * kChunkBytes;
     std::uint64_t reached = begin;
     std::uint32_t sum = 0;
+    Outgoing outgoing(indirect_);
     const auto skip_to = [&](std::uint64_t to) {
       sum = crc32c(bytes.data() + (reached - begin), to - reached, sum);
       reached = to;
@@ -54,12 +83,14 @@ class Scattering {
       const std::uint64_t from = std::max(segment->offset, begin);
       const std::uint64_t to = std::min(segment->offset + segment->bytes, begin + bytes.size());
       skip_to(from);
-      sum = copy_with_crc32c(segment->to + (from - segment->offset), bytes.data() + (from - begin),
-                             to - from, sum);
+      std::byte* const target =
+          outgoing.route(segment->to + (from - segment->offset), from - begin, to - from);
+      sum = copy_with_crc32c(target, bytes.data() + (from - begin), to - from, sum);
       reached = to;
     }
     skip_to(begin + bytes.size());
     if (sum != source_.checksum(index)) fail(index, bytes.size());
+    outgoing.send();
   }
 
  private:
@@ -80,12 +111,14 @@ class Scattering {
 
   const ChunkSource& source_;
   std::vector<Segment> segments_;
+  IndirectMemory* const indirect_;
 };
 
 }  // namespace
 
-void scatter(const ChunkSource& source, std::vector<Segment> segments, int num_threads) {
-  const Scattering scattering(source, std::move(segments));
+void scatter(const ChunkSource& source, std::vector<Segment> segments, int num_threads,
+             IndirectMemory* indirect) {
+  const Scattering scattering(source, std::move(segments), indirect);
   const std::vector<std::size_t> wanted = scattering.wanted();
   for_each_chunk(wanted.size(), source.num_readers(num_threads),
                  [&](std::size_t i) { scattering.run(wanted[i]); });

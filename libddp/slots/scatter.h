@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "libddp/slots/chunk_source.h"
+#include "libddp/slots/indirect_memory.h"
 
 namespace libddp {
 
@@ -25,9 +26,11 @@ struct Segment {
 };
 
 /// Throws SnapshotError that names the source, the tensors and their bytes at the first chunk that
-/// is not what was stored; destinations are then filled in part. REQUIRES segments within the data
+/// is not what was stored; destinations are then filled in part, those in `indirect`, to which
+/// chunks go once they have been checked, with what was stored. REQUIRES segments within the data
 /// that do not overlap.
-void scatter(const ChunkSource& source, std::vector<Segment> segments, int num_threads = 1);
+void scatter(const ChunkSource& source, std::vector<Segment> segments, int num_threads = 1,
+             IndirectMemory* indirect = nullptr);
 
 /// Only checks. Throws as scatter does.
 void verify(const ChunkSource& source, int num_threads = 1);

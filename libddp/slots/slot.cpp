@@ -1,11 +1,11 @@
 #include "libddp/slots/slot.h"
 
-#include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "libddp/base/check.h"
 #include "libddp/kernels/crc32c.h"
+#include "libddp/slots/chunk_parts.h"
 #include "libddp/slots/chunk_source.h"
 #include "libddp/slots/chunk_threads.h"
 
@@ -30,52 +30,35 @@ void full_barrier() {
 #endif
 }
 
-/// Copies the bytes of one chunk, which several sources may share, and returns their checksum.
-class Gathering {
- public:
-  Gathering(std::byte* to, std::span<const std::span<const std::byte>> sources)
-      : to_(to), sources_(sources) {
-    for (const auto& source : sources) {
-      begins_.push_back(total_);
-      total_ += source.size();
-    }
-  }
-
-  std::uint64_t total() const { return total_; }
-
-  std::uint32_t copy(std::size_t index) const {
-    std::uint64_t at = index * kChunkBytes;
-    const std::uint64_t end = at + chunk_bytes(total_, index);
-    auto i = static_cast<std::size_t>(std::upper_bound(begins_.begin(), begins_.end(), at) -
-                                      begins_.begin() - 1);
-    std::uint32_t sum = 0;
-    for (; at < end; ++i) {
-      const std::uint64_t skipped = at - begins_[i];
-      const std::uint64_t bytes = std::min(sources_[i].size() - skipped, end - at);
-      if (bytes == 0) continue;
-      sum = copy_with_crc32c(to_ + at, sources_[i].data() + skipped, bytes, sum);
-      at += bytes;
-    }
-    return sum;
-  }
-
- private:
-  std::byte* const to_;
-  const std::span<const std::span<const std::byte>> sources_;
-  std::vector<std::uint64_t> begins_;
-  std::uint64_t total_ = 0;
-};
+std::vector<std::uint64_t> sizes_of(std::span<const std::span<const std::byte>> sources) {
+  std::vector<std::uint64_t> sizes;
+  for (const auto& source : sources) sizes.push_back(source.size());
+  return sizes;
+}
 
 }  // namespace
 
 void Slot::fill(const SavedStep& step, std::span<const std::span<const std::byte>> sources,
                 std::string_view values, int num_threads) {
-  const Gathering gathering(at_.data, sources);
-  LIBDDP_CHECK(gathering.total() == at_.data_bytes, "sources of another size than the layout");
+  const ChunkParts parts(sizes_of(sources));
+  LIBDDP_CHECK(parts.total() == at_.data_bytes, "sources of another size than the layout");
+  const auto copy = [&](std::size_t index, std::byte* to) {
+    std::uint32_t sum = 0;
+    parts.each(index, [&](const ChunkParts::Part& part) {
+      const std::byte* const from = sources[part.source].data() + part.from;
+      sum = copy_with_crc32c(to + part.at, from, part.bytes, sum);
+    });
+    return sum;
+  };
+  fill(step, copy, values, num_threads);
+}
+
+void Slot::fill(const SavedStep& step, const ChunkCopy& copy, std::string_view values,
+                int num_threads) {
   LIBDDP_CHECK(values.size() <= at_.values_capacity, "values that do not fit");
   begin();
   for_each_chunk(num_chunks(at_.data_bytes), num_threads,
-                 [&](std::size_t i) { at_.table[i] = gathering.copy(i); });
+                 [&](std::size_t i) { at_.table[i] = copy(i, at_.data + i * kChunkBytes); });
   finish(step, values);
 }
 

@@ -18,6 +18,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -80,6 +81,11 @@ class Slot {
   /// REQUIRES values that fit.
   void fill(const SavedStep& step, std::span<const std::span<const std::byte>> sources,
             std::string_view values, int num_threads);
+  /// Copies a chunk to where it belongs, and returns its checksum.
+  using ChunkCopy = std::function<std::uint32_t(std::size_t index, std::byte* to)>;
+  /// The same of chunks that come from somewhere else: `copy` is called once for each, by several
+  /// threads, and begun in their order.
+  void fill(const SavedStep& step, const ChunkCopy& copy, std::string_view values, int num_threads);
   /// The same in parts, for bytes that come one after another (SlotWriter): from begin() to
   /// finish() the slot is not whole, and space() and the checksums may be written. REQUIRES all of
   /// them, and values that fit, before finish().

@@ -1,11 +1,7 @@
 #include "libddp/snapshot/own_pieces.h"
 
-#include <ATen/ops/empty_like.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
 #include <functional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -78,31 +74,6 @@ std::vector<at::Tensor> OwnPieces::in_order_of(const PieceLayout& layout) const 
   ordered.reserve(pieces_.size());
   for (const Piece& piece : layout.pieces()) ordered.push_back(tensors_[by_key.at(piece.key)]);
   return ordered;
-}
-
-HostBytes::HostBytes(std::vector<at::Tensor> tensors) : kept_(std::move(tensors)) {
-  std::set<std::pair<c10::DeviceType, c10::DeviceIndex>> devices;
-  for (at::Tensor& tensor : kept_) {
-    tensor = tensor.detach();
-    if (tensor.is_conj() || tensor.is_neg()) tensor = tensor.resolve_conj().resolve_neg();
-    if (tensor.is_cpu()) {
-      tensor = tensor.contiguous();
-      continue;
-    }
-    const at::Tensor host =
-        at::empty_like(tensor, tensor.options().device(at::kCPU).pinned_memory(true),
-                       at::MemoryFormat::Contiguous);
-    host.copy_(tensor, /*non_blocking=*/true);
-    devices.emplace(tensor.device().type(), tensor.device().index());
-    tensor = host;
-  }
-  for (const auto& [type, index] : devices) {
-    const c10::impl::VirtualGuardImpl guard(type);
-    guard.synchronizeStream(guard.getStream(c10::Device(type, index)));
-  }
-  for (const at::Tensor& tensor : kept_) {
-    spans_.emplace_back(static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes());
-  }
 }
 
 }  // namespace libddp

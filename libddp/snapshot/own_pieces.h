@@ -1,17 +1,14 @@
 #pragma once
 
-// What a rank puts into a snapshot of the tensors that it is given, and their bytes on the host.
+// What a rank puts into a snapshot of the tensors that it is given.
 // Thread rule: values.
 //
 //   const OwnPieces own(tensors, ranks);
 //   const PieceLayout layout = PieceLayout::of(own.pieces());
-//   const HostBytes bytes(own.in_order_of(layout));
-//   slot.fill(saved, bytes.spans(), values, 1);
+//   StagedChunks chunks(own.in_order_of(layout));
 
 #include <ATen/core/Tensor.h>
 
-#include <cstddef>
-#include <span>
 #include <vector>
 
 #include "libddp/slots/piece_layout.h"
@@ -34,20 +31,6 @@ class OwnPieces {
 
   std::vector<Piece> pieces_;
   std::vector<at::Tensor> tensors_;
-};
-
-/// Tensors as bytes that the CPU reads: their own memory where that is dense, else a copy. Copies
-/// of device tensors go side by side into page-locked memory, behind what their current streams
-/// have been given; the host waits once.
-class HostBytes {
- public:
-  explicit HostBytes(std::vector<at::Tensor> tensors);
-
-  std::span<const std::span<const std::byte>> spans() const { return spans_; }
-
- private:
-  std::vector<at::Tensor> kept_;
-  std::vector<std::span<const std::byte>> spans_;
 };
 
 }  // namespace libddp

@@ -6,9 +6,11 @@
 #include <chrono>
 #include <utility>
 
+#include "libddp/base/check.h"
 #include "libddp/base/env.h"
 #include "libddp/base/error.h"
 #include "libddp/base/log.h"
+#include "libddp/snapshot/staged_chunks.h"
 
 namespace libddp {
 namespace {
@@ -146,8 +148,11 @@ void RankMemory::fill(int slot, const SavedStep& saved, const OwnPieces& own,
                       std::string_view values, int num_threads) {
   stop_prefault();
   turns_.take(slot);
-  const HostBytes bytes(own.in_order_of(memory_->layout()));
-  memory_->slot(slot).fill(saved, bytes.spans(), values, num_threads);
+  StagedChunks chunks(own.in_order_of(memory_->layout()));
+  LIBDDP_CHECK(chunks.total() == memory_->layout().data_bytes(),
+               "tensors that are not the layout's");
+  const auto copy = [&](std::size_t index, std::byte* to) { return chunks.copy(index, to); };
+  memory_->slot(slot).fill(saved, copy, values, num_threads);
 }
 
 void RankMemory::start_prefault(int slot) {

@@ -1,7 +1,7 @@
 #pragma once
 
 // The bytes of a rank as they are stored, straight from its tensors: one chunk at a time, each with
-// a checksum that is made when it is taken. Device tensors are on the host one at a time.
+// a checksum that is made when it is taken.
 // Thread rule: one thread, which takes each chunk ahead of its checksum.
 //
 //   const TensorSource source(own, /*rank=*/0, /*step=*/700);
@@ -16,6 +16,7 @@
 
 #include "libddp/slots/chunk_source.h"
 #include "libddp/snapshot/own_pieces.h"
+#include "libddp/snapshot/staged_chunks.h"
 
 namespace libddp {
 
@@ -30,16 +31,13 @@ class TensorSource final : public ChunkSource {
   std::string name() const override { return name_; }
 
  private:
-  /// Of a tensor, on the host.
-  std::span<const std::byte> bytes_of(std::size_t piece) const;
-
   const PieceLayout layout_;
   const std::vector<at::Tensor> tensors_;
   const std::string name_;
   mutable std::vector<std::uint32_t> sums_;
-  /// The last one that was asked for.
-  mutable std::size_t on_host_ = 0;
-  mutable std::unique_ptr<const HostBytes> host_;
+  /// From the chunk on that was asked for first, or out of their order.
+  mutable std::unique_ptr<StagedChunks> chunks_;
+  mutable std::size_t next_ = 0;
 };
 
 }  // namespace libddp

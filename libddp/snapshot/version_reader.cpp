@@ -29,17 +29,17 @@ VersionReader::VersionReader(const SavedVersion& version,
 void VersionReader::add(const SnapshotTensor& each) {
   each.check();
   const at::Tensor tensor = each.tensor.detach();
-  const bool is_plain = tensor.is_cpu() && tensor.is_contiguous();
-  const at::Tensor host = is_plain ? tensor
-                                   : at::empty_like(tensor, tensor.options().device(at::kCPU),
-                                                    at::MemoryFormat::Contiguous);
-  if (!is_plain) copies_.emplace_back(tensor, host);
+  const bool is_plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  const at::Tensor plain = is_plain ? tensor : at::empty_like(tensor, at::MemoryFormat::Contiguous);
+  if (!is_plain) copies_.emplace_back(tensor, plain);
+  auto* const to =
+      plain.is_cpu() ? static_cast<std::byte*>(plain.mutable_data_ptr()) : on_devices_.add(plain);
   wanted_.push_back({.key = each.key,
                      .dtype = std::string(stored_dtype(tensor.scalar_type())),
                      .shape = each.shape,
                      .begin = each.begin,
                      .end = each.end,
-                     .to = static_cast<std::byte*>(host.mutable_data_ptr())});
+                     .to = to});
 }
 
 void VersionReader::run(int num_threads) {
@@ -47,10 +47,12 @@ void VersionReader::run(int num_threads) {
     throw SnapshotError(
         fmt::format("libddp snapshot: {} has {} not here.", version_.name(), missing()));
   }
+  on_devices_.begin();
   for (std::size_t i = 0; i < version_.sources().size(); ++i) {
-    scatter(*version_.sources()[i], plan_.segments[i], num_threads);
+    scatter(*version_.sources()[i], plan_.segments[i], num_threads, &on_devices_);
   }
-  for (const auto& [tensor, host] : copies_) tensor.copy_(host);
+  on_devices_.finish();
+  for (const auto& [tensor, plain] : copies_) tensor.copy_(plain);
 }
 
 }  // namespace libddp

@@ -13,6 +13,7 @@
 #include "libddp/slots/read_plan.h"
 #include "libddp/snapshot/saved_version.h"
 #include "libddp/snapshot/snapshot_tensor.h"
+#include "libddp/snapshot/staged_targets.h"
 
 namespace libddp {
 
@@ -32,7 +33,8 @@ class VersionReader {
 
   const SavedVersion& version_;
   std::vector<WantedPiece> wanted_;
-  /// Tensors that the CPU cannot be given bytes for, and what is copied to them in the end.
+  StagedTargets on_devices_;
+  /// Tensors that are not dense, and what is copied to them in the end.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
   ReadPlan plan_;
 };

@@ -30,3 +30,20 @@ def test_a_class_has_one_source_file():
     sources = sources_of_classes()
     assert len(sources) > 50, "the parser finds no methods any more"
     assert [name for name, paths in sources.items() if len(paths) > 1] == []
+
+
+#: The head of a class of a namespace, of which a header has the body.
+CLASS = re.compile(
+    r"^(?:class|struct|enum class) ([A-Z]\w*)(?: final)?(?: : [^;{]*)? \{", re.MULTILINE
+)
+
+
+def test_no_two_headers_have_a_class_of_one_name():
+    """They would be one to the linker, whichever room they are in."""
+    headers = defaultdict(set)
+    for path in tree.files(".h"):
+        if path.startswith("libddp/"):
+            for name in CLASS.findall(tree.read(path)):
+                headers[name].add(path)
+    assert len(headers) > 200, "the parser finds no classes any more"
+    assert {name: paths for name, paths in headers.items() if len(paths) > 1} == {}

@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/imag.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -97,6 +98,31 @@ TEST_CASE("a job of one process finds its memory again", "[snapshot]") {
   REQUIRE(snapshot->versions().size() == 2);
   REQUIRE(snapshot->versions()[0]->saved().step == 6);
   REQUIRE(snapshot->versions()[1]->saved().step == 5);
+  snapshot->close();
+}
+
+TEST_CASE("lazy and strided views are loaded as what they stand for", "[snapshot]") {
+  const KeptJob job;
+  auto snapshot = Snapshot::create(nullptr, job.options());
+  const at::Tensor complex = at::full({5}, c10::complex<double>(1, 2), at::kComplexDouble);
+  const at::Tensor conjugate = complex.conj();
+  const at::Tensor negative = at::imag(conjugate);
+  const at::Tensor strided = at::arange(6, at::kFloat).reshape({2, 3}).t();
+  REQUIRE((conjugate.is_conj() && negative.is_neg() && !strided.is_contiguous()));
+  const at::Tensor stride_values = strided.clone();
+  const std::vector<SnapshotTensor> tensors{SnapshotTensor::whole("conjugate", conjugate),
+                                            SnapshotTensor::whole("strided", strided)};
+  snapshot->save(1, tensors);
+  complex.zero_();
+  strided.zero_();
+  REQUIRE(snapshot->load(tensors) == 1);
+  REQUIRE(complex.equal(at::full({5}, c10::complex<double>(1, 2), at::kComplexDouble)));
+  REQUIRE(strided.equal(stride_values));
+  const at::Tensor twos = at::full({5}, 2.0, at::kDouble);
+  snapshot->save(2, {SnapshotTensor::whole("negative", negative)});
+  complex.zero_();
+  REQUIRE(snapshot->load({SnapshotTensor::whole("negative", negative)}) == 2);
+  REQUIRE(at::imag(complex).equal(twos));
   snapshot->close();
 }
 

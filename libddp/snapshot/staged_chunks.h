@@ -1,0 +1,79 @@
+#pragma once
+
+// The bytes of tensors, one behind the other, chunk by chunk: from their own memory where they are
+// on the CPU, and from a device through a few places of page-locked memory.
+//
+// NOTE [Places]
+// Each place holds a chunk. While the CPU copies one out of its place, with its checksum, the next
+// ones are on their way from the device, on a stream beside the training's, which waits for what
+// the current stream had been given. So a save takes as long as the slower of the two and not both,
+// and 64 MiB of page-locked memory, however large the model is: pages take longer to lock than to
+// copy, and are the host's, for as long as torch's allocator keeps them. Thread rule: `copy` from
+// several threads, each chunk once, and begun in the order of the chunks. The rest: one thread,
+// whose current streams count.
+//
+//   StagedChunks chunks(own.in_order_of(layout));
+//   for_each_chunk(num_chunks(chunks.total()), 2, [&](std::size_t i) {
+//     sums[i] = chunks.copy(i, memory + i * kChunkBytes);
+//   });
+
+#include <ATen/core/Tensor.h>
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <vector>
+
+#include "libddp/slots/chunk_parts.h"
+#include "libddp/snapshot/device_lines.h"
+
+namespace libddp {
+
+class StagedChunks {
+ public:
+  /// The chunks before `first` are not asked for.
+  explicit StagedChunks(std::vector<at::Tensor> tensors, std::size_t first = 0);
+  StagedChunks(const StagedChunks&) = delete;
+  StagedChunks& operator=(const StagedChunks&) = delete;
+
+  std::uint64_t total() const { return parts_.total(); }
+  /// Copies a chunk to `to` and returns its checksum. Throws what the device throws, to all
+  /// threads.
+  std::uint32_t copy(std::size_t index, std::byte* to);
+
+ private:
+  /// A tensor's bytes.
+  struct Source {
+    const std::byte* on_host = nullptr;
+    /// The same memory on a device; undefined on the CPU.
+    at::Tensor on_device;
+    std::size_t line = 0;
+  };
+  struct Place : DeviceLines::Place {
+    /// What is there, or on its way.
+    std::size_t chunk = 0;
+  };
+
+  static std::vector<at::Tensor> readable(std::vector<at::Tensor> tensors);
+  void find_sources();
+  void make_places(std::size_t first);
+  /// Begins to bring a chunk to its place.
+  void bring(std::size_t index);
+  /// Waits until it is there.
+  Place& await(std::size_t index);
+  void fail(std::exception_ptr error) noexcept;
+
+  const std::vector<at::Tensor> kept_;
+  const ChunkParts parts_;
+  std::vector<Source> sources_;
+  std::vector<Place> places_;
+  DeviceLines lines_;
+  /// Of `chunk` of all places, and of who uses the lines.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::exception_ptr error_;
+};
+
+}  // namespace libddp
