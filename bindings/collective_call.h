@@ -59,9 +59,11 @@ pybind11::object issue(const ProcessGroup& group, c10d::OpType type,
     }
     return pybind11::cast(c10::intrusive_ptr<c10d::Work>(std::move(work)));
   }
-  const WithoutInterpreter others_run;
-  start()->wait();
-  return pybind11::none();
+  {
+    const WithoutInterpreter others_run;
+    start()->wait();
+  }
+  return pybind11::none();  // counted with the lock
 }
 
 }  // namespace libddp
