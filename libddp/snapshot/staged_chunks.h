@@ -3,14 +3,13 @@
 // The bytes of tensors, one behind the other, chunk by chunk: from their own memory where they are
 // on the CPU, and from a device through a few places of page-locked memory.
 //
-// NOTE [Places]
-// Each place holds a chunk. While the CPU copies one out of its place, with its checksum, the next
-// ones are on their way from the device, on a stream beside the training's, which waits for what
-// the current stream had been given. So a save takes as long as the slower of the two and not both,
-// and 64 MiB of page-locked memory, however large the model is: pages take longer to lock than to
-// copy, and are the host's, for as long as torch's allocator keeps them. Thread rule: `copy` from
-// several threads, each chunk once, and begun in the order of the chunks. The rest: one thread,
-// whose current streams count.
+// While the CPU copies a chunk out of its place, with its checksum, the next ones are on their way
+// from the device (device_lines.h). So a save takes as long as the slower of the two and not both,
+// and 64 MiB of page-locked memory however large the model is: pages take longer to lock than to
+// copy, and torch's allocator keeps them.
+//
+// Thread rule: `copy` from several threads, each chunk once, and begun in the order of the chunks.
+// The rest: one thread, whose current streams count.
 //
 //   StagedChunks chunks(own.in_order_of(layout));
 //   for_each_chunk(num_chunks(chunks.total()), 2, [&](std::size_t i) {

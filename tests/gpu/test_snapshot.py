@@ -79,6 +79,24 @@ def test_on_a_side_stream(tmp_path):
         assert torch.equal(snapshot.load()["work"].to(DEVICE), work)
 
 
+@pytest.mark.cuda
+def test_page_locked_memory_does_not_grow_with_the_model(tmp_path):
+    """docs/gpu.md: 64 MiB on the way to the host, and back."""
+
+    def locked():
+        return torch.cuda.host_memory_stats()["allocated_bytes.current"]
+
+    model = torch.nn.Linear(8192, 8192, bias=False, device=DEVICE)
+    wanted = model.weight.detach().clone()
+    before = locked()
+    with opened(tmp_path / "run") as snapshot:
+        snapshot.save(1, model)
+        model.weight.detach().zero_()
+        snapshot.load(model)
+    assert torch.equal(model.weight, wanted)
+    assert locked() - before <= 64 << 20
+
+
 def test_kinds_of_tensors(tmp_path):
     state = {
         "bf16": torch.randn(7, 5, device=DEVICE).bfloat16(),
