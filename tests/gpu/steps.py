@@ -39,12 +39,12 @@ EXAMPLES = {
 }
 #: tests/bench/gpu_NAME.py, its arguments, its limit in seconds.
 BENCHES = (
-    ("ddp", [], 75),
     ("enqueue", [], 45),
+    ("snapshot", [], 60),
+    ("ddp", [], 75),
     ("fsdp", [], 75),
     ("nanogpt", [], 75),
     ("checkpoint", [], 60),
-    ("snapshot", [], 60),
 )
 
 
