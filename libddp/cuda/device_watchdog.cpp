@@ -54,8 +54,8 @@ void DeviceWatchdog::run() {
     is_asleep_.store(false);
     int idle_looks = 0;
     while (idle_looks < kLooksBeforeSleep) {
-      is_wanted_.store(false);
-      idle_looks = look_at_all(lock) || is_wanted_.load() ? 0 : idle_looks + 1;
+      const bool was_wanted = is_wanted_.exchange(false);
+      idle_looks = look_at_all(lock) || was_wanted ? 0 : idle_looks + 1;
       changed_.wait_for(lock, kPeriod);
     }
   }

@@ -27,7 +27,8 @@ class DeviceWatchdog {
  public:
   /// How often what is in flight is looked at.
   static constexpr std::chrono::milliseconds kPeriod{10};
-  /// So often in a row it has found nothing in flight before it sleeps: a second.
+  /// So often in a row it has found nothing in flight, and nothing been issued, before it sleeps: a
+  /// second.
   static constexpr int kLooksBeforeSleep = 100;
 
   class Watched {
