@@ -11,8 +11,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
+#include "libddp/kernels/crc32c.h"
 #include "libddp/slots/chunk_source.h"
 
 namespace libddp {
@@ -51,6 +53,16 @@ class ChunkParts {
       if (bytes > 0) function(Part{source, from, at - begin, bytes});
       at += bytes;
     }
+  }
+
+  /// Copies a chunk to `to` and returns its checksum; `data_of` gives the bytes of a part.
+  template <typename DataOf>
+  std::uint32_t copy(std::size_t index, std::byte* to, DataOf&& data_of) const {
+    std::uint32_t sum = 0;
+    each(index, [&](const Part& part) {
+      sum = copy_with_crc32c(to + part.at, data_of(part), part.bytes, sum);
+    });
+    return sum;
   }
 
  private:

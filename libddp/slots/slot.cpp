@@ -43,12 +43,9 @@ void Slot::fill(const SavedStep& step, std::span<const std::span<const std::byte
   const ChunkParts parts(sizes_of(sources));
   LIBDDP_CHECK(parts.total() == at_.data_bytes, "sources of another size than the layout");
   const auto copy = [&](std::size_t index, std::byte* to) {
-    std::uint32_t sum = 0;
-    parts.each(index, [&](const ChunkParts::Part& part) {
-      const std::byte* const from = sources[part.source].data() + part.from;
-      sum = copy_with_crc32c(to + part.at, from, part.bytes, sum);
+    return parts.copy(index, to, [&](const ChunkParts::Part& part) {
+      return sources[part.source].data() + part.from;
     });
-    return sum;
   };
   fill(step, copy, values, num_threads);
 }

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "libddp/kernels/crc32c.h"
-
 namespace libddp {
 namespace {
 
@@ -16,6 +14,11 @@ std::vector<std::uint64_t> sizes_of(const std::vector<at::Tensor>& tensors) {
   std::vector<std::uint64_t> sizes;
   for (const at::Tensor& tensor : tensors) sizes.push_back(tensor.nbytes());
   return sizes;
+}
+
+/// The tensor itself where its memory is what it stands for.
+at::Tensor dense(const at::Tensor& tensor) {
+  return tensor.resolve_conj().resolve_neg().contiguous();
 }
 
 }  // namespace
@@ -29,8 +32,7 @@ StagedChunks::StagedChunks(std::vector<at::Tensor> tensors, std::size_t first)
 std::vector<at::Tensor> StagedChunks::readable(std::vector<at::Tensor> tensors) {
   for (at::Tensor& tensor : tensors) {
     tensor = tensor.detach();
-    if (tensor.is_conj() || tensor.is_neg()) tensor = tensor.resolve_conj().resolve_neg();
-    tensor = tensor.contiguous();
+    if (tensor.is_cpu()) tensor = dense(tensor);
   }
   return tensors;
 }
@@ -38,16 +40,22 @@ std::vector<at::Tensor> StagedChunks::readable(std::vector<at::Tensor> tensors) 
 void StagedChunks::find_sources() {
   for (const at::Tensor& tensor : kept_) {
     Source source;
+    source.left = tensor.nbytes();
     if (tensor.is_cpu()) {
       source.on_host = static_cast<const std::byte*>(tensor.const_data_ptr());
-    } else if (tensor.nbytes() > 0) {
-      // Memory that is only read: its tensor may share it with others until one of them is written.
-      const auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
-      source.on_device = DeviceLines::bytes_at(address, tensor.nbytes(), tensor.device());
+    } else if (source.left > 0) {
+      source.on_device = tensor;
       source.line = lines_.line_to(tensor.device());
     }
     sources_.push_back(std::move(source));
   }
+}
+
+at::Tensor StagedChunks::bytes_of(Source& source) {
+  if (!source.dense.defined()) source.dense = dense(source.on_device);
+  // Memory that is only read: its tensor may share it with others until one of them is written.
+  const auto address = reinterpret_cast<std::uintptr_t>(source.dense.const_data_ptr());
+  return DeviceLines::bytes_at(address, source.dense.nbytes(), source.dense.device());
 }
 
 void StagedChunks::make_places(std::size_t first) {
@@ -63,13 +71,15 @@ void StagedChunks::bring(std::size_t index) {
   const std::lock_guard lock(mutex_);
   Place& place = places_[index % places_.size()];
   parts_.each(index, [&](const ChunkParts::Part& part) {
-    const Source& source = sources_[part.source];
+    Source& source = sources_[part.source];
     if (!source.on_device.defined()) return;
     const auto bytes = static_cast<std::int64_t>(part.bytes);
     const c10::StreamGuard beside(lines_.stream(source.line));
     place.memory.narrow(0, static_cast<std::int64_t>(part.at), bytes)
-        .copy_(source.on_device.narrow(0, static_cast<std::int64_t>(part.from), bytes),
+        .copy_(bytes_of(source).narrow(0, static_cast<std::int64_t>(part.from), bytes),
                /*non_blocking=*/true);
+    source.left -= part.bytes;
+    if (source.left == 0) source.dense = at::Tensor();  // what the line is given next comes behind
   });
   lines_.record(place);
   place.chunk = index;
@@ -90,12 +100,9 @@ StagedChunks::Place& StagedChunks::await(std::size_t index) {
 std::uint32_t StagedChunks::copy(std::size_t index, std::byte* to) {
   try {
     const std::byte* const staged = lines_.empty() ? nullptr : await(index).data;
-    std::uint32_t sum = 0;
-    parts_.each(index, [&](const ChunkParts::Part& part) {
+    const std::uint32_t sum = parts_.copy(index, to, [&](const ChunkParts::Part& part) {
       const Source& source = sources_[part.source];
-      const std::byte* const from =
-          source.on_device.defined() ? staged + part.at : source.on_host + part.from;
-      sum = copy_with_crc32c(to + part.at, from, part.bytes, sum);
+      return source.on_device.defined() ? staged + part.at : source.on_host + part.from;
     });
     if (!lines_.empty()) bring(index + places_.size());
     return sum;

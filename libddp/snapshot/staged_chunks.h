@@ -46,8 +46,13 @@ class StagedChunks {
   /// A tensor's bytes.
   struct Source {
     const std::byte* on_host = nullptr;
-    /// The same memory on a device; undefined on the CPU.
+    /// Undefined on the CPU.
     at::Tensor on_device;
+    /// The same with its bytes one behind the other, from the first that is brought to the last:
+    /// one that is not dense is copied on its line, and no more of them at once than need be.
+    at::Tensor dense;
+    /// Bytes that have not been brought.
+    std::uint64_t left = 0;
     std::size_t line = 0;
   };
   struct Place : DeviceLines::Place {
@@ -57,6 +62,8 @@ class StagedChunks {
 
   static std::vector<at::Tensor> readable(std::vector<at::Tensor> tensors);
   void find_sources();
+  /// In the current stream, its line's.
+  static at::Tensor bytes_of(Source& source);
   void make_places(std::size_t first);
   /// Begins to bring a chunk to its place.
   void bring(std::size_t index);

@@ -30,7 +30,9 @@ void VersionReader::add(const SnapshotTensor& each) {
   each.check();
   const at::Tensor tensor = each.tensor.detach();
   const bool is_plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-  const at::Tensor plain = is_plain ? tensor : at::empty_like(tensor, at::MemoryFormat::Contiguous);
+  const at::Tensor plain = is_plain ? tensor
+                                    : at::empty_like(tensor, tensor.options().device(at::kCPU),
+                                                     at::MemoryFormat::Contiguous);
   if (!is_plain) copies_.emplace_back(tensor, plain);
   auto* const to =
       plain.is_cpu() ? static_cast<std::byte*>(plain.mutable_data_ptr()) : on_devices_.add(plain);
