@@ -2,8 +2,6 @@
 
 #include "libddp/base/error.h"
 
-#include <torch/csrc/Exceptions.h>
-
 #include "bindings/bindings.h"
 #include "bindings/tensors.h"
 #include "libddp/base/first_line.h"
@@ -59,16 +57,10 @@ void translate(std::exception_ptr exception) {
 
 }  // namespace
 
+// By a call of pybind11's, which asks all translators.
 void set_python_error(std::exception_ptr exception) {
-  try {
-    translate(exception);
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (py::builtin_exception& error) {
-    error.set_error();
-  } catch (...) {
-    torch::translate_exception_to_python(std::current_exception());
-  }
+  const py::cpp_function thrower([&exception] { std::rethrow_exception(exception); });
+  Py_XDECREF(PyObject_CallObject(thrower.ptr(), nullptr));
 }
 
 void bind_errors(py::module_&) {

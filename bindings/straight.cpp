@@ -1,7 +1,7 @@
 // Which group takes a hot call (libddp.distributed._collectives) without a detour over torch's
 // function, and the hottest of these calls themselves. Before and after a collective Python takes
 // as long as the rest of the call: so these are plain functions of CPython's, which find their
-// arguments in an array. pybind11's take 0.5 us more.
+// arguments in an array.
 
 #include <torch/csrc/autograd/python_variable.h>
 

@@ -4,6 +4,10 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <utility>
+
+#include "bindings/bindings.h"
+
 namespace py = pybind11;
 
 namespace libddp {
@@ -82,9 +86,7 @@ void rethrow_as_python_error(std::exception_ptr error) {
     // below, outside of the handler
   }
   const py::gil_scoped_acquire gil;
-  const py::cpp_function thrower([&error] { std::rethrow_exception(error); });
-  PyObject* const result = PyObject_CallObject(thrower.ptr(), nullptr);
-  Py_XDECREF(result);
+  set_python_error(std::move(error));
   python_error python;
   python.persist();
   throw python;
