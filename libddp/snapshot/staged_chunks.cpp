@@ -16,46 +16,51 @@ std::vector<std::uint64_t> sizes_of(const std::vector<at::Tensor>& tensors) {
   return sizes;
 }
 
-/// The tensor itself where its memory is what it stands for.
+/// Whether its memory is what it stands for.
+bool is_dense(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+/// The tensor itself where it is dense.
 at::Tensor dense(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous();
 }
 
 }  // namespace
 
-StagedChunks::StagedChunks(std::vector<at::Tensor> tensors, std::size_t first)
-    : kept_(readable(std::move(tensors))), parts_(sizes_of(kept_)) {
-  find_sources();
+StagedChunks::StagedChunks(const std::vector<at::Tensor>& tensors, std::size_t first)
+    : parts_(sizes_of(tensors)) {
+  find_sources(tensors, first);
   if (!lines_.empty()) make_places(first);
 }
 
-std::vector<at::Tensor> StagedChunks::readable(std::vector<at::Tensor> tensors) {
-  for (at::Tensor& tensor : tensors) {
-    tensor = tensor.detach();
-    if (tensor.is_cpu()) tensor = dense(tensor);
-  }
-  return tensors;
-}
-
-void StagedChunks::find_sources() {
-  for (const at::Tensor& tensor : kept_) {
+void StagedChunks::find_sources(const std::vector<at::Tensor>& tensors, std::size_t first) {
+  const std::uint64_t skipped = first * kChunkBytes;
+  std::uint64_t end = 0;
+  for (const at::Tensor& each : tensors) {
     Source source;
-    source.left = tensor.nbytes();
-    if (tensor.is_cpu()) {
-      source.on_host = static_cast<const std::byte*>(tensor.const_data_ptr());
+    end += each.nbytes();
+    source.left = std::min<std::uint64_t>(each.nbytes(), end - std::min(skipped, end));
+    source.tensor = each.detach();
+    if (each.is_cpu()) {
+      if (is_dense(each)) source.on_host = static_cast<const std::byte*>(each.const_data_ptr());
     } else if (source.left > 0) {
-      source.on_device = tensor;
-      source.line = lines_.line_to(tensor.device());
+      source.line = lines_.line_to(each.device());
     }
     sources_.push_back(std::move(source));
   }
 }
 
-at::Tensor StagedChunks::bytes_of(Source& source) {
-  if (!source.dense.defined()) source.dense = dense(source.on_device);
+std::uintptr_t StagedChunks::address_of(Source& source) {
+  if (!source.dense.defined()) source.dense = dense(source.tensor);
   // Memory that is only read: its tensor may share it with others until one of them is written.
-  const auto address = reinterpret_cast<std::uintptr_t>(source.dense.const_data_ptr());
-  return DeviceLines::bytes_at(address, source.dense.nbytes(), source.dense.device());
+  return reinterpret_cast<std::uintptr_t>(source.dense.const_data_ptr());
+}
+
+// On a device, what its line is given next comes behind.
+void StagedChunks::count_read(Source& source, std::uint64_t bytes) {
+  source.left -= bytes;
+  if (source.left == 0) source.dense = at::Tensor();
 }
 
 void StagedChunks::make_places(std::size_t first) {
@@ -72,14 +77,14 @@ void StagedChunks::bring(std::size_t index) {
   Place& place = places_[index % places_.size()];
   parts_.each(index, [&](const ChunkParts::Part& part) {
     Source& source = sources_[part.source];
-    if (!source.on_device.defined()) return;
+    if (!source.on_device()) return;
     const auto bytes = static_cast<std::int64_t>(part.bytes);
     const c10::StreamGuard beside(lines_.stream(source.line));
+    const at::Tensor all =
+        DeviceLines::bytes_at(address_of(source), source.tensor.nbytes(), source.tensor.device());
     place.memory.narrow(0, static_cast<std::int64_t>(part.at), bytes)
-        .copy_(bytes_of(source).narrow(0, static_cast<std::int64_t>(part.from), bytes),
-               /*non_blocking=*/true);
-    source.left -= part.bytes;
-    if (source.left == 0) source.dense = at::Tensor();  // what the line is given next comes behind
+        .copy_(all.narrow(0, static_cast<std::int64_t>(part.from), bytes), /*non_blocking=*/true);
+    count_read(source, part.bytes);
   });
   lines_.record(place);
   place.chunk = index;
@@ -97,13 +102,29 @@ StagedChunks::Place& StagedChunks::await(std::size_t index) {
   return place;
 }
 
+const std::byte* StagedChunks::data_of(const ChunkParts::Part& part, const std::byte* staged) {
+  Source& source = sources_[part.source];
+  if (source.on_device()) return staged + part.at;
+  if (source.on_host) return source.on_host + part.from;
+  const std::lock_guard lock(mutex_);
+  return reinterpret_cast<const std::byte*>(address_of(source)) + part.from;
+}
+
+void StagedChunks::let_go_behind(std::size_t index) {
+  parts_.each(index, [&](const ChunkParts::Part& part) {
+    Source& source = sources_[part.source];
+    if (source.on_device() || source.on_host) return;
+    const std::lock_guard lock(mutex_);
+    count_read(source, part.bytes);
+  });
+}
+
 std::uint32_t StagedChunks::copy(std::size_t index, std::byte* to) {
   try {
     const std::byte* const staged = lines_.empty() ? nullptr : await(index).data;
-    const std::uint32_t sum = parts_.copy(index, to, [&](const ChunkParts::Part& part) {
-      const Source& source = sources_[part.source];
-      return source.on_device.defined() ? staged + part.at : source.on_host + part.from;
-    });
+    const std::uint32_t sum =
+        parts_.copy(index, to, [&](const ChunkParts::Part& part) { return data_of(part, staged); });
+    let_go_behind(index);
     if (!lines_.empty()) bring(index + places_.size());
     return sum;
   } catch (...) {

@@ -1,7 +1,8 @@
 #pragma once
 
 // The bytes of tensors, one behind the other, chunk by chunk: from their own memory where they are
-// on the CPU, and from a device through a few places of page-locked memory.
+// on the CPU, and from a device through a few places of page-locked memory. Tensors that are not
+// dense are copied when their first chunk is taken, and let go of behind their last one.
 //
 // While the CPU copies a chunk out of its place, with its checksum, the next ones are on their way
 // from the device (device_lines.h). So a save takes as long as the slower of the two and not both,
@@ -33,7 +34,7 @@ namespace libddp {
 class StagedChunks {
  public:
   /// The chunks before `first` are not asked for.
-  explicit StagedChunks(std::vector<at::Tensor> tensors, std::size_t first = 0);
+  explicit StagedChunks(const std::vector<at::Tensor>& tensors, std::size_t first = 0);
   StagedChunks(const StagedChunks&) = delete;
   StagedChunks& operator=(const StagedChunks&) = delete;
 
@@ -43,40 +44,45 @@ class StagedChunks {
   std::uint32_t copy(std::size_t index, std::byte* to);
 
  private:
+  static constexpr std::size_t kNoLine = static_cast<std::size_t>(-1);
   /// A tensor's bytes.
   struct Source {
+    /// Null where `tensor` is read.
     const std::byte* on_host = nullptr;
-    /// Undefined on the CPU.
-    at::Tensor on_device;
-    /// The same with its bytes one behind the other, from the first that is brought to the last:
-    /// one that is not dense is copied on its line, and no more of them at once than need be.
+    /// On a device, or not dense.
+    at::Tensor tensor;
+    /// The same with its bytes one behind the other, from the first that is read to the last: one
+    /// that is not dense is copied then, and no more of them at once than need be.
     at::Tensor dense;
-    /// Bytes that have not been brought.
+    /// Bytes that have not been read.
     std::uint64_t left = 0;
-    std::size_t line = 0;
+    std::size_t line = kNoLine;
+
+    bool on_device() const { return line != kNoLine; }
   };
   struct Place : DeviceLines::Place {
     /// What is there, or on its way.
     std::size_t chunk = 0;
   };
 
-  static std::vector<at::Tensor> readable(std::vector<at::Tensor> tensors);
-  void find_sources();
-  /// In the current stream, its line's.
-  static at::Tensor bytes_of(Source& source);
+  void find_sources(const std::vector<at::Tensor>& tensors, std::size_t first);
+  /// Of a source with a tensor; on a device, in the current stream, its line's.
+  static std::uintptr_t address_of(Source& source);
+  static void count_read(Source& source, std::uint64_t bytes);
   void make_places(std::size_t first);
   /// Begins to bring a chunk to its place.
   void bring(std::size_t index);
   /// Waits until it is there.
   Place& await(std::size_t index);
+  const std::byte* data_of(const ChunkParts::Part& part, const std::byte* staged);
+  void let_go_behind(std::size_t index);
   void fail(std::exception_ptr error) noexcept;
 
-  const std::vector<at::Tensor> kept_;
   const ChunkParts parts_;
   std::vector<Source> sources_;
   std::vector<Place> places_;
   DeviceLines lines_;
-  /// Of `chunk` of all places, and of who uses the lines.
+  /// Of `chunk` of all places, of copies of what is not dense, and of who uses the lines.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::exception_ptr error_;

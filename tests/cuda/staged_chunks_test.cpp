@@ -9,8 +9,10 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -18,6 +20,7 @@
 #include "libddp/slots/chunk_threads.h"
 #include "tests/cuda/chunk_tensors.h"
 #include "tests/cuda/device_fixture.h"
+#include "tests/cuda/memory_peak.h"
 #include "tests/fakegpu/fake_device.h"
 #include "tests/fakegpu/race_checker.h"
 #include "tests/support/catch.h"
@@ -91,6 +94,22 @@ TEST_CASE("chunks of two devices, of strided and of conjugate tensors", "[nccl][
   StagedChunks chunks(tensors);
   check_copies(chunks, bytes_of(host), 2);
   CHECK(races_text() == "");
+}
+
+TEST_CASE("tensors that are not dense are copied one at a time", "[snapshot]") {
+  std::vector<at::Tensor> tensors;
+  for (int i = 0; i < 8; ++i) tensors.push_back(random_bytes(3 * kChunk).reshape({-1, 4}).t());
+  const std::vector<std::byte> wanted = bytes_of(tensors);
+  for (const std::size_t first : {0, 10}) {
+    const auto memory = std::make_shared<MemoryPeak>();
+    const c10::DebugInfoGuard counted(c10::DebugInfoKind::PROFILER_STATE, memory);
+    StagedChunks chunks(tensors, first);
+    check_copies(chunks, wanted, 1, first);
+    CHECK(memory->peak() < 4 * kChunk);
+    CHECK(memory->now() == 0);
+  }
+  StagedChunks chunks(tensors);
+  check_copies(chunks, wanted, 4);
 }
 
 TEST_CASE("chunks from one in the middle on, and none at all", "[nccl][snapshot]") {
