@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/fsdp_python_faces.h"
 #include "bindings/tensors.h"
 #include "libddp/fsdp/flat_parameter.h"
 #include "libddp/fsdp/param_group.h"
-#include "libddp/fsdp/parameter_faces.h"
 #include "libddp/fsdp/sharded_model.h"
 #include "libddp/module/grad_norm.h"
 
@@ -38,35 +38,6 @@ std::shared_ptr<ParamGroup> make_param_group(std::string name, const PythonTenso
   return unit;
 }
 
-/// libddp.distributed.fsdp.wrap._faces.Faces, which has the model: neither keeps the other alive.
-class PythonFaces final : public ParameterFaces {
- public:
-  explicit PythonFaces(const py::object& faces) : faces_(faces) {}
-  ~PythonFaces() override {
-    const py::gil_scoped_acquire acquire;
-    faces_ = py::weakref();
-  }
-
-  void show(ParamGroup& unit, bool whole) override { call("show", &unit, whole); }
-  void take_over() override { call("take_over"); }
-  void show_gradients() override { call("show_gradients"); }
-  void show_gradients(ParamGroup& unit) override { call("show_gradients_of", &unit); }
-  bool has_late_hooks(ParamGroup& unit) override { return call("has_late_hooks", &unit); }
-  void run_late_hooks(ParamGroup& unit) override { call("run_late_hooks", &unit); }
-
- private:
-  template <typename... Args>
-  bool call(const char* name, Args... args) const {
-    const py::gil_scoped_acquire acquire;
-    const py::object faces = faces_();
-    if (faces.is_none()) return false;
-    return faces.attr(name)(py::cast(args, py::return_value_policy::reference)...)
-        .is(py::bool_(true));
-  }
-
-  py::weakref faces_;
-};
-
 using ParamGroups = std::vector<std::shared_ptr<ParamGroup>>;
 
 void show_copies(ShardedModel& model, const ParamGroups& units, bool with_gradients, bool here) {
@@ -76,7 +47,7 @@ void show_copies(ShardedModel& model, const ParamGroups& units, bool with_gradie
 std::shared_ptr<ShardedModel> make_model(ParamGroups units, bool forward_prefetch,
                                          bool backward_prefetch, const py::object& faces) {
   ShardedModelOptions options{forward_prefetch, backward_prefetch, &rethrow_as_python_error};
-  if (!faces.is_none()) options.faces = std::make_shared<PythonFaces>(faces);
+  if (!faces.is_none()) options.faces = std::make_shared<PythonFaces>(faces, units);
   return ShardedModel::create(std::move(units), std::move(options));
 }
 

@@ -1,6 +1,4 @@
-// What libddp.distributed.fsdp.wrap._sharded_param does for every parameter in every step, where
-// nothing unusual has happened. A row is a tuple (param, sharded, unsharded, local, places) of a
-// ShardedParam; the lists of rows belong to Python, whose collector must see them.
+#include "bindings/fsdp_faces.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -18,7 +16,6 @@ namespace {
 /// Attributes of a ShardedParam and of DTensors, made once.
 struct Names {
   PyObject* shown = PyUnicode_InternFromString("shown");
-  PyObject* shown_local = PyUnicode_InternFromString("shown_local");
   PyObject* spare = PyUnicode_InternFromString("spare");
   PyObject* local_tensor = PyUnicode_InternFromString("_local_tensor");
   PyObject* hooks = PyUnicode_InternFromString("_post_accumulate_grad_hooks");
@@ -72,8 +69,17 @@ void for_places(const Row& row, const Function& function) {
   }
 }
 
-/// What the modules have for parameters from now on.
-void show(const py::list& rows, bool sharded) {
+/// Of the last pass's gradient; what nobody has kept serves the next pass.
+void let_go(py::handle param, py::object shown, py::handle nothing) {
+  set(param, names().shown, py::none());
+  if (shown.ref_count() != 1 || THPVariable_Unpack(shown.ptr()).use_count() != 1) return;
+  set(shown, names().local_tensor, nothing);
+  set(param, names().spare, shown);
+}
+
+}  // namespace
+
+void show_faces(const py::list& rows, bool sharded) {
   for (const py::handle tuple : rows) {
     const Row row(tuple);
     const py::handle shown = sharded ? row.sharded : row.unsharded;
@@ -83,8 +89,7 @@ void show(const py::list& rows, bool sharded) {
   }
 }
 
-/// Whether nobody has given a DTensor other memory or put another object in its place.
-bool are_settled(const py::list& rows) {
+bool are_faces_settled(const py::list& rows) {
   for (const py::handle tuple : rows) {
     const Row row(tuple);
     if (!get(row.sharded, names().local_tensor).is(row.local)) return false;
@@ -98,17 +103,8 @@ bool are_settled(const py::list& rows) {
   return true;
 }
 
-/// Of the last pass's gradient; what nobody has kept serves the next pass.
-void let_go(py::handle param, py::object shown, py::handle nothing) {
-  set(param, names().shown, py::none());
-  set(param, names().shown_local, py::none());
-  if (shown.ref_count() != 1 || THPVariable_Unpack(shown.ptr()).use_count() != 1) return;
-  set(shown, names().local_tensor, nothing);
-  set(param, names().spare, shown);
-}
-
-/// ShardedParam.take_over for every row, in C++ where nothing was changed or the gradient cleared.
-void take_over(const py::list& rows, py::handle nothing) {
+// In C++ where nothing was changed or the gradient cleared.
+void take_over_faces(const py::list& rows, py::handle nothing) {
   for (const py::handle tuple : rows) {
     const Row row(tuple);
     const at::Tensor& outer = row.outer();
@@ -127,8 +123,8 @@ void take_over(const py::list& rows, py::handle nothing) {
   }
 }
 
-/// ShardedParam.show_gradient for every row, in C++ where there is a spare DTensor.
-void show_gradients(const py::list& rows) {
+// In C++ where there is a spare DTensor.
+void show_face_gradients(const py::list& rows) {
   for (const py::handle tuple : rows) {
     const Row row(tuple);
     const at::Tensor& own = row.inner().grad();
@@ -139,15 +135,13 @@ void show_gradients(const py::list& rows) {
       continue;
     }
     set(row.param, names().spare, py::none());
-    set(row.param, names().shown_local, wrapped(own));
     set(spare, names().local_tensor, wrapped(alias_of(own)));
     set(row.param, names().shown, spare);
     row.outer().mutable_grad() = THPVariable_Unpack(spare.ptr());
   }
 }
 
-/// Whether one of them has a hook that runs when its average is there.
-bool have_hooks(const py::list& rows) {
+bool have_face_hooks(const py::list& rows) {
   for (const py::handle tuple : rows) {
     const Row row(tuple);
     const at::Tensor& outer = row.outer();
@@ -162,15 +156,10 @@ bool have_hooks(const py::list& rows) {
   return false;
 }
 
-}  // namespace
-
 void bind_fsdp_faces(py::module_& module) {
   module.def("alias_of", &alias_of, py::arg("tensor"));
-  module.def("show_faces", &show, py::arg("rows"), py::arg("sharded"));
-  module.def("are_faces_settled", &are_settled, py::arg("rows"));
-  module.def("take_over_faces", &take_over, py::arg("rows"), py::arg("nothing"));
-  module.def("show_face_gradients", &show_gradients, py::arg("rows"));
-  module.def("have_face_hooks", &have_hooks, py::arg("rows"));
+  module.def("show_faces", &show_faces, py::arg("rows"), py::arg("sharded"));
+  module.def("are_faces_settled", &are_faces_settled, py::arg("rows"));
 }
 
 }  // namespace libddp

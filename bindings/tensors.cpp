@@ -1,6 +1,8 @@
 #include "bindings/tensors.h"
 
-#include <ATen/ops/from_blob.h>
+#include <ATen/EmptyTensor.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -47,6 +49,11 @@ std::pair<py::object, py::object> python_exception_of(const std::exception_ptr& 
   return {python.value(), python.trace()};
 }
 
+/// Of a DataPtr that holds a tensor.
+void let_go_of_tensor(void* impl) {
+  c10::intrusive_ptr<c10::TensorImpl>::reclaim(static_cast<c10::TensorImpl*>(impl));
+}
+
 }  // namespace
 
 NamedTensors named(const PythonTensors& tensors) {
@@ -60,9 +67,17 @@ void collect_tensors_of(py::handle value, std::vector<at::Tensor>& found) {
 }
 
 at::Tensor alias_of(const at::Tensor& tensor) {
-  return at::from_blob(
-      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {},
-      tensor.options().requires_grad(false), tensor.device());  // of no elements, nobody could tell
+  const std::size_t bytes =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize());
+  c10::DataPtr memory(tensor.data_ptr(), at::Tensor(tensor).unsafeReleaseTensorImpl(),
+                      &let_go_of_tensor, tensor.device());
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
+                       /*allocator=*/nullptr, /*resizable=*/false);
+  auto alias = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(tensor.options().computeDispatchKey()),
+      tensor.dtype());
+  alias.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  return alias;
 }
 
 std::string describe_python_error(const std::exception_ptr& error) {

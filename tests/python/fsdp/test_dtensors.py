@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import sys
 
 import checks
 import fsdp_models as models
@@ -52,6 +53,26 @@ def check_parameters_and_gradients_are_torchs():
     for model in (ours, theirs):
         model.zero_grad()
     assert_models_alike(one_pass(ours), one_pass(theirs))
+
+
+def check_steps_show_gradients_in_cpp():
+    ours = models.shard()
+    for step in range(2):  # the first one makes the DTensors
+        one_pass(ours, step).zero_grad()
+    called = set()
+
+    def note(frame, event, _):
+        if event == "call":
+            called.add(frame.f_code.co_filename.rpartition("/")[2])
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        one_pass(ours).zero_grad()
+    finally:
+        sys.setprofile(before)
+    assert "_wrapped_module.py" in called
+    assert not called & {"_faces.py", "_sharded_param.py"}
 
 
 def check_a_mesh_of_two_dimensions():

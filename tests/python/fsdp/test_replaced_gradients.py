@@ -8,6 +8,7 @@ import fsdp_models as models
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Replicate
 
 CHANGES = {
     "left": lambda p: None,
@@ -82,6 +83,16 @@ def check_norms_are_torchs():
                     found = models.whole_gradients(model).values()
                     for whole, other in zip(found, gradients, strict=True):
                         torch.testing.assert_close(whole, other)
+
+
+def check_what_comes_is_added_to_whole_gradients():
+    """Of placements other than the parameter's."""
+    once, twice = one_pass(models.shard()), one_pass(models.shard())
+    for parameter in twice.parameters():
+        parameter.grad = parameter.grad.redistribute(placements=[Replicate()])
+    one_pass(twice)
+    for parameter, wanted in zip(twice.parameters(), once.parameters(), strict=True):
+        assert torch.equal(parameter.grad.full_tensor(), 2 * wanted.grad.full_tensor())
 
 
 def check_one_rank_replaces():

@@ -41,7 +41,6 @@ class ShardedParam:
         "places",
         "sharded",
         "shown",
-        "shown_local",
         "spare",
         "spec",
         "unit_shape",
@@ -81,8 +80,6 @@ class ShardedParam:
         self.local: torch.Tensor | None = None
         #: The gradient that `sharded` was given by the last pass.
         self.shown: DTensor | None = None
-        #: What `unsharded` has for it.
-        self.shown_local: torch.Tensor | None = None
         #: One that nobody has any more, without memory: making DTensors is slow.
         self.spare: DTensor | None = None
         #: (registry of a module, name in it) wherever it is registered.
@@ -146,7 +143,7 @@ class ShardedParam:
         if self.sharded is None or self.sharded.is_meta:
             return
         self.spec = self.sharded._spec
-        self.shown = self.shown_local = self.spare = None
+        self.shown = self.spare = None
         if self.extension is not None:
             self.extension.local = self.sharded._local_tensor
             self._stand_in(self.sharded)
@@ -229,14 +226,14 @@ class ShardedParam:
                 unsharded.grad = None
         elif grad is not self.shown:  # a script's own
             self.shown = grad
-            self.shown_local = unsharded.grad = self.local_gradient(grad)
+            unsharded.grad = self.local_gradient(grad)
         elif own is None:  # cleared by an optimizer that was built before the wrapping
             sharded.grad = None
             self._let_go()
 
     def _let_go(self) -> None:
         """Of the last pass's gradient; what nobody has kept serves the next pass."""
-        shown, self.shown, self.shown_local = self.shown, None, None
+        shown, self.shown = self.shown, None
         if getrefcount(shown) == _NO_OTHERS and shown._use_count() == 1:
             shown._local_tensor = NOTHING
             self.spare = shown
@@ -248,12 +245,12 @@ class ShardedParam:
         grad = sharded.grad
         if grad is not None:
             if grad is self.shown:
-                if own is self.shown_local:
+                if own.data_ptr() == grad._local_tensor.data_ptr():
                     return
             else:  # autograd has written it in this pass: a use outside of the module's forward
                 with torch.no_grad():
                     own.add_(self.local_gradient(grad))
-        self.shown_local, local = own, self.from_unit(_C.alias_of(own))
+        local = self.from_unit(_C.alias_of(own))
         shown, self.spare = self.spare, None
         if shown is None:
             shown = DTensor(local, self.spec, requires_grad=False)
