@@ -122,7 +122,7 @@ void Bootstrap::hold() {
     if (is_local(rank)) read_answer(rank);
   }
   for (GroupPeer& each : peers_) {
-    if (each.control) each.pidfd = peer_pidfd(each.control.get());
+    if (each.control) each.process = ProcessHandle::of_peer(each.control.get());
   }
   if (layout_.num_hosts() > 1 && !context_.options().key) do_without_key();
   if (layout_.num_hosts() > 1) LinkBootstrap(context_, layout_, peers_).run();

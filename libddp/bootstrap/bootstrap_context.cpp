@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -13,7 +12,6 @@
 #include "libddp/base/error.h"
 #include "libddp/base/interrupt.h"
 #include "libddp/base/log.h"
-#include "libddp/transport/unix_socket.h"
 
 namespace libddp {
 
@@ -53,8 +51,8 @@ void BootstrapContext::learn(PeerInfo info) {
       its_place.info.pid_namespace != mine.pid_namespace) {
     return;
   }
-  its_place.pidfd = open_pidfd(its_place.info.pid);
-  if (!its_place.pidfd && errno == ESRCH) fail_gone(its_place.info, "no such process");
+  its_place.process = ProcessHandle(its_place.info.pid);
+  if (its_place.process.has_ended()) fail_gone(its_place.info, "no such process");
 }
 
 void BootstrapContext::look_around() {
@@ -62,10 +60,7 @@ void BootstrapContext::look_around() {
   if (options_.look) options_.look();
   throw_published();
   for (const Place& other : places_) {
-    if (!other.pidfd) continue;
-    // A pidfd is readable once the process has ended.
-    pollfd polled{other.pidfd.get(), POLLIN, 0};
-    if (::poll(&polled, 1, 0) > 0) fail_gone(other.info, "its process ended");
+    if (other.process.has_ended()) fail_gone(other.info, "its process ended");
   }
   if (deadline_.expired()) fail_timeout();
 }

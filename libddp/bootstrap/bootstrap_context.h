@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "libddp/base/deadline.h"
-#include "libddp/base/unique_fd.h"
 #include "libddp/bootstrap/bootstrap.h"
 #include "libddp/bootstrap/bootstrap_failure.h"
 #include "libddp/bootstrap/bootstrap_session.h"
 #include "libddp/bootstrap/key_value_store.h"
 #include "libddp/bootstrap/peer_info.h"
+#include "libddp/transport/process_handle.h"
 
 namespace libddp {
 
@@ -45,7 +45,7 @@ class BootstrapContext {
   void learn(PeerInfo info);
   const PeerInfo& info(int rank) const { return place(rank).info; }
   /// From now on the rank's end shows on its connection: it may even have finished.
-  void reached(int rank) { place(rank).pidfd.reset(); }
+  void reached(int rank) { place(rank).process = ProcessHandle(); }
   /// The connection is complete.
   void linked(int rank) { place(rank).is_linked = true; }
   bool is_linked(int rank) const { return place(rank).is_linked; }
@@ -68,7 +68,7 @@ class BootstrapContext {
  private:
   struct Place {
     PeerInfo info;
-    UniqueFd pidfd;
+    ProcessHandle process;
     bool is_known = false;
     bool is_linked = false;
   };

@@ -34,7 +34,7 @@ struct CommAssembly {
 /// The descriptors that assemble_comm expects of each peer on this host.
 std::vector<int> descriptors_of(const SharedSegment& page, const Arena& arena);
 
-/// Takes descriptors and connections out of `peers`, all but `control` and `pidfd`.
+/// Takes descriptors and connections out of `peers`, all but `control` and `process`.
 /// Throws PeerError if a peer passed something else.
 std::unique_ptr<Comm> assemble_comm(CommAssembly own, std::vector<GroupPeer>& peers);
 

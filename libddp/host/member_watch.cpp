@@ -1,13 +1,11 @@
 #include "libddp/host/member_watch.h"
 
 #include <fmt/format.h>
-#include <poll.h>
 
-#include <cerrno>
+#include <utility>
 
 #include "libddp/base/error.h"
 #include "libddp/base/process.h"
-#include "libddp/transport/unix_socket.h"
 
 namespace libddp {
 
@@ -16,21 +14,19 @@ MemberWatch::MemberWatch(const ReconfigurePlan& plan) : plan_(plan) {
     const MemberHandle& member = plan.members()[static_cast<std::size_t>(rank)];
     const bool is_seen = !member.pid_place.empty() && member.pid_place == plan.own().pid_place;
     if (rank == plan.rank() || !is_seen) continue;
-    UniqueFd pidfd = open_pidfd(member.pid);
-    if (!pidfd && errno == ESRCH) refuse(rank);
-    if (!pidfd) continue;
+    ProcessHandle process(member.pid);
+    if (process.has_ended()) refuse(rank);
+    if (!process) continue;
     // A number that another process has since; read behind the opening, so that it is of this one.
     if (!member.begun.empty() && process_begin(member.pid) != member.begun) refuse(rank);
-    watched_.push_back({rank, std::move(pidfd)});
+    watched_.push_back({rank, std::move(process)});
   }
   throw_if_ended();
 }
 
 void MemberWatch::throw_if_ended() const {
   for (const Watched& each : watched_) {
-    // A pidfd is readable once the process has ended.
-    pollfd polled{each.pidfd.get(), POLLIN, 0};
-    if (::poll(&polled, 1, 0) > 0) refuse(each.rank);
+    if (each.process.has_ended()) refuse(each.rank);
   }
 }
 

@@ -9,8 +9,8 @@
 
 #include <vector>
 
-#include "libddp/base/unique_fd.h"
 #include "libddp/host/reconfigure_plan.h"
+#include "libddp/transport/process_handle.h"
 
 namespace libddp {
 
@@ -26,7 +26,7 @@ class MemberWatch {
 
   struct Watched {
     int rank = 0;
-    UniqueFd pidfd;
+    ProcessHandle process;
   };
 
   const ReconfigurePlan& plan_;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,17 +34,6 @@ class RankTaken : public SnapshotError {
  public:
   using SnapshotError::SnapshotError;
 };
-
-void signal_process(int pidfd, int signal) {
-  // Later than glibc 2.36 it has a name.
-  constexpr long kPidfdSendSignal = 424;
-  ::syscall(kPidfdSendSignal, pidfd, signal, nullptr, 0);
-}
-
-bool is_dead(int pidfd) {
-  pollfd entry{pidfd, POLLIN, 0};
-  return ::poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
-}
 
 /// Null where its writer has reserved it; else nobody writes it until this ends.
 std::shared_ptr<void> held(const HostMemories::Memory& memory, int slot) {
@@ -100,12 +88,12 @@ void Keeper::run() {
 
 void Keeper::serve() {
   std::vector<pollfd> entries{{stop_.fd(), POLLIN, 0}, {changed_.fd(), POLLIN, 0}};
-  if (agent_) entries.push_back({agent_.get(), POLLIN, 0});
+  entries.push_back({agent_.fd(), POLLIN, 0});  // a negative one is passed over
   for (const Client& client : clients_) entries.push_back({client.socket.get(), POLLIN, 0});
   acceptor_.add_polls(entries);
   ::poll(entries.data(), entries.size(), static_cast<int>(kBeat.count()));
   changed_.clear();
-  if (agent_ && is_dead(agent_.get())) agent_died();
+  if (agent_.has_ended()) agent_died();
   if (agent_lost_ && agent_lost_->expired()) agent_died();
   admit();
   hear_clients();
@@ -115,7 +103,7 @@ void Keeper::serve() {
 void Keeper::hear_clients() {
   for (Client& client : clients_) {
     // First, so that what it has said is heard; a child may have inherited its connection.
-    const bool has_died = client.is_worker && client.pidfd && is_dead(client.pidfd.get());
+    const bool has_died = client.is_worker && client.process.has_ended();
     hear(client);
     if (has_died) client.socket.reset();
   }
@@ -125,7 +113,7 @@ void Keeper::hear_clients() {
 
 void Keeper::release_slots() {
   const auto may_write = [](const Client& client) {
-    return client.is_worker && client.socket && !(client.pidfd && is_dead(client.pidfd.get()));
+    return client.is_worker && client.socket && !client.process.has_ended();
   };
   for (const Client& client : clients_) {
     if (!client.is_worker || client.rank < 0 || may_write(client)) continue;
@@ -166,14 +154,14 @@ void Keeper::admit() {
 
 void Keeper::take_in(Client& client, const KeeperRequest& hello) {
   client.pid = peer_credentials(client.socket.get()).pid;
-  client.pidfd = peer_pidfd(client.socket.get());
+  client.process = ProcessHandle::of_peer(client.socket.get());
   client.is_worker = hello.is_worker;
   client.rank = hello.is_worker ? hello.rank : -1;
   if (!hello.is_worker) return;
   for (const Client& other : clients_) {
     const bool has_rank = other.is_worker && client.rank >= 0 && other.rank == client.rank;
     if (!has_rank || other.pid == client.pid) continue;
-    if (other.pidfd && is_dead(other.pidfd.get())) {
+    if (other.process.has_ended()) {
       memories_.unreserve(other.rank);  // before its successor reserves some
       continue;
     }
@@ -360,17 +348,20 @@ std::optional<KeeperReply> Keeper::answer_to_wait(const KeeperRequest& request) 
 
 void Keeper::watch_agent(std::int64_t pid) {
   if (pid <= 0 || pid == agent_pid_) return;
-  agent_ = open_pidfd(static_cast<pid_t>(pid));
+  agent_ = ProcessHandle(static_cast<pid_t>(pid));
   agent_pid_ = static_cast<pid_t>(pid);
   agent_lost_.reset();
   // It died with the keeper before this one: its workers hand their memories over before they end.
-  if (!agent_) agent_lost_ = Deadline::after(kHandOver);
+  if (agent_.has_ended()) {
+    agent_ = ProcessHandle();
+    agent_lost_ = Deadline::after(kHandOver);
+  }
 }
 
 void Keeper::agent_died() {
   log(LogLevel::Warn, "agent_died",
       {{"pid", static_cast<long>(agent_pid_)}, {"run", options_.run}});
-  agent_.reset();
+  agent_ = ProcessHandle();
   agent_lost_.reset();
   agent_pid_ = 0;
   // What they have said while it lived; what they say as they are ended is too late.
@@ -382,10 +373,10 @@ void Keeper::agent_died() {
 
 void Keeper::end_workers() {
   const auto is_running = [](const Client& client) {
-    return client.is_worker && client.pidfd && !is_dead(client.pidfd.get());
+    return client.is_worker && client.process && !client.process.has_ended();
   };
   for (const Client& client : clients_) {
-    if (is_running(client)) signal_process(client.pidfd.get(), SIGTERM);
+    if (is_running(client)) client.process.signal(SIGTERM);
   }
   const Deadline grace = Deadline::after(options_.grace);
   while (!grace.expired() && std::any_of(clients_.begin(), clients_.end(), is_running)) {
@@ -393,9 +384,8 @@ void Keeper::end_workers() {
   }
   for (const Client& client : clients_) {
     if (!is_running(client)) continue;
-    signal_process(client.pidfd.get(), SIGKILL);
-    pollfd entry{client.pidfd.get(), POLLIN, 0};
-    ::poll(&entry, 1, static_cast<int>(options_.grace.count()));
+    client.process.signal(SIGKILL);
+    client.process.has_ended(options_.grace);
   }
 }
 

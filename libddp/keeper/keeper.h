@@ -38,6 +38,7 @@
 #include "libddp/keeper/keeper_message.h"
 #include "libddp/keeper/persister.h"
 #include "libddp/keeper/replication.h"
+#include "libddp/transport/process_handle.h"
 
 namespace libddp {
 
@@ -74,7 +75,7 @@ class Keeper {
  private:
   struct Client {
     UniqueFd socket;
-    UniqueFd pidfd;
+    ProcessHandle process;
     pid_t pid = 0;
     bool is_worker = false;
     int rank = -1;
@@ -115,7 +116,7 @@ class Keeper {
   HostMemories memories_;
   std::list<Client> clients_;
   std::optional<KeeperStorage> storage_;
-  UniqueFd agent_;
+  ProcessHandle agent_;
   pid_t agent_pid_ = 0;
   /// Workers have named an agent that is dead: until then they have time.
   std::optional<Deadline> agent_lost_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "libddp/base/unique_fd.h"
+#include "libddp/transport/process_handle.h"
 
 namespace libddp {
 
@@ -24,8 +25,8 @@ struct GroupPeer {
   int host_index = 0;
   /// Stream socket that lives as long as both processes.
   UniqueFd control;
-  /// pidfd of a peer on this host, where the kernel gives one.
-  UniqueFd pidfd;
+  /// Of a peer on this host.
+  ProcessHandle process;
   /// The descriptors that a peer on this host passed, in its order.
   std::vector<UniqueFd> descriptors;
   /// TCP connections to a peer on another host: for point-to-point messages, and twice

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -19,15 +18,8 @@
 #include "libddp/base/system_error.h"
 #include "libddp/transport/wait_for_events.h"
 
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77  // Linux 6.5; older headers lack the name.
-#endif
-
 namespace libddp {
 namespace {
-
-// One number on all architectures; older headers lack the name.
-constexpr long kPidfdOpen = 434;
 
 struct Address {
   sockaddr_un name{};
@@ -111,17 +103,6 @@ PeerCredentials peer_credentials(int socket) {
   }
   return {credentials.pid, credentials.uid};
 }
-
-UniqueFd peer_pidfd(int socket) {
-  int pidfd = -1;
-  socklen_t length = sizeof(pidfd);
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length) == 0) return UniqueFd(pidfd);
-  // Without SO_PEERPIDFD the number could in theory have been taken over by another process.
-  const pid_t pid = peer_credentials(socket).pid;
-  return pid > 0 ? open_pidfd(pid) : UniqueFd();
-}
-
-UniqueFd open_pidfd(pid_t pid) { return UniqueFd(static_cast<int>(::syscall(kPidfdOpen, pid, 0))); }
 
 bool wait_readable(int socket, std::chrono::milliseconds limit) {
   return wait_for_events(socket, POLLIN, Deadline::after(limit));

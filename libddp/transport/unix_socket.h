@@ -55,12 +55,6 @@ struct PeerCredentials {
 };
 PeerCredentials peer_credentials(int socket);
 
-/// pidfd of the process at the other end; empty where the kernel gives none.
-UniqueFd peer_pidfd(int socket);
-
-/// pidfd of process `pid`; empty, with errno set, where the kernel gives none.
-UniqueFd open_pidfd(pid_t pid);
-
 /// Waits until `socket` has bytes, a connection or its end. False if `limit` passes first.
 bool wait_readable(int socket, std::chrono::milliseconds limit);
 

@@ -26,6 +26,8 @@ constexpr std::chrono::seconds kGoodbyePatience{5};
 constexpr std::int64_t kBeatNs = HeartbeatMonitor::kBeatPeriod.count();
 /// An observer that slept longer than this was away itself.
 constexpr std::int64_t kAwayNs = 3 * kBeatNs;
+/// Between the end of a process's sockets and its own.
+constexpr std::chrono::milliseconds kLastMoments{50};
 /// While something is about to be decided.
 constexpr int kAlertMs = 50;
 /// A peer that does not read gets no more heartbeats, so that they never fill its socket.
@@ -39,8 +41,8 @@ bool reads(int socket) {
 double seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
 const char* condition_of(const GroupPeer& peer) {
-  // Without a pidfd the number may belong to another pid namespace.
-  switch (peer.pidfd ? process_state(peer.pid) : '\0') {
+  // Of one that is not seen the number may belong to another pid namespace.
+  switch (peer.process ? process_state(peer.pid) : '\0') {
     case 'T':
       return "it is stopped (SIGSTOP or Ctrl-Z)";
     case 't':
@@ -53,19 +55,13 @@ const char* condition_of(const GroupPeer& peer) {
 }
 
 bool is_held_by_debugger(const GroupPeer& peer) {
-  return peer.pidfd && process_state(peer.pid) == 't';
+  return peer.process && process_state(peer.pid) == 't';
 }
 
 int host_index_of(const std::vector<GroupPeer>& peers, int rank) {
   const auto found = std::find_if(peers.begin(), peers.end(),
                                   [rank](const GroupPeer& peer) { return peer.rank == rank; });
   return found == peers.end() ? 0 : found->host_index;
-}
-
-bool is_ended(const UniqueFd& pidfd, int wait_ms) {
-  if (!pidfd) return false;
-  pollfd entry{pidfd.get(), POLLIN, 0};
-  return ::poll(&entry, 1, wait_ms) > 0;
 }
 
 }  // namespace
@@ -110,7 +106,7 @@ void Watchdog::run() {
     for (const Watched& watched : watched_) {
       if (watched.is_over) continue;
       entries.push_back({watched.peer().control.get(), POLLIN | POLLRDHUP, 0});
-      if (watched.peer().pidfd) entries.push_back({watched.peer().pidfd.get(), POLLIN, 0});
+      entries.push_back({watched.peer().process.fd(), POLLIN, 0});
     }
     channels_.add_polls(entries);
     if (::poll(entries.data(), entries.size(), pause_ms(monotonic_ns())) < 0 && errno != EINTR) {
@@ -130,7 +126,7 @@ void Watchdog::read_all() {
   // Words before losses: a peer that ended because of another one's failure names the culprit.
   std::vector<Watched*> lost;
   for (Watched& watched : watched_) {
-    if (!watched.is_over && is_ended(watched.peer().pidfd, 0)) lost.push_back(&watched);
+    if (!watched.is_over && watched.peer().process.has_ended()) lost.push_back(&watched);
   }
   for (Watched& watched : watched_) {
     if (watched.is_over) continue;
@@ -196,7 +192,7 @@ void Watchdog::report_loss(Watched& watched) {
   const GroupPeer& peer = watched.peer();
   // The kernel closes the sockets of a dying process just before it reports the end.
   const bool is_remote = peer.host_index != host_index_;
-  const bool died = peer.pid != ::getpid() && is_ended(peer.pidfd, 50);
+  const bool died = peer.pid != ::getpid() && peer.process.has_ended(kLastMoments);
   const char* how = watched.channel->inbox.is_garbled()
                         ? "sent bytes that are no message of this library"
                     : died ? "died (killed, crashed or exited without destroying the group)"

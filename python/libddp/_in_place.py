@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous import (
     registry,
 )
 
-from libddp import _attempts, _hosts, _rendezvous, _worker_ends
+from libddp import _attempts, _hosts, _pidfds, _rendezvous, _worker_ends
 from libddp._hosts import say
 from libddp._in_place_worker import Program, Worker
 from libddp._stopped import is_stopped
@@ -81,6 +81,7 @@ def check(args) -> None:
             f"libddp run: --in-place: {problem}. Hint: leave out one of the two"
             + ("; on several hosts pass --rdzv-backend=c10d." if "rdzv" in problem else ".")
         )
+    _pidfds.require("--in-place")
 
 
 class Agent:

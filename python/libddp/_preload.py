@@ -24,7 +24,7 @@ import sys
 import time
 import zipfile
 
-from libddp import _fork_server, _lifeline
+from libddp import _fork_server, _lifeline, _pidfds
 from libddp._torch_patches import workers_descriptors
 from libddp.errors import ArgumentError, Error, TimeoutError
 
@@ -58,6 +58,7 @@ def check(args) -> None:
     if problem:
         raise ArgumentError(f"libddp run: --preload forks workers, but {problem}. Hint: leave out "
                             "one of the two.")  # fmt: skip
+    _pidfds.require("--preload")
 
 
 class ForkedWorker:

@@ -55,7 +55,8 @@ void check_peers(std::vector<GroupPeer>& peers, int own_rank) {
     expect(peer.rank == rank && peer.pid > 0 && !peer.host.empty(), "peers are ordered by rank");
     expect(peer.note == "note of " + std::to_string(rank), "the note arrives");
     if (rank == own_rank) {
-      expect(!peer.control && !peer.pidfd && peer.descriptors.empty(), "nothing for the own rank");
+      expect(!peer.control && !peer.process && peer.descriptors.empty(),
+             "nothing for the own rank");
       continue;
     }
     expect(peer.descriptors.size() == 2, "two descriptors per peer");
@@ -120,7 +121,7 @@ TEST_CASE("Ranks that are processes meet") {
   }
 }
 
-TEST_CASE("The death of a peer shows on its connection and its pidfd") {
+TEST_CASE("The death of a peer shows on its connection and its process") {
   FolderStore store;
   const auto results = fork_ranks(3, [&](int rank) -> std::string {
     const auto peers = bootstrap(store, options_of(rank, 3), {}, soon());
@@ -136,10 +137,7 @@ TEST_CASE("The death of a peer shows on its connection and its pidfd") {
     send_frame(victim.control.get(), "met", {}, soon());
     expect(wait_readable(victim.control.get(), 60s), "the connection ends");
     expect(is_closed(victim.control.get()), "with nothing left to read");
-    if (victim.pidfd) {
-      pollfd polled{victim.pidfd.get(), POLLIN, 0};
-      expect(::poll(&polled, 1, 60'000) == 1, "the pidfd shows the end");
-    }
+    expect(victim.process.has_ended(60s), "the process is seen to have ended");
     return "";
   });
   REQUIRE(results[1].signal == SIGKILL);

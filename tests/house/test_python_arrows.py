@@ -100,6 +100,7 @@ ROOMS = {
             "_launcher_flags",
             "_meetings",
             "_network_check",
+            "_pidfds",
             "_preload",
             "_rendezvous",
             "_run_key",

@@ -1,7 +1,6 @@
 #include "libddp/transport/unix_socket.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -83,11 +82,6 @@ TEST_CASE("The peer is known to the kernel") {
   const Pair pair;
   REQUIRE(peer_credentials(pair.one.get()).pid == ::getpid());
   REQUIRE(peer_credentials(pair.other.get()).uid == ::geteuid());
-  const UniqueFd pidfd = peer_pidfd(pair.one.get());
-  if (pidfd) {
-    pollfd polled{pidfd.get(), POLLIN, 0};
-    REQUIRE(::poll(&polled, 1, 0) == 0);
-  }
 }
 
 TEST_CASE("Frames carry bytes and descriptors both ways") {

@@ -20,6 +20,8 @@ from libddp._torch_patches.replacing import LAUNCHER
 
 #: So long an end is looked at again and again.
 _NEWS_SECONDS = 0.5
+#: Between two looks at workers that the system does not tell of.
+_LOOK_SECONDS = 0.05
 
 
 def stop_within(seconds: float, leave: Callable[[], None]) -> None:
@@ -89,12 +91,33 @@ def _await_end(pids: list[int], seconds: float) -> list[int]:
                 descriptors[os.pidfd_open(pid)] = pid
             except ProcessLookupError:
                 return [pid]
+            except (AttributeError, OSError):  # see libddp/_pidfds.py
+                return _look_for_end(pids, seconds)
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
         return [descriptors[number] for number, _ in poll.poll(1000 * seconds)]
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _look_for_end(pids: list[int], seconds: float) -> list[int]:
+    """The same where the system tells nobody of an end."""
+    limit = time.monotonic() + seconds
+    while True:
+        found = [pid for pid in pids if _has_ended(pid)]
+        left = limit - time.monotonic()
+        if found or left <= 0:
+            return found
+        time.sleep(min(_LOOK_SECONDS, left))
+
+
+def _has_ended(pid: int) -> bool:
+    """Of a child; how it has ended is left for torch to ask."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def tell_ends(function: Callable[[dict, dict], None]) -> None:

@@ -1,5 +1,6 @@
 """What `libddp run` decides about hosts, without any: flags, pairs, slow hosts, rendezvous."""
 
+import os
 import subprocess
 import threading
 import time
@@ -177,8 +178,11 @@ def test_recorded_events_are_named_as_torch_names_them():
     assert rendezvous_delays.method_name(10**6) == names(10**6) == "no_method_name"
 
 
-def test_the_end_of_a_worker_is_seen_at_once():
+@pytest.mark.parametrize("has_pidfds", [True, False])
+def test_the_end_of_a_worker_is_seen_at_once(monkeypatch, has_pidfds):
     """Of any one, and also of one that somebody has waited for."""
+    if not has_pidfds:
+        monkeypatch.delattr(os, "pidfd_open")
     short, long = (subprocess.Popen(["sleep", seconds]) for seconds in ("0.2", "600"))
     try:
         assert agent_hooks._await_end([long.pid], 0.05) == []

@@ -1,5 +1,6 @@
 """`libddp run --preload`: forked workers are what started ones are."""
 
+import errno
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from launches import finish, launch, ranks
 from libddp._stopped import state_of
 from libddp.errors import ArgumentError
 
-from libddp import _preload, _spare_workers
+from libddp import _in_place, _preload, _rendezvous, _spare_workers
 
 #: Everything that a program can see of how it was started.
 FACTS = """
@@ -223,6 +224,25 @@ def test_what_can_be_forked_is_not_refused(monkeypatch):
     monkeypatch.setenv("PYTHON_EXEC", "/bin/sh")
     with pytest.raises(ArgumentError, match="PYTHON_EXEC=/bin/sh is not the Python"):
         _preload.check(arguments())
+
+
+@pytest.mark.parametrize(
+    ("check", "flag", "given"),
+    [
+        (_preload.check, "--preload", {}),
+        (_in_place.check, "--in-place", {"node_unit": 1, "rdzv_backend": _rendezvous.NAME}),
+    ],
+)
+def test_a_system_without_pidfds_is_told(monkeypatch, check, flag, given):
+    def refuse(_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(ArgumentError, match=f"{flag} watches workers by pidfd_open, which this"):
+        check(arguments(**given))
+    monkeypatch.delattr(os, "pidfd_open")
+    with pytest.raises(ArgumentError, match=f"Hint: leave out {flag}"):
+        check(arguments(**given))
 
 
 @pytest.fixture
