@@ -28,12 +28,6 @@ const Names& names() {
   return made;
 }
 
-py::object get(py::handle object, PyObject* name) {
-  PyObject* const value = PyObject_GetAttr(object.ptr(), name);
-  if (value == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(value);
-}
-
 void set(py::handle object, PyObject* name, py::handle value) {
   if (PyObject_SetAttr(object.ptr(), name, value.ptr()) != 0) throw py::error_already_set();
 }
@@ -79,6 +73,12 @@ void let_go(py::handle param, py::object shown, py::handle nothing) {
 
 }  // namespace
 
+py::object attribute_of(py::handle object, PyObject* name) {
+  PyObject* const value = PyObject_GetAttr(object.ptr(), name);
+  if (value == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(value);
+}
+
 void show_faces(const py::list& rows, bool sharded) {
   for (const py::handle tuple : rows) {
     const Row row(tuple);
@@ -92,7 +92,7 @@ void show_faces(const py::list& rows, bool sharded) {
 bool are_faces_settled(const py::list& rows) {
   for (const py::handle tuple : rows) {
     const Row row(tuple);
-    if (!get(row.sharded, names().local_tensor).is(row.local)) return false;
+    if (!attribute_of(row.sharded, names().local_tensor).is(row.local)) return false;
     bool is_there = true;
     for_places(row, [&](PyObject* registry, PyObject* key) {
       is_there = is_there && PyDict_GetItemWithError(registry, key) == row.sharded.ptr();
@@ -109,7 +109,7 @@ void take_over_faces(const py::list& rows, py::handle nothing) {
     const Row row(tuple);
     const at::Tensor& outer = row.outer();
     const at::Tensor& inner = row.inner();
-    py::object shown = get(row.param, names().shown);
+    py::object shown = attribute_of(row.param, names().shown);
     const at::Tensor& grad = outer.grad();
     if (outer.requires_grad() != inner.requires_grad()) {
       row.param.attr("take_over")();
@@ -129,7 +129,7 @@ void show_face_gradients(const py::list& rows) {
     const Row row(tuple);
     const at::Tensor& own = row.inner().grad();
     if (!own.defined()) continue;
-    const py::object spare = get(row.param, names().spare);
+    const py::object spare = attribute_of(row.param, names().spare);
     if (spare.is_none() || row.outer().grad().defined()) {
       row.param.attr("show_gradient")();
       continue;
@@ -148,8 +148,9 @@ bool have_face_hooks(const py::list& rows) {
     // What Python answers takes longer: asked only where there has been a hook.
     const bool had_hooks = torch::autograd::impl::get_autograd_meta(outer) != nullptr &&
                            torch::autograd::impl::post_acc_grad_hooks(outer) != nullptr;
-    if (had_hooks && py::bool_(get(row.sharded, names().hooks))) return true;
-    const int found = PyDict_Contains(get(row.sharded, names().dict).ptr(), names().optimizers);
+    if (had_hooks && py::bool_(attribute_of(row.sharded, names().hooks))) return true;
+    const int found =
+        PyDict_Contains(attribute_of(row.sharded, names().dict).ptr(), names().optimizers);
     if (found < 0) throw py::error_already_set();
     if (found > 0) return true;
   }

@@ -9,6 +9,9 @@
 
 namespace libddp {
 
+/// `name` is a string of Python's that was made once.
+pybind11::object attribute_of(pybind11::handle object, PyObject* name);
+
 /// What the modules have for parameters from now on: DTensors, or whole plain ones.
 void show_faces(const pybind11::list& rows, bool sharded);
 

@@ -8,16 +8,6 @@ namespace py = pybind11;
 
 namespace libddp {
 
-namespace {
-
-py::list list_of(py::handle object, PyObject* name) {
-  PyObject* const list = PyObject_GetAttr(object.ptr(), name);
-  if (list == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::list>(list);
-}
-
-}  // namespace
-
 class PythonFaces::Held {
  public:
   explicit Held(const py::weakref& reference) : faces_(reference()) {}
@@ -26,12 +16,12 @@ class PythonFaces::Held {
   bool is_gone() const { return faces_.is_none(); }
   py::object wrapped(std::size_t index) const {
     static PyObject* const name = PyUnicode_InternFromString("wrapped_modules");
-    return list_of(faces_, name)[index];
+    return py::list(attribute_of(faces_, name))[index];
   }
   /// Empty where Python does what is to be done.
   py::list rows(std::size_t index) const {
     static PyObject* const name = PyUnicode_InternFromString("rows");
-    return list_of(wrapped(index), name);
+    return attribute_of(wrapped(index), name);
   }
   template <typename... Arguments>
   py::object call(const char* name, Arguments&&... arguments) const {

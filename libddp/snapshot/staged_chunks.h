@@ -47,9 +47,8 @@ class StagedChunks {
   static constexpr std::size_t kNoLine = static_cast<std::size_t>(-1);
   /// A tensor's bytes.
   struct Source {
-    /// Null where `tensor` is read.
+    /// Of a dense one on the CPU; null where `tensor` itself is read.
     const std::byte* on_host = nullptr;
-    /// On a device, or not dense.
     at::Tensor tensor;
     /// The same with its bytes one behind the other, from the first that is read to the last: one
     /// that is not dense is copied then, and no more of them at once than need be.

@@ -59,8 +59,6 @@ ProcessHandle ProcessHandle::by_id(pid_t pid) {
 }
 
 bool ProcessHandle::has_ended_by_id() const {
-  if (is_gone_) return true;
-  if (begin_.empty()) return false;
   const char state = process_state(pid_);
   return state == 'Z' || state == 'X' || process_begin(pid_) != begin_;
 }

@@ -38,6 +38,7 @@ class ProcessHandle {
   int fd() const { return pidfd_ ? pidfd_.get() : -1; }
 
  private:
+  /// REQUIRES that it is seen, and no pidfd.
   bool has_ended_by_id() const;
 
   UniqueFd pidfd_;
