@@ -20,6 +20,14 @@ constexpr std::size_t kDirectBytes = 64u << 10;
 /// So much of the page cache waits for the disk.
 constexpr std::uint64_t kCachedBytes = 32u << 20;
 
+/// What may still be put on a file's disk; none where the file system does not say.
+std::optional<std::uint64_t> free_bytes(int fd) {
+  struct statvfs disk {};
+  if (::fstatvfs(fd, &disk) != 0 || disk.f_blocks == 0) return std::nullopt;
+  const auto blocks = ::geteuid() == 0 ? disk.f_bfree : disk.f_bavail;  // some are kept for root
+  return static_cast<std::uint64_t>(blocks) * disk.f_frsize;
+}
+
 }  // namespace
 
 FreshFile::FreshFile(const std::string& path)
@@ -37,6 +45,10 @@ FreshFile::~FreshFile() {
 void FreshFile::reserve(std::uint64_t bytes) {
   wanted_bytes_ = bytes;
   if (bytes == 0) return;
+  // fallocate takes all that is left before it finds that it is too little (ext4), and until it has
+  // given that back the disk is full for everybody else on it, too.
+  const std::optional<std::uint64_t> room = free_bytes(fd_.get());
+  if (room && *room < bytes) refuse("fallocate", ENOSPC);
   while (::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
     if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL) return;
     if (errno != EINTR) refuse("fallocate", errno);
@@ -93,10 +105,8 @@ void FreshFile::put_in_place() {
 void FreshFile::refuse(const char* call, int error) {
   std::string why = errno_text(call, error);
   if (error == ENOSPC || error == EDQUOT) {
-    struct statvfs disk {};
-    if (::statvfs(folder_of(path_).c_str(), &disk) == 0) {
-      why += fmt::format("; {} bytes are needed, {} are free", wanted_bytes_,
-                         static_cast<std::uint64_t>(disk.f_bavail) * disk.f_frsize);
+    if (const std::optional<std::uint64_t> room = free_bytes(fd_.get())) {
+      why += fmt::format("; {} bytes are needed, {} are free", wanted_bytes_, *room);
     }
     refuse_file(path_, why, "make room, or name a folder on another disk");
   }

@@ -30,7 +30,8 @@ class FreshFile {
   FreshFile& operator=(const FreshFile&) = delete;
   ~FreshFile();
 
-  /// Takes the space, where the file system can: elsewhere the disk is found full when it is.
+  /// Takes the space, where the file system can: elsewhere the disk is found full when it is. Takes
+  /// none where it is too little.
   void reserve(std::uint64_t bytes);
   /// Fast in large pieces that begin where a multiple of DirectWriter::kBlockBytes does. The bytes
   /// may go when it returns, unless they stay until the file is in place, or is no more.
