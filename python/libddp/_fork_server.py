@@ -4,9 +4,11 @@
 
 Over the socket (a pair of the launcher's, _preload.py) come requests: the command line and the
 environment of a worker as a memory file, then descriptors for its output. Back go the process id,
-and later its wait status. A forked worker gets the environment, a session of its own and a fresh
-`__main__`, and leaves this module by its end, so that the interpreter ends it as it ends any other
-program: excepthook, atexit, exit codes. After an error it leaves behind atexit, see end().
+and later its exit code, which the launcher answers with the id: until it knows the end it may
+signal the worker, whose id must then still be its own. A forked worker gets the environment, a
+session of its own and a fresh `__main__`, and leaves this module by its end, so that the
+interpreter ends it as it ends any other program: excepthook, atexit, exit codes. After an error it
+leaves behind atexit, see end().
 
 The server ends with the launcher, a worker with the server (_lifeline.py). Thread rule: one thread;
 a library that starts threads as it is imported must survive a fork, as torch does.
@@ -47,39 +49,50 @@ def serve(channel: socket.socket, num_spares: int) -> dict | None:
     spares = SpareWorkers(num_spares, leave)
     poll = select.poll()
     poll.register(channel, select.POLLIN)
-    while True:
-        events = poll.poll(1e3 * QUIET_SECONDS if spares.is_short() else None)
-        if not events and (added := spares.add()) is not None:
-            pidfd, descriptors = added
-            if descriptors:
-                return _read(descriptors)
-            poll.register(pidfd, select.POLLIN)
-        for number, _ in events:
-            if number in workers:
-                poll.unregister(number)
-                os.close(number)
-                pid = workers.pop(number)
-                _send(channel, {"ended": pid, "status": os.waitpid(pid, 0)[1]})
-                continue
-            if number in spares:
-                poll.unregister(number)
-                spares.drop(number)
-                continue
-            message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, MAX_DESCRIPTORS)
-            if not message:
-                return None
-            found = spares.take(descriptors)
-            if found is None:
-                pid = fork_leader()
-                if pid == 0:
-                    spares.forget()
+    with contextlib.suppress(ConnectionError):  # it is gone, with something unread or unsent
+        while True:
+            events = poll.poll(1e3 * QUIET_SECONDS if spares.is_short() else None)
+            if not events and (added := spares.add()) is not None:
+                pidfd, descriptors = added
+                if descriptors:
                     return _read(descriptors)
-                found = os.pidfd_open(pid), pid
-                poll.register(found[0], select.POLLIN)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            workers[found[0]] = found[1]
-            _send(channel, {"pid": found[1]})
+                poll.register(pidfd, select.POLLIN)
+            for number, _ in events:
+                if number in workers:
+                    poll.unregister(number)
+                    os.close(number)
+                    pid = workers.pop(number)
+                    _send(channel, {"ended": pid, "code": _exit_code(pid)})
+                    continue
+                if number in spares:
+                    poll.unregister(number)
+                    spares.drop(number)
+                    continue
+                message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, MAX_DESCRIPTORS)
+                if not message:
+                    return None
+                if not descriptors:
+                    os.waitpid(int(message), 0)
+                    continue
+                found = spares.take(descriptors)
+                if found is None:
+                    pid = fork_leader()
+                    if pid == 0:
+                        spares.forget()
+                        return _read(descriptors)
+                    found = os.pidfd_open(pid), pid
+                    poll.register(found[0], select.POLLIN)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                workers[found[0]] = found[1]
+                _send(channel, {"pid": found[1]})
+    return None
+
+
+def _exit_code(pid: int) -> int:
+    """Popen's returncode of a child that has ended, whose id stays its own."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def _send(channel: socket.socket, message: dict) -> None:

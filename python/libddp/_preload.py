@@ -13,6 +13,7 @@ Thread rule: one thread, that of torch's agent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -197,7 +198,9 @@ class ForkServer:
             return None
         found = json.loads(message)
         if "ended" in found:
-            self._ended[found["ended"]] = os.waitstatus_to_exitcode(found["status"])
+            self._ended[found["ended"]] = found["code"]
+            with contextlib.suppress(OSError):  # it is gone, and so are its children
+                self._channel.send(str(found["ended"]).encode())
         return found
 
     def _lost(self, when: str) -> Error:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -313,6 +314,27 @@ def await_end(pids) -> None:
     while any(state_of(pid) not in ("", "Z") for pid in pids):
         assert time.monotonic() < limit, pids
         time.sleep(0.01)
+
+
+def test_the_id_of_a_worker_is_its_own_until_the_launcher_knows_its_end(server, tmp_path):
+    script = tmp_path / "end.py"
+    script.write_text("import os, sys; os.kill(os.getpid(), 9) if sys.argv[1:] else sys.exit(3)")
+    for arguments, code in (((), 3), (("killed",), -9)):
+        worker = server.start((sys.executable, "-u", str(script), *arguments), dict(os.environ))
+        assert select.select([server._channel], [], [], 60)[0]  # the server has told it
+        os.killpg(worker.pid, 0)
+        assert worker.poll() == code
+        await_children(server, 0)
+
+
+def test_a_server_ends_quietly_where_nobody_asked_how_a_worker_ended(server, capfd):
+    worker = server.start((sys.executable, "-u", "-m", "this"), dict(os.environ))
+    await_end([worker.pid])
+    assert select.select([server._channel], [], [], 60)[0]
+    capfd.readouterr()
+    server.end()
+    assert server._process.returncode == 0
+    assert capfd.readouterr().err == ""
 
 
 @pytest.fixture
