@@ -18,6 +18,7 @@
 #include "tests/support/folder_store.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/soon.h"
 
 using namespace libddp;
 using namespace std::chrono_literals;
@@ -25,10 +26,9 @@ using libddp::test::expect;
 using libddp::test::FolderStore;
 using libddp::test::fork_ranks;
 using libddp::test::run_ranks;
+using libddp::test::soon;
 
 namespace {
-
-Deadline soon() { return Deadline::after(60s); }
 
 BootstrapOptions options_of(int rank, int world_size) {
   return {.rank = rank,

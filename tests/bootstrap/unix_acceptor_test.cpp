@@ -14,20 +14,20 @@
 #include "libddp/transport/frame.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
+#include "tests/support/soon.h"
 
 using namespace libddp;
 using namespace std::chrono_literals;
+using libddp::test::soon;
 
 namespace {
-
-Deadline in_ten_seconds() { return Deadline::after(10s); }
 
 /// Sends a request to `acceptor` and gives what the acceptor makes of it.
 std::vector<AdmittedPeer> send_request(UnixAcceptor& acceptor, const UniqueFd& socket,
                                        const std::string& text) {
-  send_frame(socket.get(), text, {}, in_ten_seconds());
+  send_frame(socket.get(), text, {}, soon());
   std::vector<AdmittedPeer> all_admitted;
-  const Deadline deadline = in_ten_seconds();
+  const Deadline deadline = soon();
   while (all_admitted.empty() && !deadline.expired()) all_admitted = acceptor.admit(20ms);
   return all_admitted;
 }
@@ -35,10 +35,10 @@ std::vector<AdmittedPeer> send_request(UnixAcceptor& acceptor, const UniqueFd& s
 /// Whatever it says, the acceptor closes without a word.
 bool is_shut_out(const std::string& acceptor) {
   try {
-    const UniqueFd socket = connect_unix(acceptor, in_ten_seconds());
-    send_frame(socket.get(), "1 token token", {}, in_ten_seconds());
+    const UniqueFd socket = connect_unix(acceptor, soon());
+    send_frame(socket.get(), "1 token token", {}, soon());
     char byte = 0;
-    return wait_readable(socket.get(), 10s) && ::read(socket.get(), &byte, 1) <= 0;
+    return wait_readable(socket.get(), 60s) && ::read(socket.get(), &byte, 1) <= 0;
   } catch (const NetworkError&) {
     return true;  // closed before the frame was out
   }
@@ -50,27 +50,26 @@ TEST_CASE("A silent connection holds up none that speaks") {
   set_log_level(LogLevel::Off);
   UnixAcceptor acceptor;
   std::vector<UniqueFd> silent;
-  for (int i = 0; i < 300; ++i) silent.push_back(connect_unix(acceptor.name(), in_ten_seconds()));
+  for (int i = 0; i < 300; ++i) silent.push_back(connect_unix(acceptor.name(), soon()));
   const char half[] = "lddp";
   REQUIRE(::write(silent.back().get(), half, 4) == 4);
-  const UniqueFd rank = connect_unix(acceptor.name(), in_ten_seconds());
-  const auto begin = std::chrono::steady_clock::now();
+  const UniqueFd rank = connect_unix(acceptor.name(), soon());
   const std::vector<AdmittedPeer> all_admitted = send_request(acceptor, rank, "1 token token");
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   REQUIRE(all_admitted.size() == 1);
   REQUIRE(all_admitted[0].request.bytes == "1 token token");
-  CHECK(took.count() < 5);
+  // Nobody had to lose patience with them.
+  REQUIRE_FALSE(is_closed(silent.back().get()));
   set_log_level(LogLevel::Warn);
 }
 
 TEST_CASE("What is no request is dropped") {
   set_log_level(LogLevel::Off);
   UnixAcceptor acceptor;
-  const UniqueFd nonsense = connect_unix(acceptor.name(), in_ten_seconds());
-  const UniqueFd oversize = connect_unix(acceptor.name(), in_ten_seconds());
+  const UniqueFd nonsense = connect_unix(acceptor.name(), soon());
+  const UniqueFd oversize = connect_unix(acceptor.name(), soon());
   REQUIRE(::write(nonsense.get(), "GET / HTTP/1.0\r\n\r\n", 18) == 18);
-  send_frame(oversize.get(), std::string(2000, 'x'), {}, in_ten_seconds());
-  const UniqueFd rank = connect_unix(acceptor.name(), in_ten_seconds());
+  send_frame(oversize.get(), std::string(2000, 'x'), {}, soon());
+  const UniqueFd rank = connect_unix(acceptor.name(), soon());
   REQUIRE(send_request(acceptor, rank, "request").size() == 1);
   REQUIRE(is_closed(nonsense.get()));
   REQUIRE(is_closed(oversize.get()));
@@ -82,10 +81,10 @@ TEST_CASE("Of a crowd that says nothing the oldest give way") {
   UnixAcceptor acceptor;
   std::vector<UniqueFd> crowd;
   for (std::size_t i = 0; i < PendingConnections<PendingConnection>::kMost + 2; ++i) {
-    crowd.push_back(connect_unix(acceptor.name(), in_ten_seconds()));
+    crowd.push_back(connect_unix(acceptor.name(), soon()));
     if (i % 64 == 0) acceptor.admit(0ms);
   }
-  const Deadline deadline = in_ten_seconds();
+  const Deadline deadline = soon();
   while (!is_closed(crowd[1].get()) && !deadline.expired()) acceptor.admit(0ms);
   REQUIRE(is_closed(crowd[0].get()));
   REQUIRE(is_closed(crowd[1].get()));
@@ -99,9 +98,9 @@ TEST_CASE("An acceptor within a host without descriptors goes on") {
   set_log_level(LogLevel::Off);
   UnixAcceptor acceptor;
   std::vector<UniqueFd> strangers;
-  for (int i = 0; i < 8; ++i) strangers.push_back(connect_unix(acceptor.name(), in_ten_seconds()));
-  const UniqueFd rank = connect_unix(acceptor.name(), in_ten_seconds());
-  send_frame(rank.get(), "request", {}, in_ten_seconds());
+  for (int i = 0; i < 8; ++i) strangers.push_back(connect_unix(acceptor.name(), soon()));
+  const UniqueFd rank = connect_unix(acceptor.name(), soon());
+  send_frame(rank.get(), "request", {}, soon());
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   const int lowest_free = ::dup(0);
@@ -114,7 +113,7 @@ TEST_CASE("An acceptor within a host without descriptors goes on") {
   const bool nobody_left = !is_closed(strangers[0].get());
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &for_three) == 0);
   std::vector<AdmittedPeer> all_admitted;
-  const Deadline deadline = in_ten_seconds();
+  const Deadline deadline = soon();
   while (all_admitted.empty() && !deadline.expired()) all_admitted = acceptor.admit(20ms);
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
   REQUIRE(num_taken == 0);

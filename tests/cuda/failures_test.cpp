@@ -187,7 +187,7 @@ TEST_CASE("a rank that drops its group ends the others' device operations", "[nc
                                        }),
                       "mine");
   require_parts(messages.of(0), {"rank 1 (pid ", "left without destroying the group"});
-  REQUIRE(std::chrono::steady_clock::now() - begin < seconds(10));
+  REQUIRE(std::chrono::steady_clock::now() - begin < seconds(30));
   REQUIRE(mock_nccl::live().communicators == 0);
 }
 
@@ -365,7 +365,7 @@ TEST_CASE("a killed rank is named on the others at once", "[nccl][failures]") {
         if (group.rank() == 2) ::kill(::getpid(), SIGKILL);
         const auto begin = std::chrono::steady_clock::now();
         const std::string text = fail_of(group, device);
-        expect(std::chrono::steady_clock::now() - begin < seconds(5), "soon");
+        expect(std::chrono::steady_clock::now() - begin < seconds(30), "soon");
         return text;
       });
   for (const int rank : {0, 1}) {

@@ -193,7 +193,7 @@ TEST_CASE("an error that one rank announces ends the others' wait", "[liveness]"
     const auto start = std::chrono::steady_clock::now();
     const std::string text =
         message_of<PeerError>([&] { group.all_reduce(tensor, {}, {.label = "bucket 0"}); });
-    expect(std::chrono::steady_clock::now() - start < std::chrono::seconds(10), "soon");
+    expect(std::chrono::steady_clock::now() - start < std::chrono::seconds(30), "soon");
     expect_words(text, {"rank 1 (pid ", "in forward: ValueError: no such token (train.py:31)",
                         "all_reduce #2 float32 [8] SUM (bucket 0)"});
   };

@@ -24,10 +24,9 @@
 #include "libddp/keeper/keeper_client.h"
 #include "libddp/slots/slot_memory.h"
 #include "tests/slots/stored_tensors.h"
+#include "tests/support/soon.h"
 
 namespace libddp::test {
-
-inline Deadline soon() { return Deadline::after(std::chrono::seconds(20)); }
 
 /// A keeper in a thread, which ends with the test.
 class KeeperThread {

@@ -327,7 +327,7 @@ TEST_CASE("a puller that freezes does not keep the slot", "[replica]") {
 }
 
 TEST_CASE("a keeper that ends does not wait for a frozen one", "[replica]") {
-  TwoHosts hosts(8 * kChunkBytes, {.run = "", .patience = 15s});
+  TwoHosts hosts(8 * kChunkBytes, {.run = "", .patience = 60s});
   hosts.remote.save(5, 0);
   Proxy proxy(hosts.address);
   proxy.freeze_at = kChunkBytes;
@@ -335,7 +335,7 @@ TEST_CASE("a keeper that ends does not wait for a frozen one", "[replica]") {
   wait_until([&] { return proxy.num_bytes == kChunkBytes; });
   const auto begin = std::chrono::steady_clock::now();
   hosts.end_first();
-  REQUIRE(std::chrono::steady_clock::now() - begin < 5s);
+  REQUIRE(std::chrono::steady_clock::now() - begin < 30s);
   // Its connection is closed, so the slot is free at once.
   wait_until([&] { return !hosts.remote.memory.slot(0).is_held(); });
 }
