@@ -15,6 +15,12 @@ namespace {
 /// From this size on torch's copy, which may use several threads, beats its own dispatch cost.
 constexpr std::size_t kDispatchedCopyBytes = std::size_t{256} << 10;
 
+/// Another tensor over the same memory. No view to autograd, for which `detach_()` would refuse.
+at::Tensor alias_of(const at::Tensor& tensor) {
+  return at::Tensor::wrap_tensor_impl(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      /*version_counter=*/0, /*allow_tensor_metadata_change=*/true));
+}
+
 }  // namespace
 
 GradientSlot::GradientSlot(std::string name, at::Tensor parameter, std::string where)
@@ -27,6 +33,7 @@ void GradientSlot::move_to(at::Tensor view) {
   view_ = std::move(view);
   data_ = view_.data_ptr();
   bytes_ = view_.nbytes();
+  shown_ = alias_of(view_);
   at::Tensor& grad = parameter_.mutable_grad();
   if (grad.defined() && !is_apart()) replace(grad);
 }
@@ -34,6 +41,7 @@ void GradientSlot::move_to(at::Tensor view) {
 void GradientSlot::leave_bucket() {
   if (view_.defined() && is_apart() && shows_bucket()) parameter_.mutable_grad() = view_.clone();
   view_ = at::Tensor();
+  shown_ = at::Tensor();
   data_ = nullptr;
 }
 
@@ -54,7 +62,7 @@ bool GradientSlot::takes_values() const {
 void GradientSlot::install() {
   at::Tensor& grad = parameter_.mutable_grad();
   if (!is_apart() && !(grad.defined() && grad.requires_grad())) {
-    grad = view_;
+    grad = shown();
   } else if (!takes_values()) {
     grad = view_.clone();
   } else {
@@ -73,7 +81,12 @@ void GradientSlot::leave_view() {
 
 void GradientSlot::show_bucket() {
   at::Tensor& grad = parameter_.mutable_grad();
-  if (!is_apart() && !(grad.defined() && grad.requires_grad())) grad = view_;
+  if (!is_apart() && !(grad.defined() && grad.requires_grad())) grad = shown();
+}
+
+const at::Tensor& GradientSlot::shown() {
+  if (!is_shown_in_bucket()) shown_ = alias_of(view_);
+  return shown_;
 }
 
 // Plain memory where it may be: a dispatch costs more than the bytes of most parameters.
@@ -93,7 +106,7 @@ void GradientSlot::replace(at::Tensor& grad) {
     // `p.grad = p.grad.detach()` is another tensor over the same bytes.
     if (bytes_ > 0 && grad.const_data_ptr() != data_) copy_in(grad);
   }
-  grad = view_;
+  grad = shown();
 }
 
 void GradientSlot::take_dtype() {

@@ -7,11 +7,12 @@
 // zero_grad sets it to None). `adopt` copies it into the bucket once and lets `.grad` be the view,
 // which frees the other tensor at once. That moves fewer bytes than keeping `.grad` defined, which
 // costs a memset and a read-add-write; and memory for gradients stays 1x. Where `.grad` is the view
-// already, autograd has added in place and nothing is left to do.
-// Where others average the parameter's gradient too (parameter_users.h), or the script wants to
-// keep gradients (keep_apart), `.grad` stays apart: the bucket gets a copy, and `install` brings
-// back what has become of it. Thread rule: one thread at a time (autograd runs a parameter's hook
-// once per pass).
+// already, autograd has added in place and nothing is left to do. A script may give that tensor
+// other memory (`p.grad.data = ...`): then it is a gradient like any other, and the next one is
+// another tensor. Where others average the parameter's gradient too (parameter_users.h), or the
+// script wants to keep gradients (keep_apart), `.grad` stays apart: the bucket gets a copy, and
+// `install` brings back what has become of it. Thread rule: one thread at a time (autograd runs a
+// parameter's hook once per pass).
 //
 //   GradientSlot slot("head.weight", parameter, view_of_bucket);
 //   slot.adopt();   // in the hook: parameter.grad() is now the view, with the same values
@@ -45,7 +46,9 @@ class GradientSlot {
   void adopt() {
     at::Tensor& grad = parameter_.mutable_grad();
     if (is_apart()) return copy_to_bucket();
-    if (grad.unsafeGetTensorImpl() != view_.unsafeGetTensorImpl()) replace(grad);
+    if (grad.unsafeGetTensorImpl() != shown_.unsafeGetTensorImpl() || !is_shown_in_bucket()) {
+      replace(grad);
+    }
   }
   /// ENSURES: the bucket holds what autograd accumulated, and `.grad` is another tensor.
   void copy_to_bucket();
@@ -67,6 +70,7 @@ class GradientSlot {
   void leave_view();
   /// `.grad` is the view from now on unless it stays apart or has a graph.
   void show_bucket();
+  /// Of the bucket's memory; no script has it.
   const at::Tensor& view() const { return view_; }
 
   /// Gradients of this dtype are welcome too; they are converted on the way into the bucket.
@@ -88,6 +92,9 @@ class GradientSlot {
   const at::Tensor& parameter() const { return parameter_; }
 
  private:
+  bool is_shown_in_bucket() const { return shown_.const_data_ptr() == data_; }
+  /// What `.grad` is to be.
+  const at::Tensor& shown();
   void replace(at::Tensor& grad);
   void clear();
   void check(const at::Tensor& grad) const;
@@ -98,6 +105,8 @@ class GradientSlot {
   at::Tensor parameter_;
   ParameterUser user_;
   at::Tensor view_;
+  /// The same as the script has it.
+  at::Tensor shown_;
   void* data_ = nullptr;
   bool keeps_apart_ = false;
   std::size_t bytes_ = 0;

@@ -1,0 +1,231 @@
+"""What scripts do to a model and its gradients, in any order: after each, what torch's DDP has.
+
+At two ranks, bit for bit (test_parity.py says why).
+"""
+
+import random
+
+import checks
+import ddp_models as models
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+NUM_OPERATIONS = 40
+
+
+class Branches(nn.Module):
+    """Each head is used by some passes, buffers change in each, one parameter is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.conv.to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm1d(4)
+        self.trunk = nn.Linear(4, 4)
+        self.heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x, heads):
+        x = torch.tanh(self.trunk(self.norm(self.conv(x).mean(dim=(2, 3)))))
+        for head in heads:
+            x = torch.tanh(self.heads[head](x)) * self.scale
+        return x
+
+
+class Script:
+    """A wrapped model and its optimizer. Each operation draws the same for both models.
+
+    Args:
+        all_heads: each pass uses each head.
+    """
+
+    def __init__(self, ddp_class, optimizer_class, all_heads=True, **arguments):
+        torch.manual_seed(3)
+        self.model = ddp_class(Branches(), bucket_cap_mb=0.0001, **arguments)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = optimizer_class(self.parameters, lr=0.05)
+        self.all_heads = all_heads
+        self.kept = []
+        self.state = None
+
+    def _some(self, draw, of=lambda p: True):
+        return [p for p in self.parameters if draw.random() < 0.3 and of(p)]
+
+    def _gradients(self, draw):
+        return self._some(draw, lambda p: p.grad is not None)
+
+    def _loss(self, draw):
+        """On data of this rank, with a choice of heads that may be this rank's."""
+        mine = random.Random(draw.random() + (dist.get_rank() if draw.random() < 0.5 else 0))
+        heads = [head for head in range(3) if self.all_heads or mine.random() < 0.6]
+        data = torch.Generator().manual_seed(draw.randrange(1000) + 1000 * dist.get_rank())
+        return self.model(torch.randn(3, 2, 4, 4, generator=data), heads).square().mean()
+
+    def backward(self, draw):
+        self._loss(draw).backward()
+
+    def backward_without_sync(self, draw):
+        with self.model.no_sync():
+            self.backward(draw)
+
+    def accumulate(self, draw):
+        for _ in range(draw.randrange(1, 3)):
+            self.backward_without_sync(draw)
+        self.backward(draw)
+
+    def backward_of_a_part(self, draw):
+        if some := self._some(draw):
+            with self.model.no_sync():
+                self._loss(draw).backward(inputs=some)
+
+    def gradients_by_hand(self, draw):
+        with self.model.no_sync():
+            torch.autograd.grad(self._loss(draw), self.parameters, allow_unused=True)
+
+    def forward_alone(self, draw):
+        with torch.no_grad():
+            self._loss(draw)
+
+    def backward_of_the_second_forward(self, draw):
+        self._loss(draw)
+        self.backward(draw)
+
+    def evaluate(self, draw):
+        self.model.eval()
+        with torch.no_grad():
+            self._loss(draw)
+        self.model.train()
+
+    def step(self, draw):
+        self.optimizer.step()
+
+    def zero_grad(self, draw):
+        self.optimizer.zero_grad(set_to_none=draw.random() < 0.7)
+
+    def clear_some(self, draw):
+        for parameter in self._gradients(draw):
+            parameter.grad = None
+
+    def scale_anew(self, draw):
+        for parameter in self._gradients(draw):
+            parameter.grad = parameter.grad * 0.5
+
+    def scale_in_place(self, draw):
+        for parameter in self._gradients(draw):
+            parameter.grad *= 2.0
+
+    def clone(self, draw):
+        for parameter in self._gradients(draw):
+            parameter.grad = parameter.grad.clone()
+
+    def set_data(self, draw):
+        for parameter in self._gradients(draw):
+            parameter.grad.data = parameter.grad.data + 1
+
+    def give(self, draw):
+        for parameter in self._some(draw):
+            parameter.grad = torch.full_like(parameter, 0.25 + dist.get_rank())
+
+    def keep(self, draw):
+        self.kept += [p.grad for p in self._gradients(draw)]
+
+    def forget(self, draw):
+        self.kept = []
+
+    def clip(self, draw):
+        if any(p.grad is not None for p in self.parameters):
+            torch.nn.utils.clip_grad_norm_(self.parameters, 0.3)
+
+    def write(self, draw):
+        with torch.no_grad():
+            for parameter in self._some(draw):
+                parameter.mul_(0.99)
+
+    def swap_data(self, draw):
+        for parameter in self._some(draw):
+            parameter.data = parameter.data.clone()
+
+    def write_buffer(self, draw):
+        self.model.module.norm.running_mean += 1 + dist.get_rank()
+
+    def remember(self, draw):
+        self.state = {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    def load(self, draw):
+        if self.state is not None:
+            self.model.load_state_dict(self.state)
+
+
+OPERATIONS = [name for name in vars(Script) if not name.startswith("_")]
+OPERATIONS += 5 * ["backward"] + 2 * ["step", "zero_grad"]
+
+
+def assert_alike(mine, other, where):
+    assert (mine is None) == (other is None), where
+    if mine is not None:
+        torch.testing.assert_close(mine, other, rtol=0, atol=0, msg=lambda text: f"{where}: {text}")
+
+
+def assert_scripts_alike(ours, theirs, done):
+    after = f"after {', '.join(done)}"
+    state = theirs.model.state_dict()
+    for name, value in ours.model.state_dict().items():
+        assert_alike(value, state[name], f"{name} {after}")
+    names = [name for name, _ in ours.model.named_parameters()]
+    for name, mine, other in zip(names, ours.parameters, theirs.parameters, strict=True):
+        assert_alike(mine.grad, other.grad, f"gradient of {name} {after}")
+    for mine, other in zip(ours.kept, theirs.kept, strict=True):
+        assert_alike(mine, other, f"a gradient that was kept, {after}")
+
+
+def run(seed, without=(), in_buckets=False, optimizer_class=torch.optim.AdamW, **arguments):
+    ours = Script(
+        models.libddp_ddp(), optimizer_class, gradient_as_bucket_view=in_buckets, **arguments
+    )
+    # With gradients in its buckets torch's goes on with wrong ones after `p.grad.data = ...`.
+    theirs = Script(TorchDDP, optimizer_class, process_group=models.gloo(), **arguments)
+    operations = [name for name in OPERATIONS if name not in without]
+    draw, done = random.Random(seed), []
+    for _ in range(NUM_OPERATIONS):
+        operation, argument = draw.choice(operations), draw.random()
+        done.append(operation)
+        for script in (theirs, ours):
+            getattr(script, operation)(random.Random(argument))
+        assert_scripts_alike(ours, theirs, done)
+
+
+SEEDS = range(3)
+#: Passes whose parameters count as used for torch in the next one, though they are cleared.
+ALONE = ["backward_without_sync", "backward_of_a_part", "gradients_by_hand"]
+
+
+def check_gradients_of_their_own():
+    for seed in SEEDS:
+        run(seed)
+
+
+def check_gradients_in_buckets():
+    for seed in SEEDS:
+        run(seed, without=["keep"], in_buckets=True)
+
+
+def check_unused_parameters():
+    for seed in SEEDS:
+        run(seed, without=ALONE, all_heads=False, find_unused_parameters=True)
+
+
+def check_unused_parameters_in_buckets():
+    # What is given to a parameter that nobody uses is averaged, with torch's buckets too.
+    for seed in SEEDS:
+        run(
+            seed,
+            without=["keep", "give", *ALONE],
+            in_buckets=True,
+            all_heads=False,
+            find_unused_parameters=True,
+        )
+
+
+results, test_on_two_ranks = checks.suite(globals(), 2)
