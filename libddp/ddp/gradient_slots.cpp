@@ -102,7 +102,11 @@ void GradientSlots::mark_averaged_in_part() {
 bool GradientSlots::take_averaged_in_part(std::size_t index) {
   if (states_[index] != State::AveragedInPart) return false;
   states_[index] = State::Settled;
-  return slots_[index].shows_bucket();
+  GradientSlot& slot = slots_[index];
+  if (!slot.has_gradient()) return false;
+  // A script has put another tensor there, which it has made from that average.
+  if (!slot.shows_bucket()) slot.adopt();
+  return true;
 }
 
 void GradientSlots::also_accept(at::ScalarType dtype) {
