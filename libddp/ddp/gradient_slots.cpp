@@ -106,7 +106,7 @@ bool GradientSlots::take_averaged_in_part(std::size_t index) {
   if (!slot.has_gradient()) return false;
   // A script has put another tensor there, which it has made from that average.
   if (!slot.shows_bucket()) slot.adopt();
-  return true;
+  return slot.shows_bucket();
 }
 
 void GradientSlots::also_accept(at::ScalarType dtype) {

@@ -7,12 +7,11 @@ import random
 
 import checks
 import ddp_models as models
+import random_scripts
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-
-NUM_OPERATIONS = 40
 
 
 class Branches(nn.Module):
@@ -34,9 +33,8 @@ class Branches(nn.Module):
         return x
 
 
-class Script:
-    """A wrapped model and its optimizer. Each operation draws the same for both models.
-
+class Script(random_scripts.Script):
+    """
     Args:
         make_optimizer: of the wrapped model.
         all_heads: each pass uses each head.
@@ -44,28 +42,16 @@ class Script:
 
     def __init__(self, ddp_class, make_optimizer, all_heads=True, **arguments):
         torch.manual_seed(3)
-        self.model = ddp_class(Branches(), bucket_cap_mb=0.0001, **arguments)
-        self.parameters = list(self.model.parameters())
-        self.optimizer = make_optimizer(self.model)
-        self.all_heads = all_heads
-        self.kept = []
-        self.state = None
-
-    def _some(self, draw, of=lambda p: True):
-        return [p for p in self.parameters if draw.random() < 0.3 and of(p)]
-
-    def _gradients(self, draw):
-        return self._some(draw, lambda p: p.grad is not None)
+        model = ddp_class(Branches(), bucket_cap_mb=0.0001, **arguments)
+        super().__init__(model, make_optimizer(model))
+        self._all_heads = all_heads
 
     def _loss(self, draw):
         """On data of this rank, with a choice of heads that may be this rank's."""
         mine = random.Random(draw.random() + (dist.get_rank() if draw.random() < 0.5 else 0))
-        heads = [head for head in range(3) if self.all_heads or mine.random() < 0.6]
+        heads = [head for head in range(3) if self._all_heads or mine.random() < 0.6]
         data = torch.Generator().manual_seed(draw.randrange(1000) + 1000 * dist.get_rank())
         return self.model(torch.randn(3, 2, 4, 4, generator=data), heads).square().mean()
-
-    def backward(self, draw):
-        self._loss(draw).backward()
 
     def backward_without_sync(self, draw):
         with self.model.no_sync():
@@ -81,68 +67,17 @@ class Script:
             with self.model.no_sync():
                 self._loss(draw).backward(inputs=some)
 
-    def gradients_by_hand(self, draw):
-        with self.model.no_sync():
-            torch.autograd.grad(self._loss(draw), self.parameters, allow_unused=True)
-
-    def forward_alone(self, draw):
-        with torch.no_grad():
-            self._loss(draw)
-
     def backward_of_the_second_forward(self, draw):
         self._loss(draw)
         self.backward(draw)
 
-    def evaluate(self, draw):
-        self.model.eval()
-        with torch.no_grad():
-            self._loss(draw)
-        self.model.train()
-
-    def step(self, draw):
-        self.optimizer.step()
-
-    def zero_grad(self, draw):
-        self.optimizer.zero_grad(set_to_none=draw.random() < 0.7)
-
-    def clear_some(self, draw):
-        for parameter in self._gradients(draw):
-            parameter.grad = None
-
-    def scale_anew(self, draw):
-        for parameter in self._gradients(draw):
-            parameter.grad = parameter.grad * 0.5
-
-    def scale_in_place(self, draw):
-        for parameter in self._gradients(draw):
-            parameter.grad *= 2.0
-
-    def clone(self, draw):
-        for parameter in self._gradients(draw):
-            parameter.grad = parameter.grad.clone()
-
-    def set_data(self, draw):
-        for parameter in self._gradients(draw):
-            parameter.grad.data = parameter.grad.data + 1
+    def gradients_by_hand(self, draw):
+        with self.model.no_sync():
+            torch.autograd.grad(self._loss(draw), self.parameters, allow_unused=True)
 
     def give(self, draw):
         for parameter in self._some(draw):
             parameter.grad = torch.full_like(parameter, 0.25 + dist.get_rank())
-
-    def keep(self, draw):
-        self.kept += [p.grad for p in self._gradients(draw)]
-
-    def forget(self, draw):
-        self.kept = []
-
-    def clip(self, draw):
-        if any(p.grad is not None for p in self.parameters):
-            torch.nn.utils.clip_grad_norm_(self.parameters, 0.3)
-
-    def write(self, draw):
-        with torch.no_grad():
-            for parameter in self._some(draw):
-                parameter.mul_(0.99)
 
     def swap_data(self, draw):
         for parameter in self._some(draw):
@@ -151,17 +86,6 @@ class Script:
     def write_buffer(self, draw):
         self.model.module.norm.running_mean += 1 + dist.get_rank()
 
-    def remember(self, draw):
-        self.state = {name: value.clone() for name, value in self.model.state_dict().items()}
-
-    def load(self, draw):
-        if self.state is not None:
-            self.model.load_state_dict(self.state)
-
-
-OPERATIONS = [name for name in vars(Script) if not name.startswith("_")]
-OPERATIONS += 5 * ["backward"] + 2 * ["step", "zero_grad"]
-
 
 def assert_alike(mine, other, where, **tolerance):
     assert (mine is None) == (other is None), where
@@ -169,16 +93,15 @@ def assert_alike(mine, other, where, **tolerance):
         torch.testing.assert_close(mine, other, msg=lambda text: f"{where}: {text}", **tolerance)
 
 
-def assert_values_alike(ours, theirs, done, **tolerance):
+def assert_values_alike(ours, theirs, after, **tolerance):
     state = theirs.model.state_dict()
     for name, value in ours.model.state_dict().items():
-        assert_alike(value, state[name], f"{name} after {', '.join(done)}", **tolerance)
+        assert_alike(value, state[name], f"{name} {after}", **tolerance)
 
 
-def assert_scripts_alike(ours, theirs, done):
+def assert_scripts_alike(ours, theirs, after):
     same = {"rtol": 0, "atol": 0}
-    assert_values_alike(ours, theirs, done, **same)
-    after = f"after {', '.join(done)}"
+    assert_values_alike(ours, theirs, after, **same)
     names = [name for name, _ in ours.model.named_parameters()]
     for name, mine, other in zip(names, ours.parameters, theirs.parameters, strict=True):
         assert_alike(mine.grad, other.grad, f"gradient of {name} {after}", **same)
@@ -207,14 +130,7 @@ def run(
     )
     # With gradients in its buckets torch's goes on with wrong ones after `p.grad.data = ...`.
     theirs = Script(TorchDDP, adamw, process_group=models.gloo(), **arguments)
-    operations = [name for name in OPERATIONS if name not in without]
-    draw, done = random.Random(seed), []
-    for _ in range(NUM_OPERATIONS):
-        operation, argument = draw.choice(operations), draw.random()
-        done.append(operation)
-        for script in (theirs, ours):
-            getattr(script, operation)(random.Random(argument))
-        compare(ours, theirs, done)
+    random_scripts.run(seed, ours, theirs, compare, without)
 
 
 SEEDS = range(3)
@@ -269,9 +185,9 @@ def check_shared_gradients():
             model.parameters(), lr=0.05, shard_over=model, shard_gradients=True
         )
 
-    def compare(ours, theirs, done):
+    def compare(ours, theirs, after):
         # What a second pass adds to an average is added in another order.
-        assert_values_alike(ours, theirs, done, rtol=1e-3, atol=1e-4)
+        assert_values_alike(ours, theirs, after, rtol=1e-3, atol=1e-4)
 
     for seed in SEEDS:
         run(seed, NOT_SHARED, True, make_optimizer, compare)
