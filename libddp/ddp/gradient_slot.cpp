@@ -15,12 +15,6 @@ namespace {
 /// From this size on torch's copy, which may use several threads, beats its own dispatch cost.
 constexpr std::size_t kDispatchedCopyBytes = std::size_t{256} << 10;
 
-/// Another tensor over the same memory. No view to autograd, for which `detach_()` would refuse.
-at::Tensor alias_of(const at::Tensor& tensor) {
-  return at::Tensor::wrap_tensor_impl(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
-      /*version_counter=*/0, /*allow_tensor_metadata_change=*/true));
-}
-
 }  // namespace
 
 GradientSlot::GradientSlot(std::string name, at::Tensor parameter, std::string where)
@@ -33,7 +27,7 @@ void GradientSlot::move_to(at::Tensor view) {
   view_ = std::move(view);
   data_ = view_.data_ptr();
   bytes_ = view_.nbytes();
-  shown_ = alias_of(view_);
+  shown_ = view_.variable_data();
   at::Tensor& grad = parameter_.mutable_grad();
   if (grad.defined() && !is_apart()) replace(grad);
 }
@@ -85,7 +79,7 @@ void GradientSlot::show_bucket() {
 }
 
 const at::Tensor& GradientSlot::shown() {
-  if (!is_shown_in_bucket()) shown_ = alias_of(view_);
+  if (!is_shown_in_bucket()) shown_ = view_.variable_data();
   return shown_;
 }
 

@@ -105,7 +105,7 @@ class GradientSlot {
   at::Tensor parameter_;
   ParameterUser user_;
   at::Tensor view_;
-  /// The same as the script has it.
+  /// The same as the script has it. No view in autograd's sense: `detach_()` would refuse.
   at::Tensor shown_;
   void* data_ = nullptr;
   bool keeps_apart_ = false;

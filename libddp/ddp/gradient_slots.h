@@ -73,7 +73,8 @@ class GradientSlots {
 
   /// What is a view of its bucket holds averages in this rank's blocks only.
   void mark_averaged_in_part();
-  /// Whether it holds such, which somebody makes whole now.
+  /// Whether it holds such, which somebody makes whole now. What a script has put in its place is
+  /// in the bucket then.
   bool take_averaged_in_part(std::size_t index);
 
   /// No other reducer may have one of the parameters in common.

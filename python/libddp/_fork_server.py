@@ -38,7 +38,11 @@ MAX_MESSAGE = 1 << 16
 
 
 def serve(channel: socket.socket, num_spares: int) -> dict | None:
-    """Forks workers until the launcher is gone (None); in a worker, its request."""
+    """Forks workers until the launcher is gone (None); in a worker, its request.
+
+    Raises:
+        ConnectionError: it is gone, with something unread or unsent.
+    """
     workers: dict[int, int] = {}  # pidfd -> pid
 
     def leave() -> None:
@@ -49,44 +53,42 @@ def serve(channel: socket.socket, num_spares: int) -> dict | None:
     spares = SpareWorkers(num_spares, leave)
     poll = select.poll()
     poll.register(channel, select.POLLIN)
-    with contextlib.suppress(ConnectionError):  # it is gone, with something unread or unsent
-        while True:
-            events = poll.poll(1e3 * QUIET_SECONDS if spares.is_short() else None)
-            if not events and (added := spares.add()) is not None:
-                pidfd, descriptors = added
-                if descriptors:
+    while True:
+        events = poll.poll(1e3 * QUIET_SECONDS if spares.is_short() else None)
+        if not events and (added := spares.add()) is not None:
+            pidfd, descriptors = added
+            if descriptors:
+                return _read(descriptors)
+            poll.register(pidfd, select.POLLIN)
+        for number, _ in events:
+            if number in workers:
+                poll.unregister(number)
+                os.close(number)
+                pid = workers.pop(number)
+                _send(channel, {"ended": pid, "code": _exit_code(pid)})
+                continue
+            if number in spares:
+                poll.unregister(number)
+                spares.drop(number)
+                continue
+            message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, MAX_DESCRIPTORS)
+            if not message:
+                return None
+            if not descriptors:
+                os.waitpid(int(message), 0)
+                continue
+            found = spares.take(descriptors)
+            if found is None:
+                pid = fork_leader()
+                if pid == 0:
+                    spares.forget()
                     return _read(descriptors)
-                poll.register(pidfd, select.POLLIN)
-            for number, _ in events:
-                if number in workers:
-                    poll.unregister(number)
-                    os.close(number)
-                    pid = workers.pop(number)
-                    _send(channel, {"ended": pid, "code": _exit_code(pid)})
-                    continue
-                if number in spares:
-                    poll.unregister(number)
-                    spares.drop(number)
-                    continue
-                message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, MAX_DESCRIPTORS)
-                if not message:
-                    return None
-                if not descriptors:
-                    os.waitpid(int(message), 0)
-                    continue
-                found = spares.take(descriptors)
-                if found is None:
-                    pid = fork_leader()
-                    if pid == 0:
-                        spares.forget()
-                        return _read(descriptors)
-                    found = os.pidfd_open(pid), pid
-                    poll.register(found[0], select.POLLIN)
-                for descriptor in descriptors:
-                    os.close(descriptor)
-                workers[found[0]] = found[1]
-                _send(channel, {"pid": found[1]})
-    return None
+                found = os.pidfd_open(pid), pid
+                poll.register(found[0], select.POLLIN)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            workers[found[0]] = found[1]
+            _send(channel, {"pid": found[1]})
 
 
 def _exit_code(pid: int) -> int:
@@ -232,7 +234,9 @@ if __name__ == "__main__":
     _channel = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(_channel.fileno(), False)
     _send(_channel, {"refused": preload(sys.argv[3].split(","))})
-    _request = serve(_channel, int(sys.argv[4]))
+    _request = None
+    with contextlib.suppress(ConnectionError):
+        _request = serve(_channel, int(sys.argv[4]))
     if _request is None:
         os._exit(0)  # of what it has imported nothing has to be ended, see become()
     become(_request)

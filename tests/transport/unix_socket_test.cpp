@@ -20,21 +20,21 @@
 #include "tests/support/expect.h"
 #include "tests/support/fork_ranks.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/soon.h"
 
 using namespace libddp;
 using namespace std::chrono_literals;
 using libddp::test::contains;
 using libddp::test::expect;
 using libddp::test::message_of;
+using libddp::test::soon;
 
 namespace {
-
-Deadline within_a_minute() { return Deadline::after(60s); }
 
 struct Pair {
   Pair() {
     UnixListener listener = UnixListener::open();
-    one = connect_unix(listener.name(), within_a_minute());
+    one = connect_unix(listener.name(), soon());
     other = listener.accept(60s);
     REQUIRE(other);
   }
@@ -71,11 +71,10 @@ TEST_CASE("accept gives nothing when nobody comes") {
 }
 
 TEST_CASE("Connecting to nobody is a NetworkError") {
-  REQUIRE(
-      contains(message_of<NetworkError>([] { connect_unix("libddp-nobody", within_a_minute()); }),
-               "connect: Connection refused"));
-  REQUIRE_THROWS_AS(connect_unix("", within_a_minute()), NetworkError);
-  REQUIRE_THROWS_AS(connect_unix(std::string(200, 'x'), within_a_minute()), NetworkError);
+  REQUIRE(contains(message_of<NetworkError>([] { connect_unix("libddp-nobody", soon()); }),
+                   "connect: Connection refused"));
+  REQUIRE_THROWS_AS(connect_unix("", soon()), NetworkError);
+  REQUIRE_THROWS_AS(connect_unix(std::string(200, 'x'), soon()), NetworkError);
 }
 
 TEST_CASE("The peer is known to the kernel") {
@@ -90,21 +89,21 @@ TEST_CASE("Frames carry bytes and descriptors both ways") {
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
   const UniqueFd reader(ends[0]);
   const UniqueFd writer(ends[1]);
-  send_frame(pair.one.get(), "first", {reader.get(), writer.get()}, within_a_minute());
-  send_frame(pair.one.get(), "", {}, within_a_minute());
-  send_frame(pair.one.get(), std::string("zero\0inside", 11), {writer.get()}, within_a_minute());
-  send_frame(pair.other.get(), "back", {}, within_a_minute());
+  send_frame(pair.one.get(), "first", {reader.get(), writer.get()}, soon());
+  send_frame(pair.one.get(), "", {}, soon());
+  send_frame(pair.one.get(), std::string("zero\0inside", 11), {writer.get()}, soon());
+  send_frame(pair.other.get(), "back", {}, soon());
 
-  const Frame first = receive_frame(pair.other.get(), FrameLimits{}, within_a_minute());
+  const Frame first = receive_frame(pair.other.get(), FrameLimits{}, soon());
   REQUIRE(first.bytes == "first");
   REQUIRE(first.descriptors.size() == 2);
   REQUIRE(are_same_file(first.descriptors[1].get(), writer.get()));
   REQUIRE((::fcntl(first.descriptors[0].get(), F_GETFD) & FD_CLOEXEC) != 0);
-  REQUIRE(receive_frame(pair.other.get(), FrameLimits{}, within_a_minute()).bytes.empty());
-  const Frame third = receive_frame(pair.other.get(), FrameLimits{}, within_a_minute());
+  REQUIRE(receive_frame(pair.other.get(), FrameLimits{}, soon()).bytes.empty());
+  const Frame third = receive_frame(pair.other.get(), FrameLimits{}, soon());
   REQUIRE(third.bytes == std::string("zero\0inside", 11));
   REQUIRE(third.descriptors.size() == 1);
-  REQUIRE(receive_frame(pair.one.get(), FrameLimits{}, within_a_minute()).bytes == "back");
+  REQUIRE(receive_frame(pair.one.get(), FrameLimits{}, soon()).bytes == "back");
 }
 
 TEST_CASE("A frame larger than the socket's buffer passes in pieces") {
@@ -112,11 +111,11 @@ TEST_CASE("A frame larger than the socket's buffer passes in pieces") {
   const std::string large(4u << 20, 'x');
   libddp::test::run_ranks(2, [&](int rank) {
     if (rank == 0) {
-      send_frame(pair.one.get(), large, {pair.one.get()}, within_a_minute());
+      send_frame(pair.one.get(), large, {pair.one.get()}, soon());
       return;
     }
     const FrameLimits limits{.max_bytes = large.size(), .max_descriptors = 1};
-    const Frame frame = receive_frame(pair.other.get(), limits, within_a_minute());
+    const Frame frame = receive_frame(pair.other.get(), limits, soon());
     expect(frame.bytes == large && frame.descriptors.size() == 1, "all bytes and the descriptor");
   });
 }
@@ -124,15 +123,14 @@ TEST_CASE("A frame larger than the socket's buffer passes in pieces") {
 TEST_CASE("Frames that break the limits are refused") {
   const Pair pair;
   const auto receive = [&](FrameLimits limits) {
-    return message_of<NetworkError>(
-        [&] { receive_frame(pair.other.get(), limits, within_a_minute()); });
+    return message_of<NetworkError>([&] { receive_frame(pair.other.get(), limits, soon()); });
   };
   SECTION("too many bytes") {
-    send_frame(pair.one.get(), "0123456789", {}, within_a_minute());
+    send_frame(pair.one.get(), "0123456789", {}, soon());
     REQUIRE(contains(receive({.max_bytes = 9}), "sent 10 bytes"));
   }
   SECTION("too many descriptors") {
-    send_frame(pair.one.get(), "", {pair.one.get(), pair.one.get()}, within_a_minute());
+    send_frame(pair.one.get(), "", {pair.one.get(), pair.one.get()}, soon());
     REQUIRE(contains(receive({.max_descriptors = 1}), "and 2 descriptors, at most"));
   }
   SECTION("no frame at all") {
@@ -157,9 +155,8 @@ TEST_CASE("Deadlines end sending and receiving") {
 TEST_CASE("Interrupts end a wait") {
   const Pair pair;
   const InterruptHook before = set_interrupt_hook([] { throw std::runtime_error("interrupted"); });
-  REQUIRE(message_of<std::runtime_error>([&] {
-            receive_frame(pair.one.get(), FrameLimits{}, within_a_minute());
-          }) == "interrupted");
+  REQUIRE(message_of<std::runtime_error>(
+              [&] { receive_frame(pair.one.get(), FrameLimits{}, soon()); }) == "interrupted");
   REQUIRE(message_of<std::runtime_error>([&] { wait_readable(pair.one.get(), 60s); }) ==
           "interrupted");
   set_interrupt_hook(before);
@@ -168,14 +165,14 @@ TEST_CASE("Interrupts end a wait") {
 TEST_CASE("A closed end is noticed") {
   Pair pair;
   REQUIRE_FALSE(is_closed(pair.one.get()));
-  send_frame(pair.other.get(), "last words", {}, within_a_minute());
+  send_frame(pair.other.get(), "last words", {}, soon());
   pair.other.reset();
   REQUIRE_FALSE(is_closed(pair.one.get()));
-  REQUIRE(receive_frame(pair.one.get(), FrameLimits{}, within_a_minute()).bytes == "last words");
+  REQUIRE(receive_frame(pair.one.get(), FrameLimits{}, soon()).bytes == "last words");
   REQUIRE(is_closed(pair.one.get()));
   REQUIRE(wait_readable(pair.one.get(), 60s));
-  REQUIRE_THROWS_AS(receive_frame(pair.one.get(), FrameLimits{}, within_a_minute()), NetworkError);
-  REQUIRE_THROWS_AS(send_frame(pair.one.get(), "x", {}, within_a_minute()), NetworkError);
+  REQUIRE_THROWS_AS(receive_frame(pair.one.get(), FrameLimits{}, soon()), NetworkError);
+  REQUIRE_THROWS_AS(send_frame(pair.one.get(), "x", {}, soon()), NetworkError);
 }
 
 TEST_CASE("A killed process closes its connection") {
@@ -183,15 +180,14 @@ TEST_CASE("A killed process closes its connection") {
   keep_in_children(listener.fd());
   const auto results = libddp::test::fork_ranks(2, [&](int rank) -> std::string {
     if (rank == 0) {
-      const UniqueFd connection = connect_unix(listener.name(), within_a_minute());
-      send_frame(connection.get(), "here", {}, within_a_minute());
+      const UniqueFd connection = connect_unix(listener.name(), soon());
+      send_frame(connection.get(), "here", {}, soon());
       ::kill(::getpid(), SIGKILL);
     }
     const UniqueFd connection = listener.accept(60s);
-    expect(receive_frame(connection.get(), FrameLimits{}, within_a_minute()).bytes == "here",
-           "the frame");
+    expect(receive_frame(connection.get(), FrameLimits{}, soon()).bytes == "here", "the frame");
     return message_of<NetworkError>(
-        [&] { receive_frame(connection.get(), FrameLimits{}, within_a_minute()); });
+        [&] { receive_frame(connection.get(), FrameLimits{}, soon()); });
   });
   REQUIRE(results[0].signal == SIGKILL);
   INFO(results[1].text);
