@@ -82,19 +82,24 @@ class Attempts:
         """
         failures = self._workers.failed()
         if failures:
-            self._refuse_same(failures)
-            self.restarts += 1
+            ends = _failure_report.ends_of(self._workers.failures(failures))
+            self._refuse_same(ends[0], failures)
+            self._count(ends)
 
     def came_back(self, rank: int, why: str) -> None:
         """--in-place: all workers of this host have come for another epoch, and none has ended.
 
         A network has failed, or another host. It counts, and is never the same as another one.
         """
-        self._last = Attempt(LastWords(rank, why, "", time.monotonic(), True), 0.0)
-        self.restarts += 1
+        end = LastWords(rank, why, "", time.monotonic(), True)
+        self._last = Attempt(end, 0.0)
+        self._count([end])
 
-    def _refuse_same(self, failures: dict) -> None:
-        first = _failure_report.ends_of(self._workers.failures(failures))[0]
+    def _count(self, ends: list[LastWords]) -> None:
+        self.restarts += 1
+        _failure_report.tell_restart(ends, self.restarts, self.max_restarts)
+
+    def _refuse_same(self, first: LastWords, failures: dict) -> None:
         attempt = Attempt(first, time.monotonic() - self._workers.started)
         last, self._last = self._last, attempt
         if last is None or self._retry_same_error or not is_same(last, attempt):

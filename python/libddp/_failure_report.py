@@ -1,4 +1,4 @@
-"""The end of `libddp run` when a rank fails: one screen that names the rank that failed first.
+"""What `libddp run` says when a rank fails: the rank that failed first, and what it died of.
 
 The launcher's own look at exit codes cannot tell cause from effect: the rank that raised is often
 still printing when another has already ended because of it. So `report` reads what the ranks of
@@ -14,6 +14,7 @@ import math
 import os
 import re
 import sys
+from dataclasses import replace
 
 from libddp import _worker_ends
 from libddp._last_words import MAX_TEXT, LastWords, read
@@ -30,20 +31,26 @@ def report(failures, note: str = "") -> tuple[LastWords, int]:
     """
     ends = ends_of(failures)
     first, of_rank, status = ends[0], "", exit_status(ends[0], failures)
-    if first.is_nobodys:
-        lines = _between(ends)
-    elif len(ends) > 1 and len({(_without_rank(end.text), end.place) for end in ends}) == 1:
-        lines = [f"alike on {_named(ends)}: {_without_rank(first.text)}", *_at(first.place)]
-    else:
-        lines = [f"rank {first.rank} was first: {first.text}", *_at(first.place)]
-        if len(ends) > 1:
-            lines.append(f"  then: {_named(ends[1:])}")
+    lines = _cause(ends)
+    if not (first.is_nobodys or _are_alike(ends)):
         code = failures[first.rank].exitcode if first.rank in failures else 1
         of_rank = f"of rank {first.rank}: {code}; "
     lines += [f"  {note}"] if note else []
     lines += [f"  logs: {_logs(first, failures)}", f"  exit code {of_rank}of libddp run: {status}"]
     print("libddp run: failed;", "\n".join(lines), file=sys.stderr, flush=True)
     return first, status
+
+
+def tell_restart(ends: list[LastWords], number: int, limit: int) -> None:
+    """Prints on stderr why the workers are started again.
+
+    Args:
+        ends: as `ends_of` gives them.
+        number: of restarts, with this one.
+        limit: --max-restarts.
+    """
+    text = "\n".join(_cause([replace(end, text=_first_line(end.text)) for end in ends]))
+    print(f"libddp run: restart {number} of {limit};", text, file=sys.stderr, flush=True)
 
 
 def ends_of(failures) -> list[LastWords]:
@@ -64,6 +71,25 @@ def exit_status(first: LastWords, failures) -> int:
     if failure is None:
         return 1
     return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+
+
+def _cause(ends: list[LastWords]) -> list[str]:
+    """Who was first, of what, where, and who followed."""
+    first = ends[0]
+    if first.is_nobodys:
+        return _between(ends)
+    if _are_alike(ends):
+        return [f"alike on {_named(ends)}: {_without_rank(first.text)}", *_at(first.place)]
+    lines = [f"rank {first.rank} was first: {first.text}", *_at(first.place)]
+    return [*lines, f"  then: {_named(ends[1:])}"] if len(ends) > 1 else lines
+
+
+def _are_alike(ends: list[LastWords]) -> bool:
+    return len(ends) > 1 and len({(_without_rank(end.text), end.place) for end in ends}) == 1
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def _between(ends: list[LastWords]) -> list[str]:

@@ -95,9 +95,11 @@ def a_life(backend):
         rounds.meet([2, 0, 1])
         seen["first"] = total()
         seen["weights of three"] = weights()
-        pending = dist.all_reduce(torch.ones(1 << 20), async_op=True) if me != 1 else None
         if me == 1:
+            box.wait(["pending/0", "pending/2"])  # a group that has failed refuses further calls
             os.kill(os.getpid(), signal.SIGKILL)
+        pending = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+        box.set(f"pending/{me}", "")
         rounds.meet([0, 2])
         with pytest.raises(Exception):  # noqa: B017  libddp's own words: below
             pending.wait()

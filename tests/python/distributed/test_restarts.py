@@ -73,6 +73,9 @@ def test_what_may_go_well_is_started_again(tmp_path, text, flags, status):
     assert found == status, output
     assert attempts == ["0", "1", "2"]
     assert "the same error" not in output
+    for number in (1, 2):
+        assert f"libddp run: restart {number} of 2; rank 0 was first: " in output
+    assert "libddp run: restart 3" not in output
 
 
 IGNORES = f"""{COUNTED}
