@@ -89,6 +89,30 @@ def check_accumulation():
     train(libddp_ddp(), accumulate=True)
 
 
+def check_torchs_zero_is_as_without():
+    """A rank without data steps its part by the others' averages; torch's has its own last ones."""
+    from torch.distributed.algorithms.join import Join
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    trained = []
+    for is_shared in (False, True):
+        torch.manual_seed(5)
+        model = libddp_ddp()(Mlp())
+        if is_shared:
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        else:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(100 + dist.get_rank())
+        with Join([model, optimizer] if is_shared else [model]):
+            for _ in range(num_batches()):
+                optimizer.zero_grad()
+                model(torch.randn(8, 16, generator=generator)).pow(2).mean().backward()
+                optimizer.step()
+        trained.append(list(model.parameters()))
+    for plain, shared in zip(*trained, strict=True):
+        assert torch.equal(plain, shared)
+
+
 def check_disabled():
     model = libddp_ddp()(Mlp())
     with model.join(enable=False):

@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 STEPS = 5
 HAS_ACCELERATE = importlib.util.find_spec("accelerate") is not None
-PARTS = ("ddp", "fsdp2", "hsdp", "dtensor", "checkpoint", "accelerate")
+PARTS = ("ddp", "zero", "local_sgd", "fsdp2", "hsdp", "dtensor", "tensor_parallel")
+PARTS += ("pipelines", "functions", "checkpoint", "accelerate")
 
 
 def model():
@@ -48,6 +49,39 @@ def whole(tensor):
 def run_ddp():
     wrapped = torch.nn.parallel.DistributedDataParallel(model())
     losses = train(wrapped, torch.optim.AdamW(wrapped.parameters(), 1e-2))
+    return losses + [whole(p) for p in wrapped.parameters()]
+
+
+def run_zero():
+    """torch's ZeRO 1, over hooks of DDP's that compress."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    found = []
+    for in_buckets in (False, True):
+        wrapped = torch.nn.parallel.DistributedDataParallel(model())
+        state = power.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+        wrapped.register_comm_hook(state, power.powerSGD_hook)
+        optimizer = ZeroRedundancyOptimizer(
+            wrapped.parameters(), torch.optim.AdamW, parameters_as_bucket_view=in_buckets, lr=1e-2
+        )
+        found += train(wrapped, optimizer)
+        optimizer.consolidate_state_dict(0)
+        found += [whole(p) for p in wrapped.parameters()]
+    return found
+
+
+def run_local_sgd():
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local
+    from torch.distributed.algorithms.model_averaging import averagers
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    wrapped = torch.nn.parallel.DistributedDataParallel(model())
+    state = local.PostLocalSGDState(None, dist.group.WORLD, start_localSGD_iter=2)
+    wrapped.register_comm_hook(state, local.post_localSGD_hook)
+    averager = averagers.PeriodicModelAverager(period=2, warmup_steps=2)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    losses = train(wrapped, PostLocalSGDOptimizer(optimizer, averager))
     return losses + [whole(p) for p in wrapped.parameters()]
 
 
@@ -90,6 +124,103 @@ def run_dtensor():
         whole(uneven),
         whole(uneven.sum()),
     ]
+
+
+def run_tensor_parallel():
+    """Sequence, column, row and loss parallel."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor import parallel as tp
+
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    layers = [torch.nn.LayerNorm(8), torch.nn.Linear(8, 16), torch.nn.ReLU()]
+    layers += [torch.nn.Linear(16, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 12)]
+    plan = {
+        "0": tp.SequenceParallel(),
+        "1": tp.ColwiseParallel(input_layouts=Shard(1)),
+        "3": tp.RowwiseParallel(output_layouts=Shard(1)),
+        "4": tp.SequenceParallel(),
+        "5": tp.ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+        ),
+    }
+    net = tp.parallelize_module(torch.nn.Sequential(*layers), mesh, plan)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    found = []
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        batch, targets = torch.randn(2, 2 * dist.get_world_size(), 8), torch.randint(12, (2,))
+        part = batch.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+        with tp.loss_parallel():
+            loss = torch.nn.functional.cross_entropy(net(part)[:, 0], targets)
+            loss.backward()
+        found.append(whole(torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)))
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(whole(loss))
+    return found + [whole(p) for p in net.parameters()]
+
+
+def run_pipelines():
+    """Schedules of one and of two stages a rank: batches of sends and receives both ways."""
+    from torch.distributed import pipelining
+
+    found = []
+    for schedule, num_stages in (
+        (pipelining.ScheduleGPipe, 1),
+        (pipelining.Schedule1F1B, 1),
+        (pipelining.ScheduleInterleaved1F1B, 2),
+        (pipelining.ScheduleLoopedBFS, 2),
+        (pipelining.ScheduleInterleavedZeroBubble, 2),
+    ):
+        found += pipeline(schedule, num_stages * dist.get_world_size())
+    return found
+
+
+def pipeline(schedule, size):
+    """The losses, on the rank with the last stage, and the gradients of this rank's stages."""
+    from torch.distributed.pipelining import PipelineStage
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(size)]
+    mine = range(dist.get_rank(), size, dist.get_world_size())
+    stages = [PipelineStage(layers[i], i, size, torch.device("cpu")) for i in mine]
+
+    def loss_of(output, target):
+        return (output - target).square().mean()
+
+    steps = schedule(
+        stages if len(stages) > 1 else stages[0],
+        n_microbatches=2 * dist.get_world_size(),
+        loss_fn=loss_of,
+    )
+    losses = []
+    for step in range(2):
+        torch.manual_seed(step)
+        batch, target = torch.randn(2, 16, 8)
+        last = {"target": target, "losses": losses} if size - 1 in mine else {}
+        steps.step(*([batch] if 0 in mine else []), **last)
+    return [loss.detach() for loss in losses] + [
+        parameter.grad for i in mine for parameter in layers[i].parameters()
+    ]
+
+
+def run_functions():
+    """Those of torch.distributed.nn, and their gradients."""
+    from torch.distributed.nn import functional
+
+    size, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(rank)
+    x = torch.randn(size, 3, requires_grad=True)
+    results = [
+        functional.all_reduce(x * 2),
+        torch.cat(functional.all_gather(x)),
+        functional.all_to_all_single(torch.empty(size, 3), x * 3),
+        functional.broadcast(x.clone(), size - 1),
+        functional.reduce_scatter(torch.empty(size, 3), [x * i for i in range(size)]),
+    ]
+    sum((rank + 1) * result.square().sum() for result in results).backward()
+    return [*[result.detach() for result in results], x.grad]
 
 
 def run_checkpoint():
