@@ -23,6 +23,7 @@ SCRIPTS = Path(__file__).parents[1] / "drop_in" / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 LIBDDP_RUN = ("-m", "libddp.run", "--drop-in", "--nproc-per-node=2")
 DEADLINE = 300
+GLOO_TRIES = 5
 
 
 @contextmanager
@@ -44,16 +45,18 @@ def both(script: str, folder: Path, *arguments: str) -> tuple[list[dict], list[d
 
 
 def on_gloo(start: Callable[[str], list[dict]]) -> list[dict]:
-    """start("torch"), which runs torch on Gloo; after a failure of Gloo itself, start("again").
+    """start(name), which runs torch on Gloo; after a failure of Gloo itself once more, or again.
 
-    Gloo's threads now and then abort a process that is through with its script.
+    Gloo's threads abort a process that is through with its script, on a busy machine often: they
+    drop a tensor while Python ends.
     """
-    try:
-        return start("torch")
-    except AssertionError as failure:
-        if "terminate called without an active exception" not in str(failure):
-            raise
-        return start("again")
+    for attempt in range(GLOO_TRIES - 1):
+        try:
+            return start(f"torch-{attempt}")
+        except AssertionError as failure:
+            if "terminate called without an active exception" not in str(failure):
+                raise
+    return start("torch")
 
 
 def results(launcher, script: str, folder: Path, *arguments: str, **variables) -> list[dict]:
