@@ -11,6 +11,7 @@ import random_scripts
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 
@@ -119,17 +120,22 @@ def run(
     in_buckets=False,
     make_optimizer=adamw,
     compare=assert_scripts_alike,
+    hook=None,
     **arguments,
 ):
     """
     Args:
         make_optimizer: ours; torch's is `adamw`.
+        hook: of both; its state is the group.
     """
     ours = Script(
         models.libddp_ddp(), make_optimizer, gradient_as_bucket_view=in_buckets, **arguments
     )
     # With gradients in its buckets torch's goes on with wrong ones after `p.grad.data = ...`.
     theirs = Script(TorchDDP, adamw, process_group=models.gloo(), **arguments)
+    if hook:
+        ours.model.register_comm_hook(None, hook)
+        theirs.model.register_comm_hook(models.gloo(), hook)
     random_scripts.run(seed, ours, theirs, compare, without)
 
 
@@ -146,6 +152,28 @@ def check_gradients_of_their_own():
 def check_gradients_in_buckets():
     for seed in SEEDS:
         run(seed, without=["keep"], in_buckets=True)
+
+
+def check_hooks():
+    for seed in SEEDS:
+        for hook in (hooks.allreduce_hook, hooks.fp16_compress_hook):
+            run(seed, hook=hook)
+
+
+def check_hooks_in_buckets():
+    for seed in SEEDS:
+        run(seed, without=["keep"], in_buckets=True, hook=hooks.bf16_compress_hook)
+
+
+#: What torch's reducer has no place for when it has seen its graph, or before.
+NOT_STATIC = ["backward_of_a_part", "gradients_by_hand", "backward_of_the_second_forward"]
+NOT_STATIC += ["backward_without_sync", "accumulate"]
+
+
+def check_static_graph():
+    for seed in SEEDS:
+        run(seed, NOT_STATIC, static_graph=True)
+        run(seed, ["keep", *NOT_STATIC], in_buckets=True, static_graph=True)
 
 
 def check_unused_parameters():
