@@ -1,6 +1,7 @@
 #include "libddp/snapshot/version_reader.h"
 
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
 #include <fmt/format.h>
 
 #include "libddp/base/error.h"
@@ -8,6 +9,22 @@
 #include "libddp/slots/scatter.h"
 
 namespace libddp {
+namespace {
+
+/// Of the elements that `tensor` has at one place in memory, where it is expanded, the first.
+at::Tensor without_repeats(at::Tensor values, const at::Tensor& tensor) {
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) values = values.narrow(dim, 0, 1);
+  }
+  return values;
+}
+
+/// To the bit: a NaN is what it is.
+bool are_same(const at::Tensor& a, const at::Tensor& b) {
+  return at::equal(a.contiguous().view(at::kByte), b.contiguous().view(at::kByte));
+}
+
+}  // namespace
 
 VersionReader::VersionReader(const SavedVersion& version,
                              const std::vector<SnapshotTensor>& tensors)
@@ -33,7 +50,7 @@ void VersionReader::add(const SnapshotTensor& each) {
   const at::Tensor plain = is_plain ? tensor
                                     : at::empty_like(tensor, tensor.options().device(at::kCPU),
                                                      at::MemoryFormat::Contiguous);
-  if (!is_plain) copies_.emplace_back(tensor, plain);
+  if (!is_plain) copies_.push_back({.key = each.key, .tensor = tensor, .plain = plain});
   auto* const to =
       plain.is_cpu() ? static_cast<std::byte*>(plain.mutable_data_ptr()) : on_devices_.add(plain);
   wanted_.push_back({.key = each.key,
@@ -54,7 +71,19 @@ void VersionReader::run(int num_threads) {
     scatter(*version_.sources()[i], plan_.segments[i], num_threads, &on_devices_);
   }
   on_devices_.finish();
-  for (const auto& [tensor, plain] : copies_) tensor.copy_(plain);
+  for (const Copy& each : copies_) finish(each);
+}
+
+void VersionReader::finish(const Copy& copy) {
+  const at::Tensor to = without_repeats(copy.tensor, copy.tensor);
+  const at::Tensor values = without_repeats(copy.plain, copy.tensor);
+  if (to.numel() < copy.tensor.numel() && !are_same(values.expand_as(copy.plain), copy.plain)) {
+    throw ArgumentError(fmt::format(
+        "libddp snapshot: '{}' is expanded, several of its elements are one in memory, and the "
+        "save has different values for them. Hint: load into a copy of its own (clone()).",
+        printable(copy.key)));
+  }
+  to.copy_(values);
 }
 
 }  // namespace libddp

@@ -7,7 +7,6 @@
 //   if (reader.missing().empty()) reader.run(/*num_threads=*/1);
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "libddp/slots/read_plan.h"
@@ -25,17 +24,25 @@ class VersionReader {
   /// What no source on this host has, as a clause; empty if all is here.
   const std::string& missing() const { return plan_.missing; }
   /// Fills the tensors. Throws SnapshotError for bytes that are damaged or not here: they are then
-  /// filled in part.
+  /// filled in part. ArgumentError where one is expanded and has several values in the save.
   void run(int num_threads);
 
  private:
+  /// A tensor that is not dense.
+  struct Copy {
+    std::string key;
+    at::Tensor tensor;
+    /// What is copied to it in the end, on the host.
+    at::Tensor plain;
+  };
+
   void add(const SnapshotTensor& tensor);
+  static void finish(const Copy& copy);
 
   const SavedVersion& version_;
   std::vector<WantedPiece> wanted_;
   StagedTargets on_devices_;
-  /// Tensors that are not dense, and what is copied to them in the end.
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+  std::vector<Copy> copies_;
   ReadPlan plan_;
 };
 

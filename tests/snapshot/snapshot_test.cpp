@@ -5,12 +5,15 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/imag.h>
 #include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <fstream>
+#include <limits>
 #include <thread>
 
 #include "libddp/base/files.h"
@@ -123,6 +126,23 @@ TEST_CASE("lazy and strided views are loaded as what they stand for", "[snapshot
   complex.zero_();
   REQUIRE(snapshot->load({SnapshotTensor::whole("negative", negative)}) == 2);
   REQUIRE(at::imag(complex).equal(twos));
+  snapshot->close();
+}
+
+TEST_CASE("an expanded tensor is loaded if the save has one value for each place", "[snapshot]") {
+  const KeptJob job;
+  auto snapshot = Snapshot::create(nullptr, job.options());
+  const at::Tensor base = at::tensor({1.0, std::numeric_limits<double>::quiet_NaN()}, at::kDouble);
+  const at::Tensor expanded = base.view({2, 1}).expand({2, 3});
+  const std::vector<SnapshotTensor> tensors{SnapshotTensor::whole("mask", expanded)};
+  snapshot->save(1, tensors);
+  base.zero_();
+  REQUIRE(snapshot->load(tensors) == 1);
+  REQUIRE(base[0].item<double>() == 1.0);
+  REQUIRE(std::isnan(base[1].item<double>()));
+  snapshot->save(2, {SnapshotTensor::whole("mask", at::arange(6, at::kDouble).view({2, 3}))});
+  const std::string told = message_of<ArgumentError>([&] { snapshot->load(tensors); });
+  REQUIRE(contains(told, "'mask' is expanded"));
   snapshot->close();
 }
 
