@@ -15,6 +15,7 @@
 #include "libddp/fsdp/flat_parameter.h"
 #include "libddp/fsdp/param_group.h"
 #include "libddp/fsdp/sharded_model.h"
+#include "libddp/module/broadcast_tensors.h"
 #include "libddp/module/grad_norm.h"
 
 namespace py = pybind11;
@@ -49,6 +50,11 @@ std::shared_ptr<ShardedModel> make_model(ParamGroups units, bool forward_prefetc
   ShardedModelOptions options{forward_prefetch, backward_prefetch, &rethrow_as_python_error};
   if (!faces.is_none()) options.faces = std::make_shared<PythonFaces>(faces, units);
   return ShardedModel::create(std::move(units), std::move(options));
+}
+
+void broadcast_tensors(Group group, const std::vector<at::Tensor>& tensors, int root) {
+  const py::gil_scoped_release release;
+  TensorBroadcaster(std::move(group)).broadcast(tensors, root, "parameters and buffers");
 }
 
 void finish_forward(ShardedModel& model, ParamGroup& unit, py::handle output) {
@@ -175,6 +181,8 @@ void bind_fsdp(py::module_& module) {
            py::arg("here"), unlocked)
       .def("end_copies", py::overload_cast<const ParamGroups&, bool>(&ShardedModel::end_copies),
            py::arg("units"), py::arg("keep"), unlocked);
+  module.def("broadcast_tensors", &broadcast_tensors, py::arg("group"), py::arg("tensors"),
+             py::arg("root"));
   module.def("total_norm", &total_norm_of, py::arg("gradients"), py::arg("norm_type"));
 }
 

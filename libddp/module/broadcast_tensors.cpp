@@ -4,13 +4,14 @@
 
 #include <algorithm>
 
+#include "libddp/group/expanded.h"
 #include "libddp/group/operand.h"
 
 namespace libddp {
 namespace {
 
 /// A 1-D tensor over `tensor`'s elements, or a copy of them where they do not lie in one piece.
-at::Tensor flattened(const at::Tensor& tensor) { return tensor.detach().contiguous().view({-1}); }
+at::Tensor flattened(const at::Tensor& tensor) { return tensor.contiguous().view({-1}); }
 
 /// Elements of one message; whole elements of the largest dtype.
 std::int64_t elements_per_message(const at::Tensor& tensor) {
@@ -36,8 +37,9 @@ void TensorBroadcaster::broadcast_on(c10::Device device, const std::vector<at::T
                                      int root, std::string_view label) {
   std::vector<at::Tensor> parts;
   std::size_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.device() != device) continue;
+  for (const at::Tensor& each : tensors) {
+    if (each.device() != device) continue;
+    const at::Tensor tensor = without_repeats(each.detach(), each);
     const at::Tensor flat = flattened(tensor);
     const std::int64_t step = elements_per_message(flat);
     for (std::int64_t begin = 0; begin < flat.numel(); begin += step) {
@@ -55,7 +57,7 @@ void TensorBroadcaster::broadcast_on(c10::Device device, const std::vector<at::T
     send(parts, bytes, root, label);
     parts.clear();
     bytes = 0;
-    if (group_->rank() != root) tensor.detach().copy_(flat.view(tensor.sizes()));
+    if (group_->rank() != root) tensor.copy_(flat.view(tensor.sizes()));
   }
   send(parts, bytes, root, label);
 }

@@ -6,18 +6,11 @@
 
 #include "libddp/base/error.h"
 #include "libddp/base/printable.h"
+#include "libddp/group/expanded.h"
 #include "libddp/slots/scatter.h"
 
 namespace libddp {
 namespace {
-
-/// Of the elements that `tensor` has at one place in memory, where it is expanded, the first.
-at::Tensor without_repeats(at::Tensor values, const at::Tensor& tensor) {
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) values = values.narrow(dim, 0, 1);
-  }
-  return values;
-}
 
 /// To the bit: a NaN is what it is.
 bool are_same(const at::Tensor& a, const at::Tensor& b) {

@@ -424,6 +424,9 @@ class ShardedModel:
     ) -> None: ...
     def end_copies(self, units: Sequence[ParamGroup], keep: bool) -> None: ...
 
+def broadcast_tensors(group: ProcessGroup, tensors: Sequence[Tensor], root: int) -> None:
+    """Copies them from one rank to all, many in one message; an expanded one counts once."""
+
 def total_norm(
     gradients: Sequence[
         tuple[ProcessGroup | None, torch.dtype, Sequence[Tensor | None], torch.device]

@@ -131,6 +131,17 @@ def check_buffers_follow_rank_0():
     assert not equal_on_all_ranks(off.module.norm.running_mean)
 
 
+def check_an_expanded_buffer_follows_rank_0():
+    """torch's own raises: several elements are one in memory."""
+    layer = nn.Linear(16, 1)
+    layer.register_buffer("mask", torch.full((1, 4), RANK).expand(3, 4))
+    model = wrap(layer)
+    assert model.module.mask.eq(0).all()
+    model.module.mask = torch.full((1, 4), RANK + 1).expand(3, 4)
+    model(x()).sum().backward()
+    assert model.module.mask.eq(1).all()
+
+
 def check_reassigned_buffers():
     class Counts(nn.Module):
         def __init__(self):

@@ -354,7 +354,10 @@ def check_deferred_initialisation():
 
 def check_start_from_rank_0():
     torch.manual_seed(dist.get_rank())
-    model = models.wrap(models.TinyGpt(), sync_module_states=True)
+    model = models.TinyGpt()
+    model.register_buffer("mask", torch.full((1, 4), dist.get_rank()).expand(3, 4), False)
+    model = models.wrap(model, sync_module_states=True)
+    assert model.mask.eq(0).all()
     torch.manual_seed(0)
     same_values(whole(model), models.TinyGpt().state_dict(), rtol=0, atol=0)
 

@@ -241,10 +241,8 @@ def take_from_first(parameters, module: torch.nn.Module, shard, replicate) -> No
     """Every rank gets rank 0's values of these (name, parameter) pairs and of all buffers."""
     tensors = [parameter.detach() for _, parameter in parameters] + list(module.buffers())
     for group in (replicate, shard):
-        if group is None or group.size() == 1:
-            continue
-        for tensor in tensors:
-            group.broadcast(tensor, root=0)
+        if group is not None:
+            _C.broadcast_tensors(group, tensors, root=0)
 
 
 def buffers_to_cast(
