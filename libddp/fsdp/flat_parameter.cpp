@@ -97,6 +97,29 @@ void FlatParameter::check_shards() const {
   }
 }
 
+bool FlatParameter::is_shared() const {
+  const Group& shard = spec_.options.shard;
+  return shard && shard->size() > 1 && spec_.device.is_cpu();
+}
+
+void FlatParameter::expect_no_writes() {
+  if (!is_shared()) return;
+  versions_.resize(size());
+  for (std::size_t i = 0; i < size(); ++i) versions_[i] = spec_.parameters[i].tensor._version();
+}
+
+void FlatParameter::check_unwritten() const {
+  for (std::size_t i = 0; i < versions_.size(); ++i) {
+    const NamedTensor& parameter = spec_.parameters[i];
+    if (parameter.tensor._version() == versions_[i]) continue;
+    throw ArgumentError(fmt::format(
+        "libddp {}: the forward has written into parameter '{}'. The ranks of a host share its "
+        "values while it is whole, and elsewhere what is written is lost. Hint: write between "
+        "steps, when it shows this rank's part; or leave it out (ignored_params, ignored_states).",
+        spec_.label, parameter.name));
+  }
+}
+
 void FlatParameter::show_shards() {
   if (!shows_whole_) return;
   for (std::size_t i = 0; i < size(); ++i) show_data(spec_.parameters[i].tensor, shards_[i]);

@@ -74,6 +74,11 @@ class FlatParameter {
   /// Unshards, and lets the parameters show whole tensors, without gradients. Checks shards. True
   /// if they have not shown them before.
   bool unshard();
+  /// Throws ArgumentError where something has written into a parameter since `expect_no_writes`, in
+  /// memory that ranks share: the others, which compute too, have read what it was and what it is.
+  void check_unwritten() const;
+  /// A forward begins.
+  void expect_no_writes();
   /// Lets the parameters show what this rank owns, and its gradients. The bytes of the array stay.
   void show_shards();
   bool is_unsharded() const { return shows_whole_; }
@@ -84,6 +89,7 @@ class FlatParameter {
 
  private:
   bool shows_shards() const { return !shows_whole_ && !copies_.are_shown(); }
+  bool is_shared() const;
 
   FlatSpec spec_;
   std::unique_ptr<FlatMemory> memory_;
@@ -91,6 +97,8 @@ class FlatParameter {
   std::vector<at::Tensor> whole_;
   std::vector<at::Tensor> shards_;
   bool shows_whole_ = true;
+  /// Of the parameters, when the forward began; autograd counts what writes into a tensor.
+  std::vector<std::int64_t> versions_;
   AccumulatedGradients accumulated_;
   FlatGradient gradient_;
   FullCopies copies_;

@@ -133,7 +133,10 @@ void ShardedModel::before_forward(ParamGroup& unit) {
     throw;
   }
   if (options_.forward_prefetch && !pass_) prefetch(unit, 1);
-  if (!pass_ && unit.forward.running == 0) unit.forward.begin = ++clock_;
+  if (unit.forward.running == 0) {
+    for (const auto& flat : unit.flats()) flat->expect_no_writes();
+    if (!pass_) unit.forward.begin = ++clock_;
+  }
   ++unit.forward.running;
   ++depth_;  // last: what throws has not begun
 }
@@ -154,6 +157,7 @@ void ShardedModel::check_outputs(const ParamGroup& unit,
 void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>& outputs) {
   const auto lock = lock_hooks();
   try {
+    for (const auto& flat : unit.flats()) flat->check_unwritten();
     if (c10::GradMode::is_enabled()) check_outputs(unit, outputs);
   } catch (const ArgumentError& error) {
     forward_failed(unit, error.what());

@@ -51,6 +51,56 @@ def whole_gradients(model):
         return [p.grad.clone() for p in model.parameters()]
 
 
+def each_face():
+    """Both faces of sharding, and fully_shard with plain parameters."""
+    package = models.libddp_fsdp()
+    return (
+        package.FullyShardedDataParallel,
+        package.fully_shard,
+        lambda module: package.fully_shard(module, use_dtensor=False),
+    )
+
+
+class Clamps(nn.Linear):
+    """Writes into its weight as it computes."""
+
+    def forward(self, value):
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(value)
+
+
+def check_a_forward_that_writes_into_a_parameter():
+    for wrap in each_face():
+        model = wrap(nn.Sequential(Clamps(4, 2)))
+        message = message_of(lambda model=model: model(batch()))
+        assert "the forward has written into parameter '0.weight'" in message
+        group_is_usable()
+
+
+def check_an_embedding_that_writes_into_its_weight():
+    for wrap in each_face():
+        model = nn.Sequential(nn.Embedding(9, 4, max_norm=1.0), nn.Linear(4, 2))
+        message = message_of(lambda wrap=wrap, model=model: wrap(model))
+        assert "Embedding '0' has max_norm=1.0" in message
+        group_is_usable()
+    model = nn.Sequential(nn.Embedding(9, 4, max_norm=1.0), nn.Linear(4, 2))
+    ignored = {model[0].weight}
+    model = models.libddp_fsdp().fully_shard(model, ignored_params=ignored)
+    model(torch.arange(9)).sum().backward()
+
+
+def check_modules_that_cannot_be_sharded():
+    for wrap in each_face():
+        for make, told in (
+            (lambda: nn.Sequential(nn.LazyLinear(3)), "parameter '0.weight' is uninitialized"),
+            (lambda: torch.jit.script(nn.Linear(4, 2)), "is a ScriptModule"),
+            (lambda: nn.Sequential(torch.jit.script(nn.Linear(4, 2))), "0 is a ScriptModule"),
+        ):
+            assert told in message_of(lambda wrap=wrap, make=make: wrap(make()))
+            group_is_usable()
+
+
 def check_backward_twice():
     wanted = wrap_layers()
     wanted(batch()).sum().backward()

@@ -27,6 +27,7 @@ from libddp.distributed.fsdp.wrap import (
     _offload,
     _one_unit_warning,
     _optimizers,
+    _refusals,
     _sharded_place,
 )
 from libddp.distributed.fsdp.wrap._dtensors import is_dtensor
@@ -99,6 +100,8 @@ class WrappedModule:
 
     def make(self) -> None:
         """Shards the parameters; a collective."""
+        if self.sharding.num_shards > 1 and self.sharding.compute_device is None:
+            _refusals.check_shared(self.modules, self.parameters)
         _optimizers.watch()
         self._find_params()
         unsharded = [(param.name, param.unsharded) for param in self.params]
@@ -420,13 +423,7 @@ def attach(
                 f"libddp fsdp: module {name or type(each).__name__!r} is wrapped already. "
                 "Hint: wrap each module once."
             )
-    for own, parameter in parameters:
-        if parameter.dim() == 0:
-            raise ArgumentError(
-                f"libddp fsdp: parameter {own!r} is a scalar, which cannot be cut into rows. Hint: "
-                f"Change {own} to a 1D tensor with numel equal to 1., or leave it out "
-                "(ignored_params, ignored_states)."
-            )
+    _refusals.check(modules, parameters)
     wrapped = WrappedModule(modules, name, sharding, parameters, list(ignored or ()))
     wrapped.number = next_number()
     if ignored is not None:

@@ -1,0 +1,67 @@
+"""Modules and parameters that cannot be sharded: errors before anything has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from libddp.distributed.fsdp.wrap._names import canonical
+from libddp.errors import ArgumentError
+
+
+def check(modules: list[torch.nn.Module], parameters: list) -> None:
+    """
+    Args:
+        modules: of one unit.
+        parameters: (name, parameter) pairs of the unit.
+
+    Raises:
+        ArgumentError: names what it is.
+    """
+    own = {id(parameter) for _, parameter in parameters}
+    for name, part in _parts_of(modules):
+        if isinstance(part, torch.jit.ScriptModule) and (
+            part in modules or any(id(p) in own for p in part.parameters(recurse=False))
+        ):
+            raise ArgumentError(
+                f"libddp fsdp: {name or 'the module'} is a ScriptModule (torch.jit), whose "
+                "parameters cannot be replaced. Hint: shard the Python module, and use "
+                "torch.compile."
+            )
+    for name, parameter in parameters:
+        if is_lazy(parameter):
+            raise ArgumentError(
+                f"libddp fsdp: parameter {name!r} is uninitialized: a lazy module learns its shape "
+                "in the first forward. Hint: run a dummy forward pass first."
+            )
+        if parameter.dim() == 0:
+            raise ArgumentError(
+                f"libddp fsdp: parameter {name!r} is a scalar, which cannot be cut into rows. "
+                f"Hint: Change {name} to a 1D tensor with numel equal to 1., or leave it out "
+                "(ignored_params, ignored_states)."
+            )
+
+
+def check_shared(modules: list[torch.nn.Module], parameters: list) -> None:
+    """The same where the ranks of a host share whole parameters, and others' writes are lost.
+
+    An embedding with max_norm writes into its weight in its forward, each rank for its own batch.
+    """
+    own = {id(parameter) for _, parameter in parameters if parameter.is_cpu}
+    for name, part in _parts_of(modules):
+        is_embedding = isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+        if is_embedding and part.max_norm is not None and id(part.weight) in own:
+            raise ArgumentError(
+                f"libddp fsdp: {type(part).__name__} {name!r} has max_norm={part.max_norm}: its "
+                "forward writes into its weight, which the ranks of a host share while it is "
+                "whole. Hint: leave the weight out (ignored_params, ignored_states), or bound the "
+                "rows' norms after each step."
+            )
+
+
+def _parts_of(modules: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:
+    for module in modules:
+        for name, part in module.named_modules():
+            yield canonical(name), part
