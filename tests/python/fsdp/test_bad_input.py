@@ -51,16 +51,6 @@ def whole_gradients(model):
         return [p.grad.clone() for p in model.parameters()]
 
 
-def each_face():
-    """Both faces of sharding, and fully_shard with plain parameters."""
-    package = models.libddp_fsdp()
-    return (
-        package.FullyShardedDataParallel,
-        package.fully_shard,
-        lambda module: package.fully_shard(module, use_dtensor=False),
-    )
-
-
 class Clamps(nn.Linear):
     """Writes into its weight as it computes."""
 
@@ -71,7 +61,7 @@ class Clamps(nn.Linear):
 
 
 def check_a_forward_that_writes_into_a_parameter():
-    for wrap in each_face():
+    for wrap in models.faces():
         model = wrap(nn.Sequential(Clamps(4, 2)))
         message = message_of(lambda model=model: model(batch()))
         assert "the forward has written into parameter '0.weight'" in message
@@ -79,7 +69,7 @@ def check_a_forward_that_writes_into_a_parameter():
 
 
 def check_an_embedding_that_writes_into_its_weight():
-    for wrap in each_face():
+    for wrap in models.faces():
         model = nn.Sequential(nn.Embedding(9, 4, max_norm=1.0), nn.Linear(4, 2))
         message = message_of(lambda wrap=wrap, model=model: wrap(model))
         assert "Embedding '0' has max_norm=1.0" in message
@@ -91,7 +81,7 @@ def check_an_embedding_that_writes_into_its_weight():
 
 
 def check_modules_that_cannot_be_sharded():
-    for wrap in each_face():
+    for wrap in models.faces():
         for make, told in (
             (lambda: nn.Sequential(nn.LazyLinear(3)), "parameter '0.weight' is uninitialized"),
             (lambda: torch.jit.script(nn.Linear(4, 2)), "is a ScriptModule"),

@@ -43,22 +43,13 @@ class Returning(nn.Module):
         return self.kind(hidden.pow(2).mean(), [{"hidden": hidden}])
 
 
-def faces():
-    fsdp = models.libddp_fsdp()
-    return (
-        fsdp.FullyShardedDataParallel,
-        fsdp.fully_shard,
-        lambda module: fsdp.fully_shard(module, use_dtensor=False),
-    )
-
-
 def check_outputs_of_any_class():
     x = torch.ones(2, 4)
     for kind in (Plain, Slots, Frozen, Named):
         for part in (lambda out: out.loss, lambda out: out.rest[0]["hidden"].sum()):
             plain = Returning(kind)
             part(plain(x)).backward()
-            for face in faces():
+            for face in models.faces():
                 model = face(Returning(kind))
                 output = model(x)
                 assert type(output) is kind

@@ -54,6 +54,16 @@ def libddp_fsdp():
     return package
 
 
+def faces():
+    """Both faces of sharding, and fully_shard with plain parameters: functions of a module."""
+    package = libddp_fsdp()
+    return (
+        package.FullyShardedDataParallel,
+        package.fully_shard,
+        lambda module: package.fully_shard(module, use_dtensor=False),
+    )
+
+
 def on_meta(make_model=TinyGpt):
     """On the meta device."""
     with torch.device("meta"):
