@@ -85,7 +85,7 @@ def check_modules_that_cannot_be_sharded():
         for make, told in (
             (lambda: nn.Sequential(nn.LazyLinear(3)), "parameter '0.weight' is uninitialized"),
             (lambda: torch.jit.script(nn.Linear(4, 2)), "is a ScriptModule"),
-            (lambda: nn.Sequential(torch.jit.script(nn.Linear(4, 2))), "0 is a ScriptModule"),
+            (lambda: nn.Sequential(torch.jit.script(nn.Linear(4, 2))), "'0' is a ScriptModule"),
         ):
             assert told in message_of(lambda wrap=wrap, make=make: wrap(make()))
             group_is_usable()

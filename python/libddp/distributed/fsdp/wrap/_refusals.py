@@ -25,10 +25,10 @@ def check(modules: list[torch.nn.Module], parameters: list) -> None:
         if isinstance(part, torch.jit.ScriptModule) and (
             part in modules or any(id(p) in own for p in part.parameters(recurse=False))
         ):
+            named = repr(name) if name else "the module"
             raise ArgumentError(
-                f"libddp fsdp: {name or 'the module'} is a ScriptModule (torch.jit), whose "
-                "parameters cannot be replaced. Hint: shard the Python module, and use "
-                "torch.compile."
+                f"libddp fsdp: {named} is a ScriptModule (torch.jit), whose parameters cannot be "
+                "replaced. Hint: shard the Python module, and use torch.compile."
             )
     for name, parameter in parameters:
         if is_lazy(parameter):
