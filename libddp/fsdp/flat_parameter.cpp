@@ -22,6 +22,11 @@ FlatMemory::Spec memory_spec(const FlatSpec& spec) {
   return made;
 }
 
+/// What writes into a tensor is counted, but for one that was made in inference mode.
+std::int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor._version();
+}
+
 }  // namespace
 
 FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
@@ -105,13 +110,13 @@ bool FlatParameter::is_shared() const {
 void FlatParameter::expect_no_writes() {
   if (!is_shared()) return;
   versions_.resize(size());
-  for (std::size_t i = 0; i < size(); ++i) versions_[i] = spec_.parameters[i].tensor._version();
+  for (std::size_t i = 0; i < size(); ++i) versions_[i] = version_of(spec_.parameters[i].tensor);
 }
 
 void FlatParameter::check_unwritten() const {
   for (std::size_t i = 0; i < versions_.size(); ++i) {
     const NamedTensor& parameter = spec_.parameters[i];
-    if (parameter.tensor._version() == versions_[i]) continue;
+    if (version_of(parameter.tensor) == versions_[i]) continue;
     throw ArgumentError(fmt::format(
         "libddp {}: the forward has written into parameter '{}'. The ranks of a host share its "
         "values while it is whole, and elsewhere what is written is lost. Hint: write between "
