@@ -83,6 +83,8 @@ class FullyShardedDataParallel {
 
   /// The module's own forward. The backward pass of its result averages gradients, unless gradients
   /// are off or a NoSync guard lives.
+  /// Throws ArgumentError where it has written into a parameter of a unit, on the CPU with several
+  /// ranks (torch::nn::Embedding with max_norm does).
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     return sharded_forward(*module_, std::forward<Arguments>(arguments)...);

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim/sgd.h>
@@ -299,6 +300,22 @@ TEST_CASE("a forward that throws leaves a model that goes on", "[fully_shard]") 
     optimizer.step();
     expect_state(model->full_state(), wanted);
   });
+}
+
+TEST_CASE("a forward that writes into a parameter that ranks share is told so", "[fully_shard]") {
+  run_group(2, [&](ProcessGroup& group) {
+    const auto options = torch::nn::EmbeddingOptions(9, 4).max_norm(1.0);
+    torch::nn::Sequential net{torch::nn::Embedding(options)};
+    FullyShardedDataParallel model(net, {.shard = group.shared_from_this()});
+    const at::Tensor tokens = torch::arange(9);
+    const auto text = message_of<ArgumentError>([&] { model.forward(tokens); });
+    expect(contains(text, "the forward has written into parameter '0.weight'"), text);
+  });
+  // Alone, the rows stay as they are after it.
+  torch::nn::Sequential net{torch::nn::Embedding(torch::nn::EmbeddingOptions(9, 4).max_norm(1.0))};
+  FullyShardedDataParallel model(net, {});
+  const at::Tensor rows = model.forward(torch::arange(9));
+  REQUIRE(rows.norm(2, {1}).max().item<float>() < 1.001f);
 }
 
 TEST_CASE("mistakes with LibTorch modules are named", "[fully_shard]") {
