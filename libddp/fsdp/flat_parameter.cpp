@@ -102,13 +102,13 @@ void FlatParameter::check_shards() const {
   }
 }
 
-bool FlatParameter::is_shared() const {
+bool FlatParameter::refuses_writes() const {
   const Group& shard = spec_.options.shard;
   return shard && shard->size() > 1 && spec_.device.is_cpu();
 }
 
 void FlatParameter::expect_no_writes() {
-  if (!is_shared()) return;
+  if (!refuses_writes()) return;
   versions_.resize(size());
   for (std::size_t i = 0; i < size(); ++i) versions_[i] = version_of(spec_.parameters[i].tensor);
 }

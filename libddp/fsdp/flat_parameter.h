@@ -74,11 +74,10 @@ class FlatParameter {
   /// Unshards, and lets the parameters show whole tensors, without gradients. Checks shards. True
   /// if they have not shown them before.
   bool unshard();
-  /// Throws ArgumentError where something has written into a parameter since `expect_no_writes`, in
-  /// memory that ranks share: the others, which compute too, have read what it was and what it is.
-  void check_unwritten() const;
   /// A forward begins.
   void expect_no_writes();
+  /// Throws ArgumentError where it has written into a parameter, on the CPU with several ranks.
+  void check_unwritten() const;
   /// Lets the parameters show what this rank owns, and its gradients. The bytes of the array stay.
   void show_shards();
   bool is_unsharded() const { return shows_whole_; }
@@ -89,7 +88,9 @@ class FlatParameter {
 
  private:
   bool shows_shards() const { return !shows_whole_ && !copies_.are_shown(); }
-  bool is_shared() const;
+  /// On one host the others, which compute too, read what is written; between hosts it is lost. A
+  /// script is refused alike on both. On devices it is lost, as with torch.
+  bool refuses_writes() const;
 
   FlatSpec spec_;
   std::unique_ptr<FlatMemory> memory_;

@@ -8,6 +8,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from libddp.distributed.fsdp.wrap._names import canonical
+from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import ArgumentError
 
 
@@ -44,11 +45,13 @@ def check(modules: list[torch.nn.Module], parameters: list) -> None:
             )
 
 
-def check_shared(modules: list[torch.nn.Module], parameters: list) -> None:
-    """The same where the ranks of a host share whole parameters, and others' writes are lost.
+def check_writes(modules: list[torch.nn.Module], parameters: list, sharding: Sharding) -> None:
+    """The same of embeddings with max_norm where a forward may not write into parameters.
 
-    An embedding with max_norm writes into its weight in its forward, each rank for its own batch.
+    Each rank would write into the weight for its own batch (FlatParameter.refuses_writes).
     """
+    if sharding.num_shards == 1 or sharding.compute_device is not None:
+        return
     own = {id(parameter) for _, parameter in parameters if parameter.is_cpu}
     for name, part in _parts_of(modules):
         is_embedding = isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag))

@@ -100,8 +100,7 @@ class WrappedModule:
 
     def make(self) -> None:
         """Shards the parameters; a collective."""
-        if self.sharding.num_shards > 1 and self.sharding.compute_device is None:
-            _refusals.check_shared(self.modules, self.parameters)
+        _refusals.check_writes(self.modules, self.parameters, self.sharding)
         _optimizers.watch()
         self._find_params()
         unsharded = [(param.name, param.unsharded) for param in self.params]
