@@ -25,6 +25,9 @@ LAUNCHER = "LIBDDP_LAUNCHER_PID"
 #: "number:inode" of the reading end.
 PIPE = "LIBDDP_LAUNCHER_PIPE"
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_EXITING = 4  # PF_EXITING, in the flags of /proc/PID/stat
+#: What the kernel needs at most to take a launcher's memory down, on a loaded machine.
+_LONGEST_EXIT_SECONDS = 10
 
 
 class _Children:
@@ -69,7 +72,10 @@ def tie() -> bool:
     if is_worker:
         end_with_parent(int(launcher))
     if pipe is not None:
-        if _is_closed(pipe):
+        # A launcher of several threads has let its children go before its pipe closes: while one of
+        # its threads takes its memory down, for instance.
+        closes_soon = not is_worker and _is_exiting(launcher)
+        if _is_closed(pipe, _LONGEST_EXIT_SECONDS if closes_soon else 0):
             _end()
         if is_worker:
             os.close(pipe)
@@ -106,11 +112,21 @@ def _inherited_pipe() -> int | None:
         return None
 
 
-def _is_closed(pipe: int) -> bool:
+def _is_closed(pipe: int, within_seconds: float) -> bool:
     """Whether nobody has the writing end any more."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
-    return any(events & select.POLLHUP for _, events in poll.poll(0))
+    return any(events & select.POLLHUP for _, events in poll.poll(within_seconds * 1e3))
+
+
+def _is_exiting(pid: str | None) -> bool:
+    """Whether its first thread is ending or has ended; False of one that is gone altogether."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return fields[0] in "ZX" or int(fields[6]) & _EXITING != 0
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def _end() -> None:

@@ -103,6 +103,38 @@ def test_a_worker_that_comes_to_libddp_after_its_launcher_died_ends(tmp_path):
     assert not (tmp_path / "survived").exists()
 
 
+def late_worker(launcher: int) -> tuple[subprocess.Popen, int]:
+    """Comes to libddp as the child of another one; and what holds the launcher's pipe open."""
+    reading, writing = os.pipe()
+    pipe = f"{reading}:{os.fstat(reading).st_ino}"
+    worker = subprocess.Popen(
+        [sys.executable, "-c", "print('here', flush=True); import libddp; print('survived')"],
+        env={**os.environ, _lifeline.LAUNCHER: str(launcher), _lifeline.PIPE: pipe},
+        pass_fds=[reading],
+        stdout=subprocess.PIPE,
+    )
+    os.close(reading)
+    assert worker.stdout.readline() == b"here\n"
+    return worker, writing
+
+
+def test_a_launcher_that_is_still_ending_counts_as_dead():
+    """Its children have another parent when its pipe may not have been closed yet."""
+    launcher = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, launcher.pid, os.WEXITED | os.WNOWAIT)
+    worker, pipe = late_worker(launcher.pid)
+    time.sleep(1)  # the worker is past its look at the pipe, mostly
+    os.close(pipe)
+    assert (worker.communicate(timeout=60)[0], worker.returncode) == (b"", -signal.SIGKILL)
+    launcher.wait()
+
+
+def test_a_late_worker_of_a_launcher_that_lives_goes_on():
+    worker, pipe = late_worker(os.getppid())
+    assert (worker.communicate(timeout=60)[0], worker.returncode) == (b"survived\n", 0)
+    os.close(pipe)
+
+
 def test_what_no_launcher_started_is_not_tied(monkeypatch):
     monkeypatch.setenv(_lifeline.LAUNCHER, str(os.getpid()))  # not the parent
     monkeypatch.delenv(_lifeline.PIPE, raising=False)
