@@ -20,8 +20,10 @@ from libddp import distributed as ddp_dist
 
 CAN = _init._CAN_RECONFIGURE
 needs_torch = pytest.mark.skipif(not CAN, reason="this torch has no reconfigure")
-#: Far above what it takes.
-TIMEOUT = timedelta(minutes=2)
+#: Far above what it takes, and below the deadline of the ranks: who waits for whom is an error.
+TIMEOUT = timedelta(seconds=90)
+#: torch's Gloo: on a busy machine members were still connecting where another one was done.
+GLOO_TRIES = 5
 
 
 def out_of_band():
@@ -114,17 +116,22 @@ def a_life(backend):
     return seen
 
 
+def lives_of(backend, tries, **env):
+    """What each of those that are not killed has seen, of one of so many tries."""
+    told = []
+    for _ in range(tries):
+        outcomes = ranks.launch(a_life, 4, backend, env=env)
+        left = {i: outcomes[i] for i in (0, 2, 3)}
+        if outcomes[1].returncode == -signal.SIGKILL and not any(o.failed for o in left.values()):
+            return {i: outcome.value for i, outcome in left.items()}
+        told += [backend, *map(ranks.describe, outcomes)]
+    raise AssertionError("\n".join(told))
+
+
 @needs_torch
 def test_a_group_shrinks_and_grows_as_gloos_does():
-    lives = {}
-    for backend in ("libddp", "gloo"):
-        outcomes = ranks.launch(a_life, 4, backend)
-        assert outcomes[1].returncode == -signal.SIGKILL
-        assert not any(outcomes[i].failed for i in (0, 2, 3)), "\n".join(
-            map(ranks.describe, outcomes)
-        )
-        lives[backend] = {i: outcomes[i].value for i in (0, 2, 3)}
-    ours, theirs = lives["libddp"], lives["gloo"]
+    ours = lives_of("libddp", 1, LIBDDP_LOG_LEVEL="info")
+    theirs = lives_of("gloo", GLOO_TRIES)
     assert [ours[i]["first"] for i in (2, 0)] == [(3.0, 0, 3), (3.0, 1, 3)]
     assert [ours[i]["shrunk"] for i in (0, 2)] == [(2.0, 0, 2), (2.0, 1, 2)]
     assert [ours[i]["grown"] for i in (3, 0, 2)] == [(5.0, 0, 3), (5.0, 1, 3), (5.0, 2, 3)]

@@ -112,7 +112,7 @@ def test_a_worker_that_is_killed_costs_less_than_an_interval(tmp_path, text_file
     keys = [*TINY, f"--data={text_file}", "--out_dir=out", "--max_iters=16", "--dropout=0.1"]
     keys += ["--snapshot_every=3", "--snapshot_storage=6", "--checkpoint_seconds=1e9"]
     output = killed_once.run(tmp_path, SCRIPT, "report.Report.stepped", 9, keys)
-    assert "resuming out at iteration 6, training to 16" in output
+    assert "resuming out at iteration 6, training to 16" in output, output
     for losses in killed_once.repeated(tmp_path, start=6):
         assert len(losses) >= 1
         assert all(first == again for first, again in losses), losses

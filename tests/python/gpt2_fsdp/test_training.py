@@ -147,7 +147,7 @@ def test_a_worker_that_is_killed_costs_less_than_an_interval(data, tmp_path, gpt
     script, keys = gpt2.folder / "train_fsdp.py", [*TINY, f"--data_dir={data}", "--out_dir=out"]
     keys += ["--max_iters=12", "--dropout=0.2", "--snapshot_every=3", "--snapshot_storage=6"]
     output = killed_once.run(tmp_path, script, "fsdp_trainer.FsdpTrainer.step", 9, keys)
-    assert "resuming at iteration 6, to iteration 12" in output
+    assert "resuming at iteration 6, to iteration 12" in output, output
     for losses in killed_once.repeated(tmp_path, start=6):
         assert len(losses) >= 1
         assert all(first == again for first, again in losses), losses

@@ -59,7 +59,7 @@ def test_a_worker_that_is_killed_costs_less_than_an_interval(tmp_path, text_file
     keys += ["trainer_config.snapshot_every=3", "trainer_config.snapshot_storage=6"]
     keys += ["trainer_config.max_epochs=1", "trainer_config.data_loader_workers=1"]
     output = killed_once.run(tmp_path, SCRIPT, "trainer.Trainer._step", 9, keys)
-    assert "resuming snapshots at step 6 of epoch 1" in output
+    assert "resuming snapshots at step 6 of epoch 1" in output, output
     for pairs in killed_once.repeated(tmp_path, start=6):
         assert len(pairs) >= 1
         assert all(first == again for first, again in pairs), pairs

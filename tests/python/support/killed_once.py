@@ -2,8 +2,10 @@
 
     python killed_once.py examples/nanogpt/train.py report.Report.stepped 9 --max_iters=20
 
-At the ninth call of that method in the first start, rank 1 gets SIGKILL. What each call returns, or
-its last argument, is the loss of a step: rank R of start S writes it to losses-S-R, a line a call.
+At the ninth call of that method in the first start, rank 1 gets SIGKILL. The others end of that and
+not of the launcher's SIGTERM, for which a script may save more than it has in its snapshots. What
+each call returns, or its last argument, is the loss of a step: rank R of start S writes it to
+losses-S-R, a line a call.
 
     output = killed_once.run(folder, script, "report.Report.stepped", 9, ["--max_iters=20"])
     repeated = killed_once.repeated(folder, start=6)      # of rank 0 and of rank 1
@@ -58,8 +60,10 @@ def _watch(owner: type, name: str, call: int) -> None:
     def watched(self, *arguments, **named):
         nonlocal calls
         calls += 1
-        if (calls, rank, start) == (call, "1", "0"):
+        if (rank, start) == ("1", "0") and calls == call:
             os.kill(os.getpid(), signal.SIGKILL)
+        if start == "0" and calls == call - 1:  # before rank 1 can come to the next one
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         result = original(self, *arguments, **named)
         loss = arguments[-1] if result is None else result
         with open(path, "a") as file:
