@@ -214,10 +214,14 @@ void ParamGroup::begin_pass(bool averages) {
 
 void ParamGroup::accumulate(std::size_t flat, std::size_t index) {
   if (state_ == TrainingState::Idle) {
+    // Of the whole parameter, which shows a shard.
+    at::Tensor parameter = flats_[flat]->parameters()[index].tensor;
+    parameter.mutable_grad().reset();
     throw StateError(fmt::format(
         "libddp unit '{}': parameter '{}' got a gradient in a backward pass that reached none of "
         "the tensors that the module returned. Hint: return tensors, or tuples, lists, dicts or "
-        "dataclasses of them, and use the parameters in their module's forward only.",
+        "dataclasses of them, and use the parameters in their module's forward only; to a loss of "
+        "gradients alone (create_graph=True) add one of the outputs, if only 0 * output.sum().",
         name_, flats_[flat]->parameters()[index].name));
   }
   flats_[flat]->memory().note_use();

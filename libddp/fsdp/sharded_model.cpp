@@ -343,6 +343,7 @@ void ShardedModel::begin_pass() {
 ShardedModel::Pass::Pass(std::weak_ptr<ShardedModel> of, bool averages)
     : model(std::move(of)),
       syncs(averages),
+      makes_graph(current_graph_task() != nullptr && c10::GradMode::is_enabled()),
       failure(std::make_unique<PassFailure>(PassFailure::of_current())) {}
 
 // Autograd drops the callback of a pass that fails. Where averages are under way, the next forward
@@ -367,7 +368,7 @@ void ShardedModel::leave_units_after(const ParamGroup& unit) {
   if (unit.forward.end <= unit.forward.begin) return;  // it has run in backward passes only
   const auto left = std::erase_if(pass_->lingering, [&](ParamGroup* other) {
     if (other->forward.begin <= unit.forward.end) return false;
-    reshard_values(*other);
+    leave_unit(*other);
     return true;
   });
   if (left > 0) install_for_hooks();
@@ -381,7 +382,7 @@ void ShardedModel::take_gradient(ParamGroup& unit, std::size_t flat, std::size_t
   // See NOTE [Outputs on the CPU].
   const bool waits = is_root(unit) && runs_in_two_threads_;
   if (pass_->syncs && !waits) reduce(unit);
-  if (is_left) reshard_values(unit);
+  if (is_left) leave_unit(unit);
 }
 
 // See NOTE [Gradients that come again].
@@ -447,7 +448,7 @@ void ShardedModel::end_pass() {
   if (depth_ == 0) compare_calls("a backward pass");
   finish_copies();
   for (const ParamGroupPtr& unit : units_) {
-    reshard_values(*unit);
+    leave_unit(*unit);
     unit->end_pass();
   }
   pass_ = nullptr;

@@ -53,6 +53,11 @@
 // branches that end on the CPU and on the device, and meet in no unit, can still take turns; then
 // the ranks' words at the end of the pass differ.
 //
+// NOTE [Gradients of gradients]
+// Of a pass with create_graph=True, autograd's nodes keep the whole parameters for the next pass
+// through them, which begins at gradients and so comes to those nodes before any output of a
+// module. Units that such a pass has reached stay in memory until another pass or the next step.
+//
 // Where they are gathered, a unit's all-gather starts when the one before it begins to compute, in
 // the order of the first step; at most two gathered units wait. Reductions run beside the backward,
 // one at a time, so at most two units' whole gradients are there at a time. Small units are
@@ -152,6 +157,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     /// Empty once the pass has ended as it should.
     std::weak_ptr<ShardedModel> model;
     const bool syncs;
+    /// See NOTE [Gradients of gradients].
+    const bool makes_graph;
     const std::unique_ptr<PassFailure> failure;
     /// Whether it writes gradients; one that computes those of given inputs does not.
     bool accumulates = false;
@@ -173,6 +180,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Of the unit's parameters, and of the faces that stand for them.
   void unshard_values(ParamGroup& unit);
   void reshard_values(ParamGroup& unit, bool frees = true);
+  /// The pass is done with it.
+  void leave_unit(ParamGroup& unit) { reshard_values(unit, /*frees=*/!pass_->makes_graph); }
   void tell_others(const std::string& what) const noexcept;
   void begin_step();
   void recover();

@@ -8,8 +8,10 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -174,6 +176,8 @@ class Call {
     if (c10::StorageImpl* const storage =
             aliases_.behind(tensor.storage().unsafeGetStorageImpl())) {
       is_view_ = true;
+      // A view is of inference mode where its base is, whichever mode it is made in.
+      const c10::InferenceMode as_its_base(is_inference(storage));
       return tensor_over(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)),
                          tensor, c10::DispatchKey::PrivateUse1);
     }
@@ -192,6 +196,14 @@ class Call {
     }
     add_ranges(made, writes_);
     return made;
+  }
+
+  bool is_inference(const c10::StorageImpl* storage) const {
+    return std::any_of(given_.begin(), given_.end(), [storage](const Given& given) {
+      return given.tensor.defined() && given.tensor.has_storage() &&
+             given.tensor.storage().unsafeGetStorageImpl() == storage &&
+             given.tensor.is_inference();
+    });
   }
 
   const c10::OperatorHandle& op_;

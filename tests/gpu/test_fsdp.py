@@ -122,6 +122,23 @@ def test_clipping(face):
     close(train(model, clip=clip), train(build(), clip=clip), 1e-5)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_evaluation_without_gradients(mode):
+    (tokens,) = training.batches(1)
+
+    def evaluated(model):
+        losses = [train(model)]
+        model.eval()
+        with training.exact(), mode():
+            losses.append(model(tokens).item())
+        model.train()
+        return losses, train(model)
+
+    wanted = evaluated(build())
+    assert evaluated(wrapped()) == wanted
+    assert evaluated(sharded()) == wanted
+
+
 @pytest.mark.parametrize("accumulate", [2, 4])
 def test_no_sync(accumulate):
     wanted = train(build(), accumulate=accumulate)

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 
+import double_backward
 import pytest
 import ranks
 import torch
@@ -201,6 +202,26 @@ def test_parity_with_one_process_that_does_both():
     one, other = ranks.values(run(parity))
     assert one != other  # each has its own part of the data
     assert one[-1] < one[0]
+
+
+def twice_through_the_graph():
+    rank = join()
+    for loss in double_backward.LOSSES:
+        wrapped = (
+            DDP(double_backward.build().to(DEVICE)),
+            double_backward.shard(double_backward.build().to(DEVICE), fully_shard),
+        )
+        wanted, found = (
+            double_backward.train(model, loss.__name__, rank, DEVICE) for model in wrapped
+        )
+        assert len(set(wanted)) == len(wanted)
+        training.close(found, wanted, 1e-4)
+    dist.destroy_process_group()
+
+
+def test_gradients_of_gradients():
+    """The sharded model's memory stays where it is from one pass to the next."""
+    ranks.values(run(twice_through_the_graph))
 
 
 # Failures.

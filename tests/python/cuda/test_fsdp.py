@@ -4,6 +4,7 @@ Attention has another kernel there than on the CPU, so losses and norms are clos
 AdamW makes whole steps of gradients that are rounding alone (the keys' bias).
 """
 
+import double_backward
 import fakegpu
 import fsdp_models as models
 import mock_nccl
@@ -117,6 +118,48 @@ def functional(use_dtensor):
 @pytest.mark.parametrize("use_dtensor", [False, True])
 def test_the_function(use_dtensor):
     ranks.run(functional, 2, use_dtensor)
+
+
+def twice_through_the_graph():
+    rank = start()
+    from libddp.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    def trained_twice(loss, device, **options):
+        model = double_backward.build().to(device)
+        double_backward.shard(model, fully_shard, use_dtensor=False, **options)
+        return double_backward.train(model, loss.__name__, rank, device)
+
+    offload = {"offload_policy": CPUOffloadPolicy()}
+    for loss in double_backward.LOSSES:
+        wanted = trained_twice(loss, "cpu", mesh=host_mesh(2))
+        for options in ({}, {"reshard_after_forward": False}, offload):
+            found = trained_twice(loss, DEVICE, **options)
+            assert found == pytest.approx(wanted, rel=1e-4), (loss.__name__, options)
+    stop()
+
+
+def test_gradients_of_gradients():
+    ranks.run(twice_through_the_graph, 2)
+
+
+def evaluated():
+    rank = start()
+    on_device = models.wrap(device_id=torch.device(DEVICE, rank))
+    on_host = models.wrap()
+    for mode in (torch.no_grad, torch.inference_mode):
+        losses = []
+        for model, device in ((on_device, DEVICE), (on_host, "cpu")):
+            model.eval()
+            with mode():
+                losses.append(model(TOKENS[0].to(device))[1].cpu())
+            model.train()
+        require_close(losses[:1], losses[1:])
+    require_close(trained(on_device, DEVICE, rank), trained(on_host, "cpu", rank))
+    stop()
+
+
+def test_evaluation_without_gradients():
+    ranks.run(evaluated, 2)
 
 
 def states(folder):

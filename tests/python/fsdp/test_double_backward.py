@@ -1,0 +1,116 @@
+"""Sharded models in losses with gradients of their outputs: what DistributedDataParallel gives.
+
+torch's FSDP raises there, as the memory of the parameters is gone when autograd comes to them first
+in the second pass.
+"""
+
+import os
+
+import double_backward
+import fsdp_models
+import pytest
+import ranks
+
+
+def start(hosts):
+    """With `hosts` each rank is on a host of its own, where units are gathered."""
+    if hosts:
+        os.environ["LIBDDP_HOST_ID"] = f"host-{os.environ['RANK']}"
+    from libddp.distributed import get_rank, init_process_group
+
+    init_process_group()
+    return get_rank()
+
+
+def faces():
+    from libddp.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({double_backward.Block})
+    return (
+        lambda model: FullyShardedDataParallel(model, auto_wrap_policy=policy),
+        lambda model: double_backward.shard(model, fully_shard),
+        lambda model: double_backward.shard(model, fully_shard, use_dtensor=False),
+        lambda model: double_backward.shard(model, fully_shard, reshard_after_forward=False),
+    )
+
+
+def as_without_sharding(hosts):
+    rank = start(hosts)
+    from libddp.distributed import destroy_process_group
+    from libddp.nn.parallel import DistributedDataParallel
+
+    for loss in double_backward.LOSSES:
+        name = loss.__name__
+        wanted = double_backward.train(DistributedDataParallel(double_backward.build()), name, rank)
+        assert len(set(wanted)) == len(wanted)
+        for wrap in faces():
+            found = double_backward.train(wrap(double_backward.build()), name, rank)
+            assert found == pytest.approx(wanted, rel=1e-4), name
+    destroy_process_group()
+
+
+@pytest.mark.parametrize("hosts", [False, True], ids=["shared", "gathered"])
+def test_as_without_sharding(hosts):
+    ranks.run(as_without_sharding, 2, hosts)
+
+
+def has_memory(storage):
+    try:
+        return storage.data_ptr() != 0
+    except RuntimeError:  # torch hands out no null
+        return False
+
+
+def memory_between_passes():
+    rank = start(hosts=True)
+    import torch
+    from libddp.distributed import destroy_process_group
+
+    for wrap in faces():
+        model = wrap(double_backward.build())
+        seen = []
+        for module in model.modules():
+            if isinstance(module, double_backward.Block):
+                module.up.register_forward_hook(
+                    lambda m, *_, seen=seen: seen.append(m.weight.detach().untyped_storage())
+                )
+
+        def is_there(seen=seen):
+            return [has_memory(storage) for storage in seen[-3:]]
+
+        x = torch.full((6, 4), 1.0 + rank, requires_grad=True)
+        y = model(x)
+        slope = double_backward.gradient(y, x)
+        assert is_there() == [True] * 3
+        (slope.pow(2).mean() + y.mean()).backward()
+        assert is_there() == [False] * 3
+        # A graph that nobody uses.
+        double_backward.gradient(model(x), x)
+        assert is_there() == [True] * 3
+        with torch.no_grad():
+            model(x)
+        assert is_there() == [False] * 3
+    destroy_process_group()
+
+
+def test_the_memory_stays_until_the_second_pass_or_the_next_step():
+    ranks.run(memory_between_passes, 2)
+
+
+def of_gradients_alone():
+    rank = start(hosts=False)
+    import torch
+    from libddp.errors import StateError
+
+    model = fsdp_models.libddp_fsdp().FullyShardedDataParallel(double_backward.build())
+    x = torch.full((6, 4), 1.0 + rank, requires_grad=True)
+    with pytest.raises(StateError, match=r"to a loss of gradients alone .* 0 \* output\.sum\(\)"):
+        double_backward.gradient(model(x), x).pow(2).mean().backward()
+    y = model(x)
+    (double_backward.gradient(y, x).pow(2).mean() + 0 * y.sum()).backward()
+    assert sum(float(p.grad.abs().sum()) for p in model.parameters()) > 0
+
+
+def test_a_loss_of_gradients_alone_is_told_what_to_do():
+    ranks.run(of_gradients_alone, 2)

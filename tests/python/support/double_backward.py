@@ -1,0 +1,95 @@
+"""Losses with gradients of the model's own output in them: autograd goes through its graph twice.
+
+model = shard(Net(), fully_shard)
+losses = train(model, "critic", rank)
+"""
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, width)
+        self.down = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, layers=3, width=8):
+        super().__init__()
+        self.first = nn.Linear(4, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.last = nn.Linear(width, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def build():
+    torch.manual_seed(0)
+    return Net()
+
+
+def shard(model, fully_shard, **options):
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def gradient(outputs, inputs):
+    """With a graph of its own."""
+    return torch.autograd.grad(outputs.sum(), inputs, create_graph=True)[0]
+
+
+def penalty(model, x):
+    y = model(x)
+    return y.pow(2).mean() + gradient(y, x).pow(2).mean()
+
+
+def critic(model, x):
+    """Wasserstein's, with its gradient penalty between two batches."""
+    real, fake = x.detach(), 2 * x.detach() + 1
+    distance = model(fake).mean() - model(real).mean()
+    between = (0.3 * real + 0.7 * fake).requires_grad_()
+    norm = gradient(model(between), between).norm(dim=1)
+    return distance + 10 * (norm - 1).pow(2).mean()
+
+
+def equation(model, x):
+    """The residual of a differential equation of second order, and values at a boundary."""
+    at_boundary = model(x.detach()[:2] + 1)
+    y = model(x)
+    slopes = gradient(y, x)
+    second = sum(gradient(slopes[:, k], x)[:, k] for k in range(4))
+    return (second + y.squeeze(1)).pow(2).mean() + at_boundary.pow(2).mean()
+
+
+def forward_between(model, x):
+    """Between the two passes the model computes something else."""
+    slope = gradient(model(x), x)
+    return slope.pow(2).mean() + model(2 * x.detach()).pow(2).mean()
+
+
+LOSSES = (penalty, critic, equation, forward_between)
+
+
+def train(model, loss_of, rank, device="cpu", steps=3):
+    """The losses, on the host. `loss_of`: the name of one of LOSSES."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    draw = torch.Generator().manual_seed(rank)
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(6, 4, generator=draw).to(device).requires_grad_()
+        loss = globals()[loss_of](model, x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
