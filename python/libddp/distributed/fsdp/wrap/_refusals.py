@@ -40,7 +40,7 @@ def check(modules: list[torch.nn.Module], parameters: list) -> None:
         if parameter.dim() == 0:
             raise ArgumentError(
                 f"libddp fsdp: parameter {name!r} is a scalar, which cannot be cut into rows. "
-                f"Hint: Change {name} to a 1D tensor with numel equal to 1., or leave it out "
+                f"Hint: Change {name} to a 1D tensor with numel equal to 1, or leave it out "
                 "(ignored_params, ignored_states)."
             )
 
