@@ -46,6 +46,7 @@ class DeviceMemory final : public FlatMemory {
   bool needs_barrier() const override { return false; }
   void begin_unshard() override;
   void unshard() override;
+  bool is_in_memory() const override { return whole_.has_value(); }
   void note_use() override;
   void reshard() override;
   void finish_copies() override;

@@ -103,6 +103,7 @@ class GatheredMemory final : public FlatMemory {
     work->wait();
     pool_->give(blocks);
   }
+  bool is_in_memory() const override { return whole_.defined(); }
   void reshard() override {
     if (!whole_.defined()) return;
     // A prefetch that nobody has used.

@@ -72,6 +72,8 @@ class FlatMemory {
   /// Starts to gather; `unshard` waits for it.
   virtual void begin_unshard() {}
   virtual void unshard() {}
+  /// Whether the bytes of the whole array are there, or on their way.
+  virtual bool is_in_memory() const { return true; }
   /// The current stream has read the whole array.
   virtual void note_use() {}
   /// The bytes of the whole array are not needed for now.

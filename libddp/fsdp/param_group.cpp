@@ -206,6 +206,11 @@ bool ParamGroup::is_unsharded() const {
                      [](const auto& flat) { return flat->is_unsharded(); });
 }
 
+bool ParamGroup::is_in_memory() const {
+  return std::any_of(flats_.begin(), flats_.end(),
+                     [](const auto& flat) { return flat->memory().is_in_memory(); });
+}
+
 void ParamGroup::begin_pass(bool averages) {
   if (state_ != TrainingState::Idle) return;
   state_ = TrainingState::Gradients;

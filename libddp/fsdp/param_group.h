@@ -78,6 +78,8 @@ class ParamGroup {
   /// `frees`: gathered bytes are given back too.
   bool reshard(bool frees);
   bool is_unsharded() const;
+  /// Whether the bytes of the whole array are there, or on their way.
+  bool is_in_memory() const;
   /// The host may use shards and gradients afterwards: see NOTE [Offloading].
   void finish_copies();
   /// After unshard, by the wish of a script, which lasts until reshard.
@@ -133,12 +135,14 @@ class ParamGroup {
   /// Runs those of the parameters that the last `install` gave an average.
   void run_late_hooks();
 
-  /// When the module's last forward began and ended, in numbers that the model counts; and how many
-  /// of its calls run, one inside the other.
+  /// When the module's last forward began and ended, in numbers that the model counts; how many of
+  /// its calls run, one inside the other; and whether the backward pass that it runs in, as a
+  /// recomputation, needs the memory behind it.
   struct Span {
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
     int running = 0;
+    bool is_kept = false;
   };
   Span forward;
 

@@ -124,8 +124,13 @@ std::unique_lock<std::recursive_mutex> ShardedModel::lock_hooks() {
 void ShardedModel::before_forward(ParamGroup& unit) {
   const auto lock = lock_hooks();  // a recomputation runs inside of a pass
   // Inside a backward pass it is a recomputation, which reads what the first computation read.
-  if (depth_ == 0 && !(pass_ && is_nested_backward())) begin_step();
+  const bool is_recomputed = is_nested_backward() && (pass_ || keeps_graph_);
+  if (depth_ == 0 && !is_recomputed) begin_step();
+  if (depth_ == 0 && !pass_ && is_recomputed) begin_pass();
   record(unit);
+  if (unit.forward.running == 0) {
+    unit.forward.is_kept = pass_ && (pass_->makes_graph || unit.is_in_memory());
+  }
   try {
     unshard_values(unit);
   } catch (...) {
@@ -184,7 +189,7 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
   // Not where its backward follows at once, or a call around this one still computes with it.
   if (!unit.is_in_pass() && unit.forward.running == 0) {
     const bool stays = will_be_back && (is_root(unit) || unit.options().keep_unsharded);
-    reshard_values(unit, /*frees=*/!stays);
+    reshard_values(unit, /*frees=*/!stays && !unit.forward.is_kept);
   }
   if (is_root(unit)) awaits_backward_ = c10::GradMode::is_enabled();
   if (depth_ > 0 || pass_) return;
@@ -211,7 +216,8 @@ void ShardedModel::forward_failed(ParamGroup& unit, const std::string& what) {
   const auto lock = lock_hooks();
   --depth_;
   --unit.forward.running;
-  if (!unit.is_in_pass() && unit.forward.running == 0) reshard_values(unit);
+  // Recomputations end with an exception too, where they have all that is wanted of them.
+  if (!unit.is_in_pass() && unit.forward.running == 0) reshard_values(unit, !unit.forward.is_kept);
   if (depth_ == 0 && !pass_) end_failed_reading(units_);
   if (is_root(unit)) report_error("in forward: " + what);
 }
@@ -251,6 +257,7 @@ void ShardedModel::recover() {
   small_->abandon();
   pass_ = nullptr;
   calls_ = 0;
+  keeps_graph_ = false;
   for (const ParamGroupPtr& unit : units_) {
     unit->forward.running = 0;
     if (unit->is_in_pass()) unit->abandon();
@@ -310,6 +317,7 @@ void ShardedModel::prefetch(const ParamGroup& unit, int step) {
 
 void ShardedModel::before_backward(ParamGroup& unit, bool accumulates) {
   if (!pass_) begin_pass();
+  pass_->makes_graph = c10::GradMode::is_enabled();
   // Which of its outputs comes first depends on the threads.
   if (!unit.is_in_pass()) note_call(unit, Call::Backward);
   if (accumulates) {
@@ -451,6 +459,7 @@ void ShardedModel::end_pass() {
     leave_unit(*unit);
     unit->end_pass();
   }
+  keeps_graph_ = pass_->makes_graph;
   pass_ = nullptr;
   awaits_backward_ = false;
   if (options_.faces) options_.faces->show_gradients();

@@ -56,7 +56,13 @@
 // NOTE [Gradients of gradients]
 // Of a pass with create_graph=True, autograd's nodes keep the whole parameters for the next pass
 // through them, which begins at gradients and so comes to those nodes before any output of a
-// module. Units that such a pass has reached stay in memory until another pass or the next step.
+// module. Units that such a pass has reached stay in memory until another pass or the next step. A
+// recomputation may be the first that is seen of that pass.
+//
+// NOTE [Recomputations]
+// A forward inside of a pass gives back the memory that it has gathered itself, as a recomputed
+// part may hold many units. What was there before is needed by the pass: nodes of the unit run
+// next, also where the pass computes the gradients of inputs only and takes none of the unit's.
 //
 // Where they are gathered, a unit's all-gather starts when the one before it begins to compute, in
 // the order of the first step; at most two gathered units wait. Reductions run beside the backward,
@@ -157,8 +163,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     /// Empty once the pass has ended as it should.
     std::weak_ptr<ShardedModel> model;
     const bool syncs;
-    /// See NOTE [Gradients of gradients].
-    const bool makes_graph;
+    /// See NOTE [Gradients of gradients]. A pass that begins at a recomputation does not know.
+    bool makes_graph;
     const std::unique_ptr<PassFailure> failure;
     /// Whether it writes gradients; one that computes those of given inputs does not.
     bool accumulates = false;
@@ -217,6 +223,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   bool syncs_ = true;
   /// The outermost forward has recorded gradients, and no backward pass has ended since.
   bool awaits_backward_ = false;
+  /// The last pass of this step has made a graph.
+  bool keeps_graph_ = false;
   /// Modules whose forward runs, one inside the other.
   int depth_ = 0;
   /// The one that runs, or has failed without having been cleared away.

@@ -5,6 +5,7 @@ process that computes both ranks' gradients and halves their sum: with two ranks
 exact in its order, so fp32 is asked to the bit.
 """
 
+import itertools
 import os
 import signal
 import time
@@ -206,11 +207,9 @@ def test_parity_with_one_process_that_does_both():
 
 def twice_through_the_graph():
     rank = join()
-    for loss in double_backward.LOSSES:
-        wrapped = (
-            DDP(double_backward.build().to(DEVICE)),
-            double_backward.shard(double_backward.build().to(DEVICE), fully_shard),
-        )
+    for recomputes, loss in itertools.product(double_backward.PARTS, double_backward.LOSSES):
+        models = [double_backward.build(recomputes).to(DEVICE) for _ in range(2)]
+        wrapped = DDP(models[0]), double_backward.shard(models[1], fully_shard)
         wanted, found = (
             double_backward.train(model, loss.__name__, rank, DEVICE) for model in wrapped
         )

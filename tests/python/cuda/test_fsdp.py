@@ -120,12 +120,12 @@ def test_the_function(use_dtensor):
     ranks.run(functional, 2, use_dtensor)
 
 
-def twice_through_the_graph():
+def twice_through_the_graph(recomputes):
     rank = start()
     from libddp.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
     def trained_twice(loss, device, **options):
-        model = double_backward.build().to(device)
+        model = double_backward.build(recomputes).to(device)
         double_backward.shard(model, fully_shard, use_dtensor=False, **options)
         return double_backward.train(model, loss.__name__, rank, device)
 
@@ -138,8 +138,9 @@ def twice_through_the_graph():
     stop()
 
 
-def test_gradients_of_gradients():
-    ranks.run(twice_through_the_graph, 2)
+@pytest.mark.parametrize("recomputes", double_backward.PARTS)
+def test_gradients_of_gradients(recomputes):
+    ranks.run(twice_through_the_graph, 2, recomputes)
 
 
 def evaluated():

@@ -35,24 +35,27 @@ def faces():
     )
 
 
-def as_without_sharding(hosts):
+def as_without_sharding(hosts, recomputes):
     rank = start(hosts)
     from libddp.distributed import destroy_process_group
     from libddp.nn.parallel import DistributedDataParallel
 
+    def train(wrap, loss):
+        model = wrap(double_backward.build(recomputes))
+        return double_backward.train(model, loss.__name__, rank)
+
     for loss in double_backward.LOSSES:
-        name = loss.__name__
-        wanted = double_backward.train(DistributedDataParallel(double_backward.build()), name, rank)
+        wanted = train(DistributedDataParallel, loss)
         assert len(set(wanted)) == len(wanted)
         for wrap in faces():
-            found = double_backward.train(wrap(double_backward.build()), name, rank)
-            assert found == pytest.approx(wanted, rel=1e-4), name
+            assert train(wrap, loss) == pytest.approx(wanted, rel=1e-4), loss.__name__
     destroy_process_group()
 
 
+@pytest.mark.parametrize("recomputes", double_backward.PARTS)
 @pytest.mark.parametrize("hosts", [False, True], ids=["shared", "gathered"])
-def test_as_without_sharding(hosts):
-    ranks.run(as_without_sharding, 2, hosts)
+def test_as_without_sharding(hosts, recomputes):
+    ranks.run(as_without_sharding, 2, hosts, recomputes)
 
 
 def has_memory(storage):

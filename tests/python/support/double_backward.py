@@ -6,6 +6,7 @@ losses = train(model, "critic", rank)
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
@@ -19,22 +20,31 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, layers=3, width=8):
+    """`recomputes`: "" (nothing), "each" block by itself, or "all" blocks as one part."""
+
+    def __init__(self, layers=3, width=8, recomputes=""):
         super().__init__()
+        self.recomputes = recomputes
         self.first = nn.Linear(4, width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
         self.last = nn.Linear(width, 1)
 
     def forward(self, x):
         x = self.first(x)
+        if self.recomputes == "all":
+            return self.last(checkpoint(self.through_blocks, x, use_reentrant=False))
+        return self.last(self.through_blocks(x))
+
+    def through_blocks(self, x):
+        each = self.recomputes == "each"
         for block in self.blocks:
-            x = block(x)
-        return self.last(x)
+            x = checkpoint(block, x, use_reentrant=False) if each else block(x)
+        return x
 
 
-def build():
+def build(recomputes=""):
     torch.manual_seed(0)
-    return Net()
+    return Net(recomputes=recomputes)
 
 
 def shard(model, fully_shard, **options):
@@ -77,7 +87,15 @@ def forward_between(model, x):
     return slope.pow(2).mean() + model(2 * x.detach()).pow(2).mean()
 
 
-LOSSES = (penalty, critic, equation, forward_between)
+def sensitivity(model, x):
+    """No graph of the gradients: autograd goes through this one once, and through another."""
+    (slope,) = torch.autograd.grad(model(x).sum(), x)
+    return (model(x.detach()) - slope.sum(1, keepdim=True)).pow(2).mean()
+
+
+LOSSES = (penalty, critic, equation, forward_between, sensitivity)
+#: What Net recomputes.
+PARTS = ("", "each", "all")
 
 
 def train(model, loss_of, rank, device="cpu", steps=3):
