@@ -1,6 +1,7 @@
 """Checkpointed blocks under libddp's FSDP: losses and weights of no checkpointing, to the bit."""
 
 import itertools
+import os
 
 import blocks
 import pytest
@@ -79,8 +80,13 @@ FIRST = [
 SECOND = ["inside, wrapped before", "outside, wrapped after", "around the call"]
 
 
-def all_forms_on_ranks() -> tuple[list, list]:
-    """What differs from no checkpointing, and what the form of one node says outside of a unit."""
+def all_forms_on_ranks(hosts: bool) -> tuple[list, list]:
+    """What differs from no checkpointing, and what the form of one node says outside of a unit.
+
+    With `hosts` each rank is on a host of its own, where units are gathered and given back.
+    """
+    if hosts:
+        os.environ["LIBDDP_HOST_ID"] = f"host-{os.environ['RANK']}"
     from libddp.distributed import destroy_process_group, init_process_group
 
     init_process_group("gloo")
@@ -98,8 +104,9 @@ def all_forms_on_ranks() -> tuple[list, list]:
     return wrong, refused
 
 
-def test_all_forms_in_all_places():
-    for wrong, refused in ranks.run(all_forms_on_ranks, 2):
+@pytest.mark.parametrize("hosts", [False, True], ids=["shared", "gathered"])
+def test_all_forms_in_all_places(hosts):
+    for wrong, refused in ranks.run(all_forms_on_ranks, 2, hosts):
         assert wrong == []
         assert len(refused) == 5
         for text in refused:
