@@ -17,6 +17,14 @@ class Script(random_scripts.Script):
     def two_forwards(self, draw):
         (self._loss(draw) + self._loss(draw)).backward()
 
+    def backward_twice(self, draw):
+        loss = self._loss(draw)
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    def drop_a_graph(self, draw):
+        self._loss(draw)
+
     def backward_without_sync(self, draw):
         self.model.set_requires_gradient_sync(False)
         self.backward(draw)
@@ -68,4 +76,4 @@ def check_with_adamw():
         run(seed, models.adamw)
 
 
-results, test_on_two_ranks = checks.suite(globals(), 2)
+results, test_on_all_ranks = checks.suite(globals(), 2, apart=True)

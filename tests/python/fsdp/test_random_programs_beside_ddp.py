@@ -8,6 +8,7 @@ import contextlib
 import checks
 import ddp_models
 import fsdp_models as models
+import pytest
 import random_scripts
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -15,6 +16,14 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 #: Of gradients each rank has its rows; their norm is no rank's own.
 OF_WHOLE_GRADIENTS = ["keep", "forget", "clip"]
+
+
+class Failed(Exception):
+    pass
+
+
+def fail(*_):
+    raise Failed
 
 
 class Script(random_scripts.Script):
@@ -27,6 +36,22 @@ class Script(random_scripts.Script):
 
     def two_forwards(self, draw):
         (self._loss(draw) + self._loss(draw)).backward()
+
+    def drop_a_graph(self, draw):
+        self._loss(draw)
+
+    def fail_in_a_block(self, draw):
+        blocks = [m for m in self.model.modules() if isinstance(m, models.Block)]
+        hook = blocks[draw.randrange(len(blocks))].register_forward_hook(fail)
+        with pytest.raises(Failed):
+            self._loss(draw)
+        hook.remove()
+
+    def fail_behind_the_model(self, draw):
+        loss = self._loss(draw) * torch.ones((), requires_grad=True)
+        loss.register_hook(fail)
+        with pytest.raises(Failed):
+            loss.backward()
 
     def accumulate(self, draw):
         with self._no_sync(self.model):
@@ -121,4 +146,4 @@ def check_no_shard():
     run_fsdp1("NO_SHARD")
 
 
-results, test_on_two_ranks = checks.suite(globals(), 2)
+results, test_on_all_ranks = checks.suite(globals(), 2, apart=True)

@@ -58,18 +58,30 @@ def fixture(function, world_size: int, deadline: float = 180.0):
     return results
 
 
-def suite(namespace: dict, *world_sizes: int, backend: str = "libddp", begin=None):
+def suite(
+    namespace: dict,
+    *world_sizes: int,
+    backend: str = "libddp",
+    begin=None,
+    apart: bool = False,
+):
     """(fixture, test) of a file whose checks run inside a group, for each number of ranks.
 
-    `begin()` makes the group where init_process_group(backend) does not.
+    `begin()` makes the group where init_process_group(backend) does not. `apart`: all of it once
+    more, with each rank on a host of its own.
     """
     import group_checks
 
-    @pytest.fixture(scope="module", params=world_sizes, ids="{}-ranks".format)
+    kinds = [f"{size}-ranks" for size in world_sizes]
+    kinds += [f"{size}-hosts" for size in world_sizes if apart]
+
+    @pytest.fixture(scope="module", params=kinds)
     def results(request):
+        size, kind = request.param.split("-")
         path = namespace["__file__"]
         how = begin.__name__ if begin else backend
-        return ranks.run(group_checks.run, request.param, path, how, deadline=180.0)
+        arguments = (path, how, kind == "hosts")
+        return ranks.run(group_checks.run, int(size), *arguments, deadline=180.0)
 
     @pytest.mark.parametrize("name", names(namespace))
     def test(results, name):

@@ -1,5 +1,6 @@
 """What a rank of checks.suite does: the checks of a test file, inside a group of all ranks."""
 
+import os
 import shutil
 
 import checks
@@ -7,8 +8,11 @@ import ranks_child
 import torch.distributed as dist
 
 
-def run(path: str, begin: str) -> dict[str, str | None]:
-    """`begin`: a backend, or the function of the test file that makes the group."""
+def run(path: str, begin: str, is_apart: bool) -> dict[str, str | None]:
+    """`begin`: a backend, or the function of the test file that makes the group. `is_apart`: this
+    rank is alone on its host."""
+    if is_apart:
+        os.environ["LIBDDP_HOST_ID"] = f"host-{os.environ['RANK']}"
     from libddp.distributed import destroy_process_group, init_process_group, is_initialized
 
     namespace = vars(ranks_child.load(path))
