@@ -126,7 +126,10 @@ void ShardedModel::before_forward(ParamGroup& unit) {
   // Inside a backward pass it is a recomputation, which reads what the first computation read.
   const bool is_recomputed = is_nested_backward() && (pass_ || keeps_graph_);
   if (depth_ == 0 && !is_recomputed) begin_step();
-  if (depth_ == 0 && !pass_ && is_recomputed) begin_pass();
+  if (depth_ == 0 && is_recomputed && !pass_) {
+    begin_pass();
+    pass_->makes_graph = true;  // for all that is known here
+  }
   record(unit);
   if (unit.forward.running == 0) {
     unit.forward.is_kept = pass_ && (pass_->makes_graph || unit.is_in_memory());
@@ -351,7 +354,6 @@ void ShardedModel::begin_pass() {
 ShardedModel::Pass::Pass(std::weak_ptr<ShardedModel> of, bool averages)
     : model(std::move(of)),
       syncs(averages),
-      makes_graph(current_graph_task() != nullptr && c10::GradMode::is_enabled()),
       failure(std::make_unique<PassFailure>(PassFailure::of_current())) {}
 
 // Autograd drops the callback of a pass that fails. Where averages are under way, the next forward

@@ -163,9 +163,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     /// Empty once the pass has ended as it should.
     std::weak_ptr<ShardedModel> model;
     const bool syncs;
-    /// See NOTE [Gradients of gradients]. A pass that begins at a recomputation does not know.
-    bool makes_graph;
     const std::unique_ptr<PassFailure> failure;
+    /// See NOTE [Gradients of gradients].
+    bool makes_graph = false;
     /// Whether it writes gradients; one that computes those of given inputs does not.
     bool accumulates = false;
     /// Whether others may read parameters after the last average that this rank has.

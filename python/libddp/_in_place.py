@@ -37,7 +37,7 @@ from torch.distributed.elastic.rendezvous import (
 from libddp import _attempts, _hosts, _pidfds, _rendezvous, _worker_ends
 from libddp._hosts import say
 from libddp._in_place_worker import Program, Worker
-from libddp._stopped import is_stopped
+from libddp._process_states import is_stopped
 
 #: Where a worker finds its launcher.
 SOCKET = "LIBDDP_IN_PLACE"

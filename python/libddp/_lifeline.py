@@ -20,12 +20,13 @@ import signal
 import sys
 import threading
 
+from libddp._process_states import is_exiting
+
 #: Process id of the `libddp run`, or of its fork server, whose workers inherit it.
 LAUNCHER = "LIBDDP_LAUNCHER_PID"
 #: "number:inode" of the reading end.
 PIPE = "LIBDDP_LAUNCHER_PIPE"
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-_EXITING = 4  # PF_EXITING, in the flags of /proc/PID/stat
 #: What the kernel needs at most to take a launcher's memory down, on a loaded machine.
 _LONGEST_EXIT_SECONDS = 10
 
@@ -74,7 +75,8 @@ def tie() -> bool:
     if pipe is not None:
         # A launcher of several threads has let its children go before its pipe closes: while one of
         # its threads takes its memory down, for instance.
-        closes_soon = not is_worker and _is_exiting(launcher)
+        is_number = launcher is not None and launcher.isdecimal()
+        closes_soon = not is_worker and is_number and is_exiting(int(launcher))
         if _is_closed(pipe, _LONGEST_EXIT_SECONDS if closes_soon else 0):
             _end()
         if is_worker:
@@ -117,16 +119,6 @@ def _is_closed(pipe: int, within_seconds: float) -> bool:
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     return any(events & select.POLLHUP for _, events in poll.poll(within_seconds * 1e3))
-
-
-def _is_exiting(pid: str | None) -> bool:
-    """Whether its first thread is ending or has ended; False of one that is gone altogether."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return fields[0] in "ZX" or int(fields[6]) & _EXITING != 0
-    except (OSError, ValueError, IndexError):
-        return False
 
 
 def _end() -> None:

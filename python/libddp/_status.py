@@ -19,7 +19,7 @@ import time
 
 from libddp import _steps
 from libddp._last_words import LastWords
-from libddp._stopped import state_of
+from libddp._process_states import state_of
 from libddp._whole_file import write_text
 
 INTERVAL_SECONDS = 1.0

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from libddp import _stopped
+from libddp import _process_states
 from libddp._last_words import MAX_TEXT, LastWords, read
 from libddp._program_line import innermost, places_in
 
@@ -112,7 +112,9 @@ def watched() -> Iterator[Workers]:
     def close_and_note(self, *args, **kwargs):
         workers.stopped.add(self.proc.pid)
         close(self, *args, **kwargs)
-        _stopped.let_hear(self.proc.pid)  # else it is ended when --shutdown-timeout has passed
+        _process_states.let_hear(
+            self.proc.pid
+        )  # else it is ended when --shutdown-timeout has passed
 
     DefaultLogsSpecs.reify, SubprocessHandler.close = reify_and_note, close_and_note
     try:

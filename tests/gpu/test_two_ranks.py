@@ -210,9 +210,7 @@ def twice_through_the_graph():
     for recomputes, loss in itertools.product(double_backward.PARTS, double_backward.LOSSES):
         models = [double_backward.build(recomputes).to(DEVICE) for _ in range(2)]
         wrapped = DDP(models[0]), double_backward.shard(models[1], fully_shard)
-        wanted, found = (
-            double_backward.train(model, loss.__name__, rank, DEVICE) for model in wrapped
-        )
+        wanted, found = (double_backward.train(model, loss, rank, DEVICE) for model in wrapped)
         assert len(set(wanted)) == len(wanted)
         training.close(found, wanted, 1e-4)
     dist.destroy_process_group()

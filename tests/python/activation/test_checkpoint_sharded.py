@@ -1,7 +1,6 @@
 """Checkpointed blocks under libddp's FSDP: losses and weights of no checkpointing, to the bit."""
 
 import itertools
-import os
 
 import blocks
 import pytest
@@ -86,7 +85,7 @@ def all_forms_on_ranks(hosts: bool) -> tuple[list, list]:
     With `hosts` each rank is on a host of its own, where units are gathered and given back.
     """
     if hosts:
-        os.environ["LIBDDP_HOST_ID"] = f"host-{os.environ['RANK']}"
+        ranks.live_apart()
     from libddp.distributed import destroy_process_group, init_process_group
 
     init_process_group("gloo")

@@ -127,7 +127,7 @@ def twice_through_the_graph(recomputes):
     def trained_twice(loss, device, **options):
         model = double_backward.build(recomputes).to(device)
         double_backward.shard(model, fully_shard, use_dtensor=False, **options)
-        return double_backward.train(model, loss.__name__, rank, device)
+        return double_backward.train(model, loss, rank, device)
 
     offload = {"offload_policy": CPUOffloadPolicy()}
     for loss in double_backward.LOSSES:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from launches import finish, launch, ranks
-from libddp._stopped import state_of
+from libddp._process_states import state_of
 from libddp.errors import ArgumentError
 
 from libddp import _in_place, _preload, _rendezvous, _spare_workers

@@ -1,14 +1,12 @@
 """Units whose ranks share no memory: blocks are gathered and put together; the losses are alike."""
 
-import os
-
 import ranks
 
 
 def losses(hosts: bool):
     """Of all kinds of sharding; with `hosts` each rank is on a host of its own."""
     if hosts:
-        os.environ["LIBDDP_HOST_ID"] = f"host-{os.environ['RANK']}"
+        ranks.live_apart()
     from libddp.distributed import destroy_process_group, init_process_group
 
     init_process_group("gloo")

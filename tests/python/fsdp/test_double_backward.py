@@ -4,8 +4,6 @@ torch's FSDP raises there, as the memory of the parameters is gone when autograd
 in the second pass.
 """
 
-import os
-
 import double_backward
 import fsdp_models
 import pytest
@@ -15,7 +13,7 @@ import ranks
 def start(hosts):
     """With `hosts` each rank is on a host of its own, where units are gathered."""
     if hosts:
-        os.environ["LIBDDP_HOST_ID"] = f"host-{os.environ['RANK']}"
+        ranks.live_apart()
     from libddp.distributed import get_rank, init_process_group
 
     init_process_group()
@@ -42,7 +40,7 @@ def as_without_sharding(hosts, recomputes):
 
     def train(wrap, loss):
         model = wrap(double_backward.build(recomputes))
-        return double_backward.train(model, loss.__name__, rank)
+        return double_backward.train(model, loss, rank)
 
     for loss in double_backward.LOSSES:
         wanted = train(DistributedDataParallel, loss)

@@ -126,7 +126,7 @@ def test_while_it_saves(tmp_path, command):
 
 def persist_between_hosts(folder):
     """Two ranks, each on a host of its own; returns what the command says there."""
-    os.environ["LIBDDP_HOST_ID"] = f"host-{os.environ['RANK']}"
+    ranks.live_apart()
     from libddp.distributed import barrier, destroy_process_group, init_process_group
 
     init_process_group("gloo")

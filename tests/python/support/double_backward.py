@@ -1,7 +1,7 @@
 """Losses with gradients of the model's own output in them: autograd goes through its graph twice.
 
 model = shard(Net(), fully_shard)
-losses = train(model, "critic", rank)
+losses = train(model, critic, rank)
 """
 
 import torch
@@ -99,13 +99,13 @@ PARTS = ("", "each", "all")
 
 
 def train(model, loss_of, rank, device="cpu", steps=3):
-    """The losses, on the host. `loss_of`: the name of one of LOSSES."""
+    """The losses, on the host. `loss_of`: one of LOSSES."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     draw = torch.Generator().manual_seed(rank)
     losses = []
     for _ in range(steps):
         x = torch.randn(6, 4, generator=draw).to(device).requires_grad_()
-        loss = globals()[loss_of](model, x)
+        loss = loss_of(model, x)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,9 +1,9 @@
 """What a rank of checks.suite does: the checks of a test file, inside a group of all ranks."""
 
-import os
 import shutil
 
 import checks
+import ranks
 import ranks_child
 import torch.distributed as dist
 
@@ -12,7 +12,7 @@ def run(path: str, begin: str, is_apart: bool) -> dict[str, str | None]:
     """`begin`: a backend, or the function of the test file that makes the group. `is_apart`: this
     rank is alone on its host."""
     if is_apart:
-        os.environ["LIBDDP_HOST_ID"] = f"host-{os.environ['RANK']}"
+        ranks.live_apart()
     from libddp.distributed import destroy_process_group, init_process_group, is_initialized
 
     namespace = vars(ranks_child.load(path))

@@ -111,6 +111,11 @@ def supervise(start, world_size: int, function, args, deadline: float, on_start=
         return [read_outcome(folder, r, c, timed_out) for r, c in enumerate(children)]
 
 
+def live_apart() -> None:
+    """On a rank, before it makes its group: it is alone on a host of its own."""
+    os.environ["LIBDDP_HOST_ID"] = f"host-{os.environ['RANK']}"
+
+
 def start_child(folder: str, rank: int, world_size: int, port: int, env: dict) -> ForkedRank:
     place = {
         "RANK": str(rank),

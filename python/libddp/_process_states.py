@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 
+_EXITING = 4  # PF_EXITING, in the flags of proc(5)
+
 
 def is_stopped(pid: int) -> bool:
     """Not where a debugger holds it, nor where there is none of that number."""
@@ -14,11 +16,13 @@ def is_stopped(pid: int) -> bool:
 
 def state_of(pid: int) -> str:
     """The letter of proc(5): "Z" has ended, and nobody has waited for it; "" there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+    return _fields_of(pid)[0]
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether its first thread is ending or has ended; False where there is none of that number."""
+    fields = _fields_of(pid)
+    return fields[0] in ("Z", "X") or int(fields[6]) & _EXITING != 0
 
 
 def let_hear(pid: int) -> None:
@@ -26,3 +30,15 @@ def let_hear(pid: int) -> None:
     if is_stopped(pid):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGCONT)
+
+
+def _fields_of(pid: int) -> list[str]:
+    """Of /proc/PID/stat, from the state on; of a process that is gone, one without flags."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split() or _GONE
+    except OSError:
+        return _GONE
+
+
+_GONE = ["", "0", "0", "0", "0", "0", "0"]
