@@ -15,9 +15,11 @@ from pathlib import Path
 
 import target_environment
 
-#: What is installed where there is no torch yet: the newest version that is tested.
-DEFAULT_REQUIREMENT = "torch==2.15.*"
+#: The oldest and the newest version that is tested.
 SUPPORTED = ((2, 11), (2, 15))
+#: What is installed where there is no torch yet. A range, because the newest version is not made for
+#: every Python that libddp works with; an installer takes the newest that is.
+DEFAULT_REQUIREMENT = "torch>={}.{},<{}.{}".format(*SUPPORTED[0], SUPPORTED[1][0], SUPPORTED[1][1] + 1)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 BUILD = Path(__file__).parents[3] / "python" / "_build"
 
@@ -111,14 +112,31 @@ def test_a_torch_that_is_named_comes_first(project, tmp_path):
 
 
 @pytest.fixture
-def uv(tmp_path, monkeypatch):
-    """What is found for a uv that was started so; the module is no package's."""
-    spec = importlib.util.spec_from_file_location(
-        "target_environment", BUILD / "target_environment.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "target_environment", module)
-    spec.loader.exec_module(module)
+def load(monkeypatch):
+    """A module of the backend, which is no package's."""
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(name, BUILD / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_without_a_torch_an_installer_may_take_each_that_is_supported(load):
+    load("target_environment")
+    wanted = Requirement(load("target_torch").DEFAULT_REQUIREMENT)
+    # The newest is not made for every Python: 2.14 is the last one for 3.10.
+    versions = ["2.10.0", "2.11.0", "2.14.1", "2.15.0", "2.16.0"]
+    assert list(wanted.specifier.filter(versions)) == versions[1:4]
+
+
+@pytest.fixture
+def uv(load, tmp_path):
+    """What is found for a uv that was started so."""
+    module = load("target_environment")
 
     def packages(*arguments, **variables):
         texts = {name: str(value) for name, value in variables.items()}
