@@ -1,5 +1,7 @@
 #include "libddp/autograd/graph_task.h"
 
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
 #include <cstddef>
 
 namespace libddp {
@@ -26,6 +28,21 @@ GraphTask* current_graph_task() {
   // A torch whose passes look otherwise is told by the number.
   const bool is_it = static_cast<int>(task->id_) == torch::autograd::get_current_graph_task_id();
   return is_it ? task : nullptr;
+}
+
+std::vector<at::Tensor> gradients_with_graph() {
+  const GraphTask* const task = current_graph_task();
+  if (task == nullptr) return {};
+  std::vector<at::Tensor> found;
+  const auto add = [&found](const at::Tensor& gradient) {
+    if (gradient.defined() && gradient.grad_fn()) found.push_back(gradient);
+  };
+  for (const at::Tensor& gradient : task->captured_vars_) add(gradient);
+  for (const torch::autograd::Node* const node : task->nodes_in_graph_) {
+    const auto* const leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
+    if (leaf != nullptr) add(leaf->variable.grad());
+  }
+  return found;
 }
 
 PassFailure PassFailure::of_current() {

@@ -6,16 +6,24 @@
 //   const PassFailure failure = PassFailure::of_current();   // in a hook
 //   if (const std::exception_ptr error = failure.error()) report(first_line_of(error));   // later
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <exception>
 #include <utility>
+#include <vector>
 
 namespace libddp {
 
 /// Null outside of a pass.
 torch::autograd::GraphTask* current_graph_task();
+
+/// At the end of a pass with create_graph=True: what it has computed for its caller that has a
+/// graph of its own, where a further pass through this one's nodes begins. Those are the gradients
+/// of given inputs, and what leaves have in `.grad`. Gradients that hooks have kept are not among
+/// them.
+std::vector<at::Tensor> gradients_with_graph();
 
 /// What a pass has failed of, for who outlives it: autograd drops the callbacks of a pass that
 /// fails, and whoever notices that in a destructor asks here for the reason.

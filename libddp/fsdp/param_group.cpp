@@ -225,8 +225,7 @@ void ParamGroup::accumulate(std::size_t flat, std::size_t index) {
     throw StateError(fmt::format(
         "libddp unit '{}': parameter '{}' got a gradient in a backward pass that reached none of "
         "the tensors that the module returned. Hint: return tensors, or tuples, lists, dicts or "
-        "dataclasses of them, and use the parameters in their module's forward only; to a loss of "
-        "gradients alone (create_graph=True) add one of the outputs, if only 0 * output.sum().",
+        "dataclasses of them, and use the parameters in their module's forward only.",
         name_, flats_[flat]->parameters()[index].name));
   }
   flats_[flat]->memory().note_use();

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <exception>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "libddp/autograd/after_backward.h"
@@ -320,7 +321,32 @@ void ShardedModel::prefetch(const ParamGroup& unit, int step) {
 
 void ShardedModel::before_backward(ParamGroup& unit, bool accumulates) {
   if (!pass_) begin_pass();
+  reach(unit, accumulates);
+  leave_units_after(unit);
+  if (options_.backward_prefetch) prefetch(unit, -1);
+}
+
+void ShardedModel::before_backward_of_gradients(const std::vector<ParamGroup*>& units,
+                                                bool accumulates) {
+  if (!pass_) begin_pass();
+  for (ParamGroup* const unit : units) reach(*unit, accumulates);
+}
+
+void ShardedModel::expect_backward_of_gradients() {
+  // None of them is a leaf, so nothing is to be kept.
+  std::ignore = call_before_any_backward(
+      gradients_with_graph(),
+      [weak = weak_from_this(), units = std::move(pass_->in_graph)](bool accumulates) {
+        const auto self = weak.lock();
+        if (!self) return;
+        const auto locked = self->lock_hooks();
+        self->guarded([&] { self->before_backward_of_gradients(units, accumulates); });
+      });
+}
+
+void ShardedModel::reach(ParamGroup& unit, bool accumulates) {
   pass_->makes_graph = c10::GradMode::is_enabled();
+  if (pass_->makes_graph) pass_->in_graph.push_back(&unit);
   // Which of its outputs comes first depends on the threads.
   if (!unit.is_in_pass()) note_call(unit, Call::Backward);
   if (accumulates) {
@@ -329,10 +355,8 @@ void ShardedModel::before_backward(ParamGroup& unit, bool accumulates) {
     if (has_late_hooks(unit)) pass_->has_late_hooks = true;
   }
   unshard_values(unit);
-  leave_units_after(unit);
   if (!unit.trains_all()) pass_->lingering.push_back(&unit);
   if (!unit.trains_all() || !pass_->syncs) pass_->must_meet = true;
-  if (options_.backward_prefetch) prefetch(unit, -1);
 }
 
 void ShardedModel::begin_pass() {
@@ -462,6 +486,7 @@ void ShardedModel::end_pass() {
     unit->end_pass();
   }
   keeps_graph_ = pass_->makes_graph;
+  if (keeps_graph_) expect_backward_of_gradients();
   pass_ = nullptr;
   awaits_backward_ = false;
   if (options_.faces) options_.faces->show_gradients();

@@ -56,8 +56,9 @@
 // NOTE [Gradients of gradients]
 // Of a pass with create_graph=True, autograd's nodes keep the whole parameters for the next pass
 // through them, which begins at gradients and so comes to those nodes before any output of a
-// module. Units that such a pass has reached stay in memory until another pass or the next step. A
-// recomputation may be the first that is seen of that pass.
+// module. So the gradients that the pass hands out count as outputs, of all units that it has
+// reached. These stay in memory until another pass or the next step. A recomputation may be the
+// first that is seen of that pass.
 //
 // NOTE [Recomputations]
 // A forward inside of a pass gives back the memory that it has gathered itself, as a recomputed
@@ -175,6 +176,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
     std::deque<ParamGroup*> reducing;
     /// Units that stay whole until the pass has left them.
     std::vector<ParamGroup*> lingering;
+    /// Units that it has reached since it makes a graph.
+    std::vector<ParamGroup*> in_graph;
   };
 
   ShardedModel(std::vector<ParamGroupPtr> units, ShardedModelOptions options);
@@ -186,13 +189,19 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Of the unit's parameters, and of the faces that stand for them.
   void unshard_values(ParamGroup& unit);
   void reshard_values(ParamGroup& unit, bool frees = true);
-  /// The pass is done with it.
-  void leave_unit(ParamGroup& unit) { reshard_values(unit, /*frees=*/!pass_->makes_graph); }
+  /// The pass is done with it. One that runs inside of a forward is not the last to need it.
+  void leave_unit(ParamGroup& unit) {
+    if (unit.forward.running == 0) reshard_values(unit, /*frees=*/!pass_->makes_graph);
+  }
   void tell_others(const std::string& what) const noexcept;
   void begin_step();
   void recover();
   void before_backward(ParamGroup& unit, bool accumulates);
+  /// See NOTE [Gradients of gradients].
+  void before_backward_of_gradients(const std::vector<ParamGroup*>& units, bool accumulates);
+  void expect_backward_of_gradients();
   void begin_pass();
+  void reach(ParamGroup& unit, bool accumulates);
   void leave_units_after(const ParamGroup& unit);
   /// Autograd has written one, in a hook of the unit's.
   void take_gradient(ParamGroup& unit, std::size_t flat, std::size_t index);

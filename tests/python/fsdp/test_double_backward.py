@@ -5,7 +5,6 @@ in the second pass.
 """
 
 import double_backward
-import fsdp_models
 import pytest
 import ranks
 
@@ -99,19 +98,26 @@ def test_the_memory_stays_until_the_second_pass_or_the_next_step():
     ranks.run(memory_between_passes, 2)
 
 
-def of_gradients_alone():
-    rank = start(hosts=False)
-    import torch
-    from libddp.errors import StateError
+def of_gradients_alone(hosts):
+    rank = start(hosts)
+    from libddp.distributed import destroy_process_group
+    from libddp.nn.parallel import DistributedDataParallel
 
-    model = fsdp_models.libddp_fsdp().FullyShardedDataParallel(double_backward.build())
-    x = torch.full((6, 4), 1.0 + rank, requires_grad=True)
-    with pytest.raises(StateError, match=r"to a loss of gradients alone .* 0 \* output\.sum\(\)"):
-        double_backward.gradient(model(x), x).pow(2).mean().backward()
-    y = model(x)
-    (double_backward.gradient(y, x).pow(2).mean() + 0 * y.sum()).backward()
-    assert sum(float(p.grad.abs().sum()) for p in model.parameters()) > 0
+    def slopes(model, x):
+        return double_backward.gradient(model(x), x).pow(2).mean()
+
+    def slopes_of_all(model, x):  # what no gradient reaches counts as zeros
+        y = model(x)
+        return double_backward.gradient(y, x).pow(2).mean() + 0 * y.sum()
+
+    model = DistributedDataParallel(double_backward.build())
+    wanted = double_backward.train(model, slopes_of_all, rank)
+    for wrap in faces():
+        got = double_backward.train(wrap(double_backward.build()), slopes, rank)
+        assert got == pytest.approx(wanted, rel=1e-4)
+    destroy_process_group()
 
 
-def test_a_loss_of_gradients_alone_is_told_what_to_do():
-    ranks.run(of_gradients_alone, 2)
+@pytest.mark.parametrize("hosts", [False, True], ids=["shared", "gathered"])
+def test_a_loss_of_gradients_alone(hosts):
+    ranks.run(of_gradients_alone, 2, hosts)
