@@ -8,10 +8,12 @@
 // parameters and the module objects stay what they were.
 // Thread rule: collectives of the group, parts first, then FullyShardedDataParallel of the model.
 //
-//   libddp::fully_shard_each(net->blocks, {.shard = group});       // torch::nn::Sequential
-//   libddp::fully_shard(net->head, {.shard = group});              // any module, and in the
-//   model's auto y = libddp::sharded_forward(*head, x);                    // forward: for
-//   head->forward(x) libddp::FullyShardedDataParallel model(net, {.shard = group});
+//   libddp::fully_shard_each(net->blocks, {.shard = group});   // of a torch::nn::Sequential
+//
+//   libddp::fully_shard(net->head, {.shard = group});          // any module; in the net's forward
+//   at::Tensor y = libddp::sharded_forward(*head, x);          // in place of head->forward(x)
+//
+//   libddp::FullyShardedDataParallel model(net, {.shard = group});
 
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
@@ -28,7 +30,7 @@
 namespace libddp {
 
 /// Makes `module` a unit. Throws ArgumentError: it is wrapped already, a parameter belongs to
-/// another unit, is not on the CPU, or the ranks' modules differ.
+/// another unit, is not on the device of the first one, or the ranks' modules differ.
 /// `name`: for messages; empty = the module's class.
 inline void fully_shard(const std::shared_ptr<torch::nn::Module>& module,
                         const ShardOptions& options, const std::string& name = {}) {

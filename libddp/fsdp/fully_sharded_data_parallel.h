@@ -7,6 +7,9 @@
 // has the rest. The module's parameters keep their identity and names, so an optimizer may be built
 // before or after; between steps each shows the rows that this rank owns. All ranks must begin with
 // equal values: seed them alike, or load a state.
+// What computes with whole tensors or with norms gets this rank's rows, and nobody can tell it so:
+// torch::optim::LBFGS goes other ways than without sharding, and in place of
+// torch::nn::utils::clip_grad_norm_ there is clip_grad_norm.
 // Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
 // Construction, forward, backward, clip_grad_norm and everything about state are collectives.
 //

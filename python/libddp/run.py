@@ -96,13 +96,28 @@ def threads_per_worker(workers: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // max(1, workers))
 
 
-def require_script(args) -> None:
+def require_program(args) -> None:
     """Ends here, with one line, what would end in every worker."""
     script = args.training_script
-    if args.module or args.no_python or args.run_path or os.path.exists(script):
-        return
-    print(f"libddp run: {script}: no such file (from {os.getcwd()})", file=sys.stderr)
+    program = script if args.no_python else os.environ.get("PYTHON_EXEC", sys.executable)
+    problem = program_problem(program)
+    if not problem:
+        if args.module or args.no_python or args.run_path or os.path.exists(script):
+            return
+        program, problem = script, "no such file"
+    print(f"libddp run: {program}: {problem} (from {os.getcwd()})", file=sys.stderr)
     sys.exit(2)
+
+
+def program_problem(program: str) -> str:
+    """Why it cannot be started; empty if it can. Without a slash PATH alone is searched."""
+    if shutil.which(program):
+        return ""
+    if os.path.isfile(program):
+        if "/" not in program:
+            return f"not in PATH. Hint: ./{program}"
+        return "not executable. Hint: chmod +x, or leave out --no-python if it is a Python script"
+    return "no such program" if "/" in program else "no such program in PATH"
 
 
 def quieten_torchrun() -> None:
@@ -172,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal that ends the job (Ctrl-C, SIGTERM) reaches the workers first, and is 128 + its number.
     """
     args = parse(sys.argv[1:] if arguments is None else arguments)
-    require_script(args)
+    require_program(args)
     if args.drop_in:
         wish_drop_in(args)
     if args.preload:

@@ -68,6 +68,24 @@ def test_a_missing_script_is_one_line(tmp_path, number):
     assert output == f"libddp run: trian.py: no such file (from {tmp_path})\n"
 
 
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        ("./nothing", "no such program"),
+        ("nothing-of-the-kind", "no such program in PATH"),
+        ("train.py", "not in PATH. Hint: ./train.py"),
+        ("./train.py", "not executable. Hint: chmod +x, or leave out --no-python"),
+    ],
+)
+def test_a_program_that_cannot_be_started_is_one_line(tmp_path, program, problem):
+    (tmp_path / "train.py").write_text("")
+    command = [*ranks(1), "--no-python", program]
+    ((status, output),) = finish(launch(command, tmp_path), deadline=300)
+    assert status == 2
+    assert output.startswith(f"libddp run: {program}: {problem}")
+    assert output.count("\n") == 1
+
+
 BEGIN = """
 import torch
 import libddp.distributed as dist
