@@ -311,6 +311,17 @@ def check_torchs_older_loading_of_optimizers():
     assert_equal(whole(again, other), whole(model, optimizer))
 
 
+def check_a_rank_without_a_row_goes_to_the_cpu():
+    fsdp = models.libddp_fsdp()
+    model = fsdp.FullyShardedDataParallel(torch.nn.Linear(4, 1))
+    config = fsdp.ShardedStateDictConfig(offload_to_cpu=True)
+    kind = fsdp.StateDictType.SHARDED_STATE_DICT
+    with fsdp.FullyShardedDataParallel.state_dict_type(model, kind, config):
+        state = model.state_dict()
+    mine = [shard.tensor for value in state.values() for shard in value.local_shards()]
+    assert len(mine) == (2 if dist.get_rank() == 0 else 0)
+
+
 def check_asynchronous_saving():
     folder = checks.shared_folder()
     model = models.shard_plain()

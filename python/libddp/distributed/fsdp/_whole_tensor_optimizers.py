@@ -57,5 +57,7 @@ def _say(name: str) -> None:
             "sharded parameters, so its steps are not those of one process. Hint: shard with "
             "fully_shard, whose parameters are DTensors, or use an optimizer that works element "
             "by element.",
-            stacklevel=5,
+            # Of this module: what stands around the step, a scheduler say, has its warnings ignored
+            # by some trainers.
+            stacklevel=1,
         )

@@ -41,7 +41,7 @@ from libddp.distributed.fsdp.wrap import (
 )
 from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.distributed.fsdp.wrap._sharding import Sharding
-from libddp.errors import StateError
+from libddp.errors import ArgumentError, StateError
 
 
 class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
@@ -211,6 +211,23 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
     def params(self) -> list[torch.nn.Parameter]:
         """The parameters of this unit: without those of wrapped modules under it."""
         return [parameter for _, parameter in self._wrapped.parameters]
+
+    @property
+    def _has_params(self) -> bool:
+        """What Accelerate asks of torch's class before it makes trained parameters float32.
+
+        Raises:
+            ArgumentError: there are such, of a smaller or larger dtype.
+        """
+        for name, parameter in self._wrapped.parameters:
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                raise ArgumentError(
+                    f"libddp fsdp: parameter '{name}' is {parameter.dtype}. For mixed precision "
+                    "Accelerate makes parameters float32 once they are sharded, which is not "
+                    "possible here. Hint: model.float() before accelerator.prepare(), or "
+                    "Accelerator(mixed_precision='no')."
+                )
+        return False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward, with whole parameters."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.fsdp import StateDictType
 
 from libddp.distributed.fsdp.wrap._names import PREFIX, canonical
@@ -72,6 +73,8 @@ def offloaded(state, config):
     """`state` with its tensors on the CPU, where the configuration wants them there."""
     if not getattr(config, "offload_to_cpu", False):
         return state
+    if isinstance(state, ShardedTensor):
+        return state.cpu()  # torch asks the group for the device of one without a row on this rank
     if torch.is_tensor(state):
         return state if state.device.type == "cpu" else state.cpu()
     if isinstance(state, dict):
