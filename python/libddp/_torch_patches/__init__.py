@@ -246,6 +246,13 @@ PATCHES = (
         BY_WRAPPING,
     ),
     Patch(
+        ("torch.distributed.pipelining.stage._PipelineStageBase",),
+        ("backward_maybe_with_nosync",),
+        "refuses halves of passes of stages that libddp has sharded",
+        "zero-bubble schedules would leave out the gradients of their weights without a word",
+        BY_WRAPPING,
+    ),
+    Patch(
         ("sys",),
         ("meta_path",),
         "finds `libddp.distributed.*` that is torch's; hands over modules that are waited for",

@@ -14,7 +14,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from libddp._torch_patches import ASKED, BY_DROP_IN, BY_LAUNCHER, BY_SHARDING, after_import
+from libddp._torch_patches import (
+    ASKED,
+    BY_DROP_IN,
+    BY_LAUNCHER,
+    BY_SHARDING,
+    BY_WRAPPING,
+    after_import,
+)
 
 _ABSENT = object()
 
@@ -91,4 +98,5 @@ def _set(owner: Any, name: str, value: Any) -> None:
 DROP_IN = Replacements(BY_DROP_IN)
 #: For good.
 SHARDING = Replacements(BY_SHARDING)
+WRAPPING = Replacements(BY_WRAPPING)
 LAUNCHER = Replacements(BY_LAUNCHER)

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.utils import _get_root_modules
 
-from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler
+from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler, split_backward
 from libddp.distributed._init import init_process_group
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
 from libddp.distributed.fsdp.wrap import _modules, _process_groups, _wrapped_module
@@ -91,12 +91,17 @@ def fully_shard(
         sharding.pin_memory = offload_policy.pin_memory
     name = ", ".join(type(each).__name__ for each in modules)
     _wrapped_module.attach(modules, name, parameters, sharding, ignored)
+    split_backward.put(_is_sharded)
     if not use_dtensor:
         for patch in (clip_grad_norm, grad_scaler, checkpoint_state):
             patch.put()
     for each in modules:
         each.__class__ = _sharded_class(type(each))
     return module
+
+
+def _is_sharded(module: torch.nn.Module) -> bool:
+    return any(True for _ in _wrapped_module.wrapped_modules_in(module))
 
 
 def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool, device_type: str) -> Sharding:
