@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import sys
 from functools import cache
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 
 import torch.distributed.distributed_c10d as c10d
@@ -55,20 +56,49 @@ def _hook_interpreter() -> None:
 def _hook_multiprocessing(rank: int) -> None:
     """In each child anew: its exceptions never come to sys.excepthook, but its finalizers see them.
 
-    They run in a `finally` around the child's function.
+    They run in a `finally` around the child's function; since Python 3.13 when it is over.
     """
-    if multiprocessing.parent_process() is not None:
-        _worker.begin_spawned(rank)
-        Finalize(None, end_child, exitpriority=100)
+    if multiprocessing.parent_process() is None:
+        return
+    _worker.begin_spawned(rank)
+    Finalize(None, end_child, exitpriority=100)
+    if "_exit_function" not in BaseProcess._bootstrap.__code__.co_names:
+        _watch_for_exceptions()
+
+
+def _watch_for_exceptions() -> None:
+    """Ends the child with the exception that leaves what it runs; told of exceptions alone."""
+    frame = sys._getframe()
+    while frame.f_back and frame.f_back.f_code is not BaseProcess._bootstrap.__code__:
+        frame = frame.f_back
+    monitoring = sys.monitoring
+    # Of the six, those that no kind of tool is meant to have come first.
+    free = [tool for tool in (4, 3, 2, 1, 0, 5) if monitoring.get_tool(tool) is None]
+    if frame.f_back is None or not free:  # not the child's main thread; tools have taken all
+        return
+    function = frame.f_code
+
+    def unwind(code, _offset, error):
+        if code is function:
+            end_child_with(error)
+
+    monitoring.use_tool_id(free[0], "libddp")
+    monitoring.register_callback(free[0], monitoring.events.PY_UNWIND, unwind)
+    monitoring.set_events(free[0], monitoring.events.PY_UNWIND)
 
 
 def end_child() -> None:
     """As the end of an interpreter."""
-    error = _behind_exit(sys.exc_info()[1])
+    end_child_with(sys.exc_info()[1])
+    leave()
+
+
+def end_child_with(error: BaseException | None) -> None:
+    """Tells the launcher and the other ranks of an exception that ends this child."""
+    error = _behind_exit(error)
     if error is not None:
         _worker.record_spawned(error, _ranks[os.getpid()])
         abort(describe(error))
-    leave()
 
 
 def _behind_exit(error: BaseException | None) -> BaseException | None:
