@@ -26,9 +26,11 @@ struct GroupFailure {
   pid_t peer_pid = 0;
 };
 
-/// To other ranks: what the rank that tells of such a failure has done ("aborted", "gave up",
-/// "failed"); null where the failure itself names its culprit, or the network.
-const char* own_doing(GroupFailure::Kind kind);
+/// What another rank's failure is to those that it tells of it: "rank 2 (pid 4711) gave up: ..."
+/// where it is that rank's own doing (an abort, a timeout, a broken device), else the same. Who is
+/// to blame stays, also at that rank itself, since the failure is passed on; where nobody is named,
+/// it is the rank that did it. `teller`: its name, for the message.
+GroupFailure told_by(const std::string& teller, int rank, pid_t pid, GroupFailure failure);
 
 /// Throws PeerError, TimeoutError, NetworkError, DeviceError or StateError, with `message`.
 [[noreturn]] void throw_failure(const GroupFailure& failure, const std::string& message);

@@ -40,31 +40,18 @@ bool ShmFailure::has_failed_at(int rank) const {
   return peers_.page(rank).failure().is_set.load(std::memory_order_acquire) != 0;
 }
 
-// A failure that names a peer or the network is passed on as it is; an abort or a timeout is its
-// rank's own doing.
 void ShmFailure::adopt_failure_of_peer() {
   for (int r = 0; r < peers_.world_size(); ++r) {
     const ShmPage page = peers_.page(r);
     const FailureRecord& record = page.failure();
     if (r == peers_.rank() || record.is_set.load(std::memory_order_seq_cst) == 0) continue;
-    const std::string text =
-        printable_lines({record.text, strnlen(record.text, FailureRecord::kMaxText)});
-    GroupFailure failure{
-        .message = text, .peer_rank = record.peer_rank, .peer_pid = record.peer_pid};
-    const auto kind = static_cast<GroupFailure::Kind>(record.kind);
-    if (kind == GroupFailure::Kind::Network) {
-      failure.kind = kind;
-    } else if (const char* const verb = own_doing(kind)) {
-      failure.message = fmt::format("rank {} (pid {}) {}: {}", peers_.group_rank(r),
-                                    peers_.pid_of(r), verb, text);
-    }
-    const bool is_nobodys = failure.peer_rank < 0 && kind == GroupFailure::Kind::Peer;
-    if (!is_nobodys &&
-        (failure.peer_rank < 0 || failure.peer_rank == peers_.group_rank(peers_.rank()))) {
-      failure.peer_rank = peers_.group_rank(r);
-      failure.peer_pid = peers_.pid_of(r);
-    }
-    return fail(std::move(failure));
+    const int rank = peers_.group_rank(r);
+    const pid_t pid = peers_.pid_of(r);
+    return fail(
+        told_by(fmt::format("rank {} (pid {})", rank, pid), rank, pid,
+                {static_cast<GroupFailure::Kind>(record.kind),
+                 printable_lines({record.text, strnlen(record.text, FailureRecord::kMaxText)}),
+                 record.peer_rank, record.peer_pid}));
   }
 }
 

@@ -174,16 +174,8 @@ void Watchdog::handle(Watched& watched, const ControlMessage& message) {
     case Kind::Failure:
       break;
   }
-  // A failure that names its culprit, or the network, is passed on; an abort, a timeout or a broken
-  // device is the sender's own doing.
-  GroupFailure failure = message.failure;
-  if (const char* const verb = own_doing(failure.kind)) {
-    failure.message = fmt::format("{} {}: {}", peer_name(watched.peer()), verb, failure.message);
-    failure.kind = GroupFailure::Kind::Peer;
-    failure.peer_rank = rank;
-    failure.peer_pid = watched.peer().pid;
-  }
-  fail(std::move(failure));
+  const GroupPeer& peer = watched.peer();
+  fail(told_by(peer_name(peer), peer.rank, peer.pid, message.failure));
 }
 
 void Watchdog::report_loss(Watched& watched) {

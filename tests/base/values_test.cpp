@@ -9,6 +9,7 @@
 #include "libddp/base/deadline.h"
 #include "libddp/base/dtype.h"
 #include "libddp/base/error.h"
+#include "libddp/base/group_failure.h"
 #include "libddp/base/system_error.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
@@ -93,4 +94,23 @@ TEST_CASE("PeerError keeps the culprit") {
   REQUIRE(error.peer_pid() == 4711);
   REQUIRE(PeerError("gone", 1).peer_pid() == 0);
   REQUIRE_THROWS_AS(throw PeerError("gone", 1), Error);
+}
+
+TEST_CASE("A failure is told on with its culprit; what a rank did itself is its own") {
+  using Kind = GroupFailure::Kind;
+  const auto told = [](const GroupFailure& failure) {
+    return told_by("rank 2 (pid 7)", 2, 7, failure);
+  };
+  const GroupFailure peer = told({Kind::Peer, "rank 1 (pid 5) died", 1, 5});
+  CHECK(peer.message == "rank 1 (pid 5) died");
+  CHECK((peer.peer_rank == 1 && peer.peer_pid == 5));
+  CHECK(told({Kind::Peer, "the ranks called different collectives", -1, 0}).peer_rank == -1);
+  CHECK(told({Kind::Network, "the network broke", 1, 5}).kind == Kind::Network);
+
+  const GroupFailure abort = told({Kind::Aborted, "a reason", -1, 0});
+  CHECK(abort.message == "rank 2 (pid 7) aborted: a reason");
+  CHECK((abort.kind == Kind::Peer && abort.peer_rank == 2 && abort.peer_pid == 7));
+  const GroupFailure timeout = told({Kind::Timeout, "timed out waiting for rank 1", 1, 5});
+  CHECK(timeout.message == "rank 2 (pid 7) gave up: timed out waiting for rank 1");
+  CHECK((timeout.kind == Kind::Peer && timeout.peer_rank == 1 && timeout.peer_pid == 5));
 }

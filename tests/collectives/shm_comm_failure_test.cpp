@@ -139,6 +139,17 @@ TEST_CASE("fail from another thread ends a wait at once, here and on the peers")
   }
 }
 
+TEST_CASE("the rank to blame stays the same, whoever passes the failure on") {
+  CommFixture fixture(3);
+  fixture.comm(2).fail({GroupFailure::Kind::Peer, "rank 1 (pid 1001) met an error", 1, 1001});
+  // Rank 1 learns of it before rank 0 does, which looks at rank 1 first.
+  for (const int rank : {1, 0}) {
+    message_of<PeerError>([&] { fixture.comm(rank).barrier(barrier_call(1)); });
+    CHECK(fixture.comm(rank).failure()->peer_rank == 1);
+    CHECK(fixture.comm(rank).failure()->peer_pid == 1001);
+  }
+}
+
 TEST_CASE("the own rank's waiter wakes too, and the first failure is kept") {
   CommFixture fixture(2);
   std::thread watchdog([&] {
