@@ -11,6 +11,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -24,8 +25,8 @@ namespace libddp {
 namespace {
 
 // faulthandler's own function: it needs no lock of the interpreter, so that it also tells where a
-// thread is that holds the lock and hangs. Private, hence looked up: without it there are no
-// stacks.
+// thread is that holds the lock and hangs. Private, hence looked up: Pythons from 3.13 on do
+// not export it.
 using DumpThreads = const char* (*)(int, PyInterpreterState*, PyThreadState*);
 
 DumpThreads dump_function() {
@@ -42,12 +43,26 @@ std::string text_of(const UniqueFd& file) {
   return text;
 }
 
+/// What Python offers in its place to who has the lock.
+std::string walk_by_faulthandler(const UniqueFd& file) {
+  try {
+    py::module_::import("faulthandler").attr("dump_traceback")(file.get(), /*all_threads=*/true);
+  } catch (const py::error_already_set&) {
+    return "";
+  }
+  std::string text = text_of(file);
+  constexpr std::string_view kCaller = "Current thread ";
+  const std::size_t begin = text.find(kCaller);
+  return begin == std::string::npos ? text : text.replace(begin, kCaller.size(), "Thread ");
+}
+
 /// REQUIRES: the interpreter lock.
 std::string walk_threads() {
-  const DumpThreads dump = dump_function();
-  if (dump == nullptr) return "";
+  if (!Py_IsInitialized()) return "";
   const UniqueFd file(::memfd_create("libddp-stacks", MFD_CLOEXEC));
   if (!file) return "";
+  const DumpThreads dump = dump_function();
+  if (dump == nullptr) return walk_by_faulthandler(file);
   dump(file.get(), PyInterpreterState_Main(), nullptr);
   return text_of(file);
 }

@@ -23,7 +23,8 @@ class PythonStacks {
   /// find a broken chain of calls or end the process. Where the interpreter lock is not to be had
   /// within `limit` (a thread hangs in foreign code with it, or the machine is busy), a copy of the
   /// process is walked, in which nothing runs and whose end harms nobody; that takes up to `limit`
-  /// once more. Empty after stop(), in a forked child and where Python has no function for it.
+  /// once more. Empty after stop(), in a forked child and, of such a copy, where Python does not
+  /// export its function for it (from 3.13 on).
   std::string read(std::chrono::milliseconds limit);
   /// Waits for a reader that waits for the interpreter lock; not in a forked child, which has none.
   void stop();
