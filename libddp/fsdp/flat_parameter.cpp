@@ -44,6 +44,7 @@ FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
     shards_[i].reshape(-1).copy_(spec_.shard_in_whole(parameter.detach(), i));
   }
   for (std::size_t i = 0; i < size(); ++i) show_data(spec_.parameters[i].tensor, whole_[i]);
+  if (is_cut()) counts_.resize(size());
 }
 
 void FlatParameter::set_place(std::uint64_t place, std::string label) {
@@ -64,6 +65,8 @@ bool FlatParameter::unshard() {
   check_shards();
   if (spec_.has_shards_apart()) accumulated_.put_aside();
   for (std::size_t i = 0; i < size(); ++i) show_data(spec_.parameters[i].tensor, whole_[i]);
+  for (std::size_t i = 0; i < counts_.size(); ++i)
+    counts_[i].show_whole(spec_.parameters[i].tensor);
   return shows_whole_ = true;
 }
 
@@ -102,10 +105,12 @@ void FlatParameter::check_shards() const {
   }
 }
 
-bool FlatParameter::refuses_writes() const {
+bool FlatParameter::is_cut() const {
   const Group& shard = spec_.options.shard;
-  return shard && shard->size() > 1 && spec_.device.is_cpu();
+  return shard && shard->size() > 1;
 }
+
+bool FlatParameter::refuses_writes() const { return is_cut() && spec_.device.is_cpu(); }
 
 void FlatParameter::expect_no_writes() {
   if (!refuses_writes()) return;
@@ -128,6 +133,8 @@ void FlatParameter::check_unwritten() const {
 void FlatParameter::show_shards() {
   if (!shows_whole_) return;
   for (std::size_t i = 0; i < size(); ++i) show_data(spec_.parameters[i].tensor, shards_[i]);
+  for (std::size_t i = 0; i < counts_.size(); ++i)
+    counts_[i].show_shard(spec_.parameters[i].tensor);
   shows_whole_ = false;
   if (!gradient_.is_in_pass()) accumulated_.give_back();
 }

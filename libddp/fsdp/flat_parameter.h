@@ -32,6 +32,7 @@
 #include "libddp/fsdp/full_copies.h"
 #include "libddp/fsdp/shard_options.h"
 #include "libddp/fsdp/trained_set.h"
+#include "libddp/fsdp/two_versions.h"
 #include "libddp/module/named_tensor.h"
 
 namespace libddp {
@@ -91,6 +92,7 @@ class FlatParameter {
   /// On one host the others, which compute too, read what is written; between hosts it is lost. A
   /// script is refused alike on both. On devices it is lost, as with torch.
   bool refuses_writes() const;
+  bool is_cut() const;
 
   FlatSpec spec_;
   std::unique_ptr<FlatMemory> memory_;
@@ -98,6 +100,8 @@ class FlatParameter {
   std::vector<at::Tensor> whole_;
   std::vector<at::Tensor> shards_;
   bool shows_whole_ = true;
+  /// Of the parameters, where several ranks have parts of them; else empty.
+  std::vector<TwoVersions> counts_;
   /// Of the parameters, when the forward began; autograd counts what writes into a tensor.
   std::vector<std::int64_t> versions_;
   AccumulatedGradients accumulated_;

@@ -7,6 +7,7 @@ in the second pass.
 import double_backward
 import pytest
 import ranks
+import torch
 
 
 def start(hosts):
@@ -121,3 +122,43 @@ def of_gradients_alone(hosts):
 @pytest.mark.parametrize("hosts", [False, True], ids=["shared", "gathered"])
 def test_a_loss_of_gradients_alone(hosts):
     ranks.run(of_gradients_alone, 2, hosts)
+
+
+class Heads(double_backward.Block):
+    """Of the parameter that it needs each of two ranks has one row, which fits to everything."""
+
+    def forward(self, x):
+        hidden = torch.tanh(x)
+        hidden.register_hook(self.keep)
+        return torch.sin(hidden.unflatten(1, (2, -1)) * self.heads).flatten(1)
+
+    def keep(self, grad):
+        self.kept = grad
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Heads(8)])
+
+    def forward(self, x):
+        return self.blocks[0](x)
+
+
+def at_gradients_of_hooks(hosts):
+    start(hosts)
+    from libddp.distributed import destroy_process_group
+
+    for wrap in faces():
+        net = Net()
+        kept_by, model = net.blocks[0], wrap(net)
+        x = torch.ones(4, 8, requires_grad=True) * 2
+        double_backward.gradient(model(x), x)
+        with pytest.raises(RuntimeError, match=r"is at version 2147483648; expected version"):
+            kept_by.kept.sum().backward()
+    destroy_process_group()
+
+
+@pytest.mark.parametrize("hosts", [False, True], ids=["shared", "gathered"])
+def test_a_second_pass_that_finds_parts_of_parameters_is_refused(hosts):
+    ranks.run(at_gradients_of_hooks, 2, hosts)
