@@ -416,7 +416,13 @@ void ShardedModel::take_gradient(ParamGroup& unit, std::size_t flat, std::size_t
   // See NOTE [Outputs on the CPU].
   const bool waits = is_root(unit) && runs_in_two_threads_;
   if (pass_->syncs && !waits) reduce(unit);
-  if (is_left) leave_unit(unit);
+  if (!is_left) return;
+  // See NOTE [Gradients that come again].
+  if (is_nested_backward()) {
+    pass_->lingering.push_back(&unit);
+  } else {
+    leave_unit(unit);
+  }
 }
 
 // See NOTE [Gradients that come again].

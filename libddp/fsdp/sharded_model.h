@@ -27,7 +27,9 @@
 // themselves, within one pass, and the unit has sent those of the first on their way when the
 // second come. They are averaged too, and added, as torch does it. All ranks have the same graph,
 // so what is on its way is ended at the same place everywhere. Where hooks of users wait for the
-// average, it is an error: they would run twice.
+// average, it is an error: they would run twice. What runs again may be a part of a unit's
+// forward, of which no hook of the unit tells, so a pass has not left a unit when its last gradient
+// has come in such a run: then it is as with frozen parameters, above.
 //
 // NOTE [Late hooks]
 // A hook that a user puts on a parameter for when its gradient has been accumulated runs when the

@@ -4,6 +4,7 @@ import checks
 import fsdp_models as models
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Writer(nn.Module):
@@ -79,6 +80,31 @@ def check_generate_that_calls_forward():
                     model.generate(x).pow(2).sum().backward()
                 same_gradients(plain, sharded)
             assert sharded(x).equal(plain(x))
+
+
+class Twice(nn.Module):
+    """Parts of a unit's forward that run again in passes of their own, one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.layer, self.blocks = nn.Linear(6, 6), nn.ModuleList([])
+
+    def forward(self, x):
+        x = checkpoint(self.layer, x, use_reentrant=True)
+        return checkpoint(self.layer, x.tanh(), use_reentrant=True)
+
+
+def check_reentrant_checkpoints_of_one_layer():
+    x = torch.ones(2, 6, requires_grad=True)
+    wanted = Twice()
+    wanted(x).pow(2).mean().backward()
+    for wrap in (models.wrap, models.shard, models.shard_plain):
+        model = wrap(Twice(), **({"auto_wrap_policy": None} if wrap is models.wrap else {}))
+        model(x).pow(2).mean().backward()
+        found = models.whole_gradients(model)
+        for name, parameter in wanted.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad)
 
 
 def check_recursion():
