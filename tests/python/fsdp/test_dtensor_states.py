@@ -153,6 +153,57 @@ def check_checkpoints():
             assert losses == models.train(straight, 1, lambda _, used=used: used, first=2)
 
 
+class Renamed(nn.Linear):
+    """Its state dict has another name for the weight than the module."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.register_state_dict_post_hook(self._save)
+        self.register_load_state_dict_pre_hook(self._load)
+
+    @staticmethod
+    def _save(module, state, prefix, metadata):
+        state[prefix + "matrix"] = state.pop(prefix + "weight")
+
+    @staticmethod
+    def _load(module, state, prefix, *others):
+        state[prefix + "weight"] = state.pop(prefix + "matrix")
+
+
+def check_hooks_that_make_parameters_of_other_entries():
+    model, again = (nn.Sequential(Renamed()) for _ in range(2))
+    wanted = [parameter.detach().clone() for parameter in model.parameters()]
+    for each in (model, again):
+        models.libddp_fsdp().fully_shard(each)
+    again.load_state_dict(model.state_dict())
+    for parameter, value in zip(again.parameters(), wanted, strict=True):
+        assert torch.equal(parameter.full_tensor(), value)
+
+
+class Own(nn.Linear):
+    def load_state_dict(self, state_dict, **options):
+        return super().load_state_dict(state_dict, **options)
+
+
+class Noisy(nn.Linear):
+    def load_state_dict(self, state_dict, strict=True, assign=False, *, notes=()):
+        self.notes = notes
+        return super().load_state_dict(state_dict, strict, assign)
+
+
+def check_modules_with_a_load_state_dict_of_their_own():
+    own, noisy = (models.libddp_fsdp().fully_shard(kind(4, 4)) for kind in (Own, Noisy))
+    own.load_state_dict(own.state_dict())
+    noisy.load_state_dict(own.state_dict(), False, notes=[3])
+    assert noisy.notes == [3]
+    assert torch.equal(noisy.weight.full_tensor(), own.weight.full_tensor())
+    state = own.state_dict()
+    del state["bias"]
+    assert own.load_state_dict(state, strict=False).missing_keys == ["bias"]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        own.load_state_dict(state)
+
+
 def check_mistakes():
     model = models.shard(models.on_meta())
     with pytest.raises(ValueError, match=r"is on device meta.*Hint: .*to_empty"):

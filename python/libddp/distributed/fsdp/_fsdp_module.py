@@ -208,25 +208,31 @@ class FSDPModule:
         _deferred.apply(self, fn, recurse)
         return super()._apply(fn, recurse)
 
-    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+    def load_state_dict(self, state_dict, *args, **kwargs):
         """Takes whole tensors, DTensors or ShardedTensors; collective.
 
-        Parameters on the meta device get memory; `assign` is for these, and has no effect on them.
+        What else it takes is what the module's own load_state_dict does: nn.Module's `strict` and
+        `assign`. Parameters on the meta device get memory; `assign` is for these, and has no
+        effect on them.
 
         Raises:
             RuntimeError: keys that are missing or too many, on every rank.
             ArgumentError: a shape that is not the parameter's, on every rank.
         """
+        takes = super().load_state_dict
+        if takes.__func__ is torch.nn.Module.load_state_dict:
+            args, kwargs = (), _loading.named_options(*args, **kwargs)
         waiting = _deferred.give_memory(self)
         if not waiting and not _loading.has_shards(state_dict):
-            _loading.refuse_assign(assign)
+            _loading.refuse_assign(kwargs.get("assign", False))
+        kwargs.pop("assign", None)
 
         def load():
-            if not strict:
+            if not kwargs.get("strict", True):
                 _deferred.check_loaded(waiting, state_dict)
             local = _loading.local_state(self, state_dict)
             local = _loading.as_dtensors(self, local)
-            return super(FSDPModule, self).load_state_dict(local, strict)
+            return takes(local, *args, **kwargs)
 
         return _collective_errors.together(
             wrapped_module_of(self).groups(), "load a state dict", load

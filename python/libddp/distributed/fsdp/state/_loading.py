@@ -17,6 +17,11 @@ from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.errors import ArgumentError
 
 
+def named_options(strict: bool = True, assign: bool = False) -> dict[str, Any]:
+    """Those of nn.Module.load_state_dict, however they were passed."""
+    return {"strict": strict, "assign": assign}
+
+
 def refuse_assign(assign: bool) -> None:
     """Parameters stay the same objects."""
     if assign:
@@ -41,6 +46,9 @@ def shard_specs_by_key(model: torch.nn.Module) -> dict[str, ShardSpec]:
 def local_state(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     """`state` with plain tensors, of sharded parameters this rank's parts.
 
+    DTensors of other names stay what they are where parameters are DTensors: hooks of modules may
+    make parameters of them.
+
     Raises:
         ArgumentError: a shape that is not the parameter's.
 
@@ -48,11 +56,24 @@ def local_state(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
         A collective where shards are divided in another way than the model.
     """
     specs = shard_specs_by_key(model)
-    local = {key: _own(key, value, specs.get(key), model) for key, value in state.items()}
+    others = _dtensors_of_hooks(model, state)
+    local = {
+        key: value if key in others else _own(key, value, specs.get(key), model)
+        for key, value in state.items()
+    }
     if hasattr(state, "_metadata"):
         local = type(state)(local)
         local._metadata = state._metadata
     return local
+
+
+def _dtensors_of_hooks(model: torch.nn.Module, state: dict[str, Any]) -> set[str]:
+    parameters = list(torch.nn.Module.named_parameters(model, remove_duplicate=False))
+    if not any(_dtensors.is_dtensor(parameter) for _, parameter in parameters):
+        return set()
+    buffers = torch.nn.Module.named_buffers(model, remove_duplicate=False)
+    known = {canonical(name) for name, _ in (*parameters, *buffers)}
+    return {key for key in state if key not in known and _dtensors.is_dtensor(state[key])}
 
 
 def as_dtensors(model: torch.nn.Module, local: dict[str, Any]) -> dict[str, Any]:
