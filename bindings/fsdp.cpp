@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -26,15 +27,17 @@ namespace {
 std::shared_ptr<ParamGroup> make_param_group(std::string name, const PythonTensors& parameters,
                                              Group shard, Group replicate, bool keep_unsharded,
                                              std::optional<at::ScalarType> param_dtype,
+                                             std::set<std::string> keep_dtype,
                                              std::optional<at::ScalarType> reduce_dtype,
-                                             bool keep_low_gradients,
+                                             bool wide_gradients, bool keep_low_gradients,
                                              std::optional<at::Device> compute_device,
                                              bool pin_memory) {
   const py::gil_scoped_release release;
   auto unit = std::make_shared<ParamGroup>(
       std::move(name), named(parameters),
       ShardOptions{std::move(shard), std::move(replicate), keep_unsharded, param_dtype,
-                   reduce_dtype, keep_low_gradients, compute_device, pin_memory});
+                   std::move(keep_dtype), reduce_dtype, wide_gradients, keep_low_gradients,
+                   compute_device, pin_memory});
   unit->on_error(&rethrow_as_python_error);
   return unit;
 }
@@ -146,8 +149,9 @@ void bind_fsdp(py::module_& module) {
   py::class_<ParamGroup, std::shared_ptr<ParamGroup>>(module, "ParamGroup")
       .def(py::init(&make_param_group), py::kw_only(), py::arg("name"), py::arg("parameters"),
            py::arg("shard"), py::arg("replicate"), py::arg("keep_unsharded"),
-           py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("keep_low_gradients"),
-           py::arg("compute_device"), py::arg("pin_memory"))
+           py::arg("param_dtype"), py::arg("keep_dtype"), py::arg("reduce_dtype"),
+           py::arg("wide_gradients"), py::arg("keep_low_gradients"), py::arg("compute_device"),
+           py::arg("pin_memory"))
       .def_property_readonly("name", &ParamGroup::name)
       .def_property_readonly("is_held", &ParamGroup::is_held)
       .def_property_readonly("is_running",

@@ -81,6 +81,12 @@ void AccumulateHooks::renew() {
   }
 }
 
+void AccumulateHooks::accept(std::optional<at::ScalarType> dtype) {
+  for (auto& [parameter, node, key] : state_->registrations) {
+    node->mutable_input_metadata(0).set_grad_dtype(dtype);
+  }
+}
+
 void AccumulateHooks::reinstate() {
   for (auto& [parameter, node, key] : state_->registrations) {
     autograd::impl::set_grad_accumulator(parameter, weak(node));

@@ -11,10 +11,12 @@
 //   AccumulateHooks hooks(parameters, [&](std::size_t index) { ready(index); });
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace torch::autograd {
@@ -42,6 +44,9 @@ class AccumulateHooks {
   /// Gives the parameters their nodes back that autograd has dropped, where graphs still refer to
   /// them. REQUIRES: the parameters have the dtypes that they had at construction.
   void reinstate();
+  /// The dtype that autograd converts gradients to before they are accumulated, from now on;
+  /// nullopt: none, they come as they were computed.
+  void accept(std::optional<at::ScalarType> dtype);
 
  private:
   struct State;

@@ -30,7 +30,7 @@ FlatSpec::FlatSpec(std::string name, NamedTensors of, const ShardOptions& how)
              /*pads_chunks=*/!device.is_cpu()),
       dtype(parameters.front().tensor.scalar_type()),
       compute_dtype(compute_dtype_of(dtype, options)),
-      reduce_dtype(options.reduce_dtype.value_or(compute_dtype)),
+      reduce_dtype(options.reduce_dtype.value_or(options.wide_gradients ? dtype : compute_dtype)),
       gradient_dtype(!options.keep_low_gradients ? dtype
                      : is_sharded()              ? compute_dtype
                                                  : reduce_dtype),

@@ -56,6 +56,11 @@ struct FlatSpec {
   bool is_sharded() const { return options.shard && options.shard->size() > 1; }
   /// Whether what this rank owns of a parameter is something else than the parameter whole.
   bool has_shards_apart() const { return is_sharded() || is_offloaded(); }
+  /// Whether gradients may come in another dtype than the computation's: ShardOptions says when.
+  bool takes_wide_gradients() const {
+    return options.wide_gradients && c10::isFloatingType(compute_dtype) &&
+           c10::elementSize(reduce_dtype) > c10::elementSize(compute_dtype);
+  }
   /// Whether the dtype has gradients at all.
   bool can_require_grad() const { return c10::isFloatingType(dtype) || c10::isComplexType(dtype); }
   /// This rank's part of a parameter, in its block, in the parameter's form.

@@ -87,20 +87,23 @@ struct ParamGroup::Hooks {
 
 ParamGroup::ParamGroup(std::string name, const NamedTensors& parameters, ShardOptions options)
     : name_(std::move(name)), options_(std::move(options)) {
-  std::map<std::tuple<bool, at::ScalarType>, NamedTensors> kinds;
+  std::map<std::tuple<bool, at::ScalarType, bool>, NamedTensors> kinds;
   std::string problem;
   for (const NamedTensor& parameter : parameters) {
     const at::Tensor& tensor = parameter.tensor;
     const c10::Device device = FlatSpec::device_of(parameters, options_);
     if (problem.empty()) problem = problem_of(name_, parameter, device, options_, owned_);
-    kinds[{!tensor.requires_grad(), tensor.scalar_type()}].push_back(parameter);
+    const bool keeps_dtype = options_.keep_dtype.count(parameter.name) > 0;
+    kinds[{!tensor.requires_grad(), tensor.scalar_type(), keeps_dtype}].push_back(parameter);
   }
   check_alike(name_, parameters, options_, std::move(problem));
   const auto pool = BufferPool::of(options_.shard, options_.replicate);
   for (auto& [kind, members] : kinds) {
     const std::size_t flat = flats_.size();
+    ShardOptions how = options_;
+    if (std::get<2>(kind)) how.param_dtype.reset();
     flats_.push_back(std::make_unique<FlatParameter>(fmt::format("unit '{}'", name_),
-                                                     std::move(members), options_, pool));
+                                                     std::move(members), how, pool));
     hooks_.push_back(make_hooks(*flats_.back(), flat));
     flats_.back()->show_shards();
   }
@@ -214,7 +217,14 @@ bool ParamGroup::is_in_memory() const {
 void ParamGroup::begin_pass(bool averages) {
   if (state_ != TrainingState::Idle) return;
   state_ = TrainingState::Gradients;
-  for (const auto& flat : flats_) flat->gradient().begin_pass(averages);
+  for (std::size_t i = 0; i < flats_.size(); ++i) {
+    const FlatSpec& spec = flats_[i]->spec();
+    flats_[i]->gradient().begin_pass(averages);
+    if (!hooks_[i].accumulate || !spec.takes_wide_gradients()) continue;
+    // As torch: what is averaged at once needs no conversion, and what waits is added up in it.
+    const bool waits = !averages && !flats_[i]->accumulated().has_waiting();
+    hooks_[i].accumulate->accept(waits ? std::optional(spec.reduce_dtype) : std::nullopt);
+  }
 }
 
 void ParamGroup::accumulate(std::size_t flat, std::size_t index) {

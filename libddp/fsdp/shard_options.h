@@ -10,6 +10,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <set>
+#include <string>
 
 #include "libddp/group/process_group.h"
 
@@ -25,8 +27,14 @@ struct ShardOptions {
   bool keep_unsharded = false;
   /// Parameters are gathered, and computed with, in this dtype; nullopt = their own.
   std::optional<at::ScalarType> param_dtype{};
+  /// Names of parameters that keep their own dtype in spite of param_dtype; alike on all ranks.
+  std::set<std::string> keep_dtype{};
   /// Gradients travel in this dtype; nullopt = param_dtype, else that of the parameters.
   std::optional<at::ScalarType> reduce_dtype{};
+  /// As in torch's fully_shard from 2.15 on: without reduce_dtype gradients travel in the
+  /// parameters' own dtype, and those that autograd has computed in a higher precision than
+  /// param_dtype are not rounded to that.
+  bool wide_gradients = false;
   /// Averaged gradients stay in param_dtype; otherwise they get the parameters' dtype.
   bool keep_low_gradients = false;
   /// A device that the parameters are computed with on, while shards and their gradients are in the

@@ -197,6 +197,13 @@ PATCHES = (
         BY_SHARDING,
     ),
     Patch(
+        (f"{_C10D}.ProcessGroup",),
+        ("_get_backend_name",),
+        "of libddp's groups the name that the script passed, or Gloo's or NCCL's",
+        "torch's ShardedTensors take every group but Gloo's for one of GPUs, on ranks without rows",
+        BY_SHARDING,
+    ),
+    Patch(
         ("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler",),
         ("Popen",),
         "hands on the descriptors of the run's key and of the launcher's pipe; --preload: forks",

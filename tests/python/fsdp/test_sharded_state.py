@@ -322,6 +322,24 @@ def check_a_rank_without_a_row_goes_to_the_cpu():
     assert len(mine) == (2 if dist.get_rank() == 0 else 0)
 
 
+def check_a_rank_without_a_row_saves_and_loads():
+    fsdp, folder = models.libddp_fsdp(), checks.shared_folder()
+    model, again = (fsdp.FullyShardedDataParallel(torch.nn.Linear(4, 1)) for _ in range(2))
+    wanted = get_model_state_dict(model, options=WHOLE)
+    with fsdp.FullyShardedDataParallel.state_dict_type(
+        model, fsdp.StateDictType.SHARDED_STATE_DICT
+    ):
+        dcp.save(model.state_dict(), checkpoint_id=folder)
+    with fsdp.FullyShardedDataParallel.state_dict_type(
+        again, fsdp.StateDictType.SHARDED_STATE_DICT
+    ):
+        state = again.state_dict()
+        assert all(value.device.type == "cpu" for value in state.values())
+        dcp.load(state, checkpoint_id=folder)
+        again.load_state_dict(state)
+    assert_equal([get_model_state_dict(again, options=WHOLE)], [wanted])
+
+
 def check_asynchronous_saving():
     folder = checks.shared_folder()
     model = models.shard_plain()

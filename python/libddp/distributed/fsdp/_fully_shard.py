@@ -18,9 +18,13 @@ from torch.distributed.utils import _get_root_modules
 from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler, split_backward
 from libddp.distributed._init import init_process_group
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
-from libddp.distributed.fsdp.wrap import _modules, _process_groups, _wrapped_module
+from libddp.distributed.fsdp.wrap import _modules, _process_groups, _refusals, _wrapped_module
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import ArgumentError
+
+#: From it on, fully_shard averages in the parameters' dtype where there is no reduce_dtype, and
+#: rounds no gradient of autograd's to param_dtype.
+_TORCH_OF_WIDE_GRADIENTS = (2, 15)
 
 
 @_wrapped_module.announcing
@@ -85,6 +89,8 @@ def fully_shard(
     for each in modules:
         _modules.move(each, home, _modules.Ignored(set(), set(ignored)))
     parameters = _wrapped_module.own_parameters_of(modules, ignored)
+    _refusals.check_gradient_dtypes(parameters)
+    sharding.keep_dtype = _keeping_dtype(parameters, sharding.policy)
     if isinstance(offload_policy, CPUOffloadPolicy):
         own = [parameter for _, parameter in parameters]
         sharding.compute_device = _modules.offloaded_from(own, None, mesh)
@@ -98,6 +104,18 @@ def fully_shard(
     for each in modules:
         each.__class__ = _sharded_class(type(each))
     return module
+
+
+def _keeping_dtype(parameters: list, policy: MixedPrecisionPolicy) -> set[str]:
+    """Names of those that the policy's param_dtype_override_fn excepts from its param_dtype.
+
+    Raises:
+        ValueError: torch's, of a function that gives anything else.
+    """
+    if policy.param_dtype is None or getattr(policy, "param_dtype_override_fn", None) is None:
+        return set()
+    resolved = ((name, policy._resolve_for_param(parameter)) for name, parameter in parameters)
+    return {name for name, of_one in resolved if of_one.param_dtype != policy.param_dtype}
 
 
 def _is_sharded(module: torch.nn.Module) -> bool:
@@ -122,6 +140,7 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool, device_typ
         policy=policy,
         param_dtype=policy.param_dtype,
         reduce_dtype=policy.reduce_dtype,
+        wide_gradients=torch.__version__ >= _TORCH_OF_WIDE_GRADIENTS,
         output_dtype=policy.output_dtype,
         cast_inputs=policy.cast_forward_inputs and policy.param_dtype is not None,
         process_group=groups.shard,

@@ -24,8 +24,9 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp import OptimStateKeyType as OptimStateKeyType  # scripts ask for it here
 
-from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler
-from libddp.distributed._groups import native
+from libddp._torch_patches import backend_name, checkpoint_state, clip_grad_norm, grad_scaler
+from libddp.distributed._groups import find, native
+from libddp.distributed._init import get_backend
 from libddp.distributed.fsdp import _clip
 from libddp.distributed.fsdp._rejoins_groups import RejoinsGroups
 from libddp.distributed.fsdp.state import _load_hooks
@@ -36,6 +37,7 @@ from libddp.distributed.fsdp.wrap import (
     _conversion,
     _modules,
     _process_groups,
+    _refusals,
     _summon_full_params,
     _wrapped_module,
 )
@@ -182,6 +184,7 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
     def _make(self, parameters: list, sharding: Sharding) -> None:
         """Shards the parameters: the part of the construction that is a collective."""
         module = self._fsdp_wrapped_module
+        _refusals.check_gradient_dtypes(parameters)
         self._wrapped = _wrapped_module.attach(
             self, _auto_wrap.name_of(module), parameters, sharding
         )
@@ -189,6 +192,7 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
         self._precisions = _conversion.Precisions.of(sharding, self.mixed_precision)
         for patch in (clip_grad_norm, grad_scaler, checkpoint_state):
             patch.put()
+        backend_name.put(_backend_passed_for)
         clip_grad_norm.tell_of(parameter for _, parameter in parameters)
         self._state_dict_type = StateDictType.FULL_STATE_DICT
         self._state_dict_config: Any = FullStateDictConfig()
@@ -383,3 +387,7 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
             return found
         inner = {id(m) for outer in found for m in outer.modules() if m is not outer}
         return [m for m in found if id(m) not in inner]
+
+
+def _backend_passed_for(group: dist.ProcessGroup) -> str | None:
+    return None if find(group) is None else get_backend(group)

@@ -45,6 +45,24 @@ def check(modules: list[torch.nn.Module], parameters: list) -> None:
             )
 
 
+def check_gradient_dtypes(parameters: list) -> None:
+    """The same of parameters whose gradients shall have another dtype than they have (torch 2.15).
+
+    Args:
+        parameters: (name, parameter) pairs.
+    """
+    for name, parameter in parameters:
+        if not getattr(parameter, "_has_grad_dtype_override", False):
+            continue
+        if parameter.grad_dtype != parameter.dtype:
+            raise ArgumentError(
+                f"libddp fsdp: parameter {name!r} of {parameter.dtype} has "
+                f"grad_dtype={parameter.grad_dtype}: averaged gradients have the parameter's "
+                "dtype here. Hint: leave grad_dtype out; MixedPrecisionPolicy(reduce_dtype=...) "
+                "says what gradients are averaged and accumulated in."
+            )
+
+
 def check_writes(modules: list[torch.nn.Module], parameters: list, sharding: Sharding) -> None:
     """The same of embeddings with max_norm where a forward may not write into parameters.
 

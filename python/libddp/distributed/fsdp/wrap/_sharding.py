@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,11 @@ class Sharding:
     replicate: Any = None
     keep_unsharded: bool = False
     param_dtype: torch.dtype | None = None
+    #: Names in the unit of parameters that keep their own dtype all the same.
+    keep_dtype: set[str] = field(default_factory=set)
     reduce_dtype: torch.dtype | None = None
+    #: As torch's fully_shard from 2.15 on, see ShardOptions.
+    wide_gradients: bool = False
     output_dtype: torch.dtype | None = None
     cast_inputs: bool = False
     #: Where the module is the outermost one.
