@@ -137,7 +137,8 @@ void GradientSlot::check(const at::Tensor& grad) const {
   throw ArgumentError(fmt::format(
       "{}: parameter '{}': its gradient is {}, but its bucket holds {}. Hint: {}.", where_, name_,
       describe(grad), describe(view_),
-      strided ? "wrap the model after changing its dtype, device or shapes"
+      strided ? "wrap the model after changing its dtype, device or shapes, and leave the "
+                "parameter's grad_dtype unset"
               : "parameters with sparse gradients must be known when the model is "
                 "wrapped: those of torch.nn.Embedding and EmbeddingBag with sparse=True "
                 "are (in C++ also those in options.sparse_parameters); use sparse=False "

@@ -22,11 +22,6 @@ FlatMemory::Spec memory_spec(const FlatSpec& spec) {
   return made;
 }
 
-/// What writes into a tensor is counted, but for one that was made in inference mode.
-std::int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor._version();
-}
-
 }  // namespace
 
 FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
@@ -113,21 +108,17 @@ bool FlatParameter::is_cut() const {
 bool FlatParameter::refuses_writes() const { return is_cut() && spec_.device.is_cpu(); }
 
 void FlatParameter::expect_no_writes() {
-  if (!refuses_writes()) return;
-  versions_.resize(size());
-  for (std::size_t i = 0; i < size(); ++i) versions_[i] = version_of(spec_.parameters[i].tensor);
+  if (refuses_writes()) write_check_.begin(spec_.parameters, whole_);
 }
 
-void FlatParameter::check_unwritten() const {
-  for (std::size_t i = 0; i < versions_.size(); ++i) {
-    const NamedTensor& parameter = spec_.parameters[i];
-    if (version_of(parameter.tensor) == versions_[i]) continue;
-    throw ArgumentError(fmt::format(
-        "libddp {}: the forward has written into parameter '{}'. The ranks of a host share its "
-        "values while it is whole, and elsewhere what is written is lost. Hint: write between "
-        "steps, when it shows this rank's part; or leave it out (ignored_params, ignored_states).",
-        spec_.label, parameter.name));
-  }
+void FlatParameter::check_unwritten() {
+  const auto written = write_check_.find_written(spec_.parameters, whole_);
+  if (!written) return;
+  throw ArgumentError(fmt::format(
+      "libddp {}: the forward has written into parameter '{}'. The ranks of a host share its "
+      "values while it is whole, and elsewhere what is written is lost. Hint: write between "
+      "steps, when it shows this rank's part; or leave it out (ignored_params, ignored_states).",
+      spec_.label, spec_.parameters[*written].name));
 }
 
 void FlatParameter::show_shards() {

@@ -33,6 +33,7 @@
 #include "libddp/fsdp/shard_options.h"
 #include "libddp/fsdp/trained_set.h"
 #include "libddp/fsdp/two_versions.h"
+#include "libddp/fsdp/write_check.h"
 #include "libddp/module/named_tensor.h"
 
 namespace libddp {
@@ -78,7 +79,7 @@ class FlatParameter {
   /// A forward begins.
   void expect_no_writes();
   /// Throws ArgumentError where it has written into a parameter, on the CPU with several ranks.
-  void check_unwritten() const;
+  void check_unwritten();
   /// Lets the parameters show what this rank owns, and its gradients. The bytes of the array stay.
   void show_shards();
   bool is_unsharded() const { return shows_whole_; }
@@ -102,8 +103,7 @@ class FlatParameter {
   bool shows_whole_ = true;
   /// Of the parameters, where several ranks have parts of them; else empty.
   std::vector<TwoVersions> counts_;
-  /// Of the parameters, when the forward began; autograd counts what writes into a tensor.
-  std::vector<std::int64_t> versions_;
+  WriteCheck write_check_;
   AccumulatedGradients accumulated_;
   FlatGradient gradient_;
   FullCopies copies_;

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from itertools import product
 
 import checks
 import fsdp_models as models
@@ -51,18 +52,29 @@ def whole_gradients(model):
         return [p.grad.clone() for p in model.parameters()]
 
 
-class Clamps(nn.Linear):
-    """Writes into its weight as it computes."""
+class Writes(nn.Linear):
+    """Writes into its weight as it computes, in one of the ways of modules that do."""
+
+    def __init__(self, way):
+        super().__init__(4, 2)
+        self.way = way
 
     def forward(self, value):
-        with torch.no_grad():
-            self.weight.clamp_(-0.1, 0.1)
+        # As each rank's batch has it: of equal values the bytes could not tell.
+        values = torch.full((2, 4), 1.0 + dist.get_rank())
+        if self.way == "in place":
+            with torch.no_grad():
+                self.weight.copy_(values)
+        elif self.way == "in data":
+            self.weight.data.copy_(values)
+        else:
+            self.weight.data = values
         return super().forward(value)
 
 
 def check_a_forward_that_writes_into_a_parameter():
-    for wrap in models.faces():
-        model = wrap(nn.Sequential(Clamps(4, 2)))
+    for wrap, way in product(models.faces(), ("in place", "in data", "other data")):
+        model = wrap(nn.Sequential(Writes(way)))
         message = message_of(lambda model=model: model(batch()))
         assert "the forward has written into parameter '0.weight'" in message
         group_is_usable()

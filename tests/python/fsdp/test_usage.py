@@ -537,6 +537,14 @@ def check_a_warning_where_only_the_root_is_wrapped():
     assert said(lambda: run(2, 256, fully_shard)) == []  # once
 
 
+def check_the_warning_names_no_container():
+    from libddp.distributed.fsdp.wrap._one_unit_warning import repeated_kind
+
+    model = nn.Sequential(*(nn.ModuleList([nn.Linear(1024, 1024)]) for _ in range(2)))
+    sizes = {id(p): p.numel() for p in model.parameters()}
+    assert repeated_kind(model, sizes) is None
+
+
 def check_a_warning_for_containers_without_forward():
     class Both(nn.ModuleList):
         def forward(self, x):

@@ -19,13 +19,36 @@ from libddp.distributed.fsdp import _registry
 #: Classes of torch and of well-known packages, in small letters.
 _NAMES = {
     "adafactor",
+    "adago",
+    "adam_mini",
+    "adammini",
+    "adamp",
+    "adamuon",
+    "apollo",
+    "apolloadamw",
     "distributedshampoo",
+    "foreachmuon",
+    "foreachpsgdkron",
+    "foreachsoap",
+    "galoreadafactor",
+    "galoreadamw",
+    "kron",
     "lamb",
     "lars",
     "lbfgs",
     "muon",
+    "muonclip",
+    "nero",
+    "normuon",
+    "novograd",
+    "psgdkron",
+    "scion",
+    "scionlight",
+    "sgdp",
     "shampoo",
+    "sm3",
     "soap",
+    "stablespam",
 }
 #: Optimizers that have been looked at.
 _seen: weakref.WeakSet = weakref.WeakSet()
@@ -54,7 +77,8 @@ def _say(name: str) -> None:
     if dist.get_rank() == 0:
         warnings.warn(
             f"libddp fsdp: {name} computes with whole tensors, and each rank has rows of the "
-            "sharded parameters, so its steps are not those of one process. Hint: shard with "
+            "sharded parameters, so its steps are not those of one process, and it may raise an "
+            "error of its own where a rank has no row. Hint: shard with "
             "fully_shard, whose parameters are DTensors, or use an optimizer that works element "
             "by element.",
             # Of this module: what stands around the step, a scheduler say, has its warnings ignored

@@ -35,7 +35,8 @@ def repeated_kind(module: torch.nn.Module, sizes: dict[int, int]) -> str | None:
     """
     numels: dict[type, list[int]] = {}
     for child in module.modules():
-        if child is not module and next(child.children(), None) is not None:
+        has_forward = type(child).forward is not torch.nn.Module.forward
+        if child is not module and has_forward and next(child.children(), None) is not None:
             numels.setdefault(type(child), []).append(_numel(child, sizes))
     shares = {k.__name__: sum(n) for k, n in numels.items() if len(n) - n.count(0) > 1}
     kind = max(shares, key=shares.__getitem__, default=None)
