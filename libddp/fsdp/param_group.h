@@ -135,9 +135,9 @@ class ParamGroup {
   /// Runs those of the parameters that the last `install` gave an average.
   void run_late_hooks();
 
-  /// When the module's last forward began and ended, in numbers that the model counts; how many of
-  /// its calls run, one inside the other; and whether the backward pass that it runs in, as a
-  /// recomputation, needs the memory behind it.
+  /// When forwards of the module with gradients began and ended, in numbers that the model counts,
+  /// see NOTE [When a pass has left a unit]; how many of its calls run, one inside the other; and
+  /// whether the backward pass that it runs in, as a recomputation, needs the memory behind it.
   struct Span {
     std::uint64_t begin = 0;
     std::uint64_t end = 0;

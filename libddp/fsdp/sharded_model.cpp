@@ -131,6 +131,8 @@ void ShardedModel::before_forward(ParamGroup& unit) {
     begin_pass();
     pass_->makes_graph = true;  // for all that is known here
   }
+  const bool makes_graph = !pass_ && c10::GradMode::is_enabled();
+  if (depth_ == 0 && makes_graph && !awaits_backward_) graphs_begin_ = ++clock_;
   record(unit);
   if (unit.forward.running == 0) {
     unit.forward.is_kept = pass_ && (pass_->makes_graph || unit.is_in_memory());
@@ -144,7 +146,7 @@ void ShardedModel::before_forward(ParamGroup& unit) {
   if (options_.forward_prefetch && !pass_) prefetch(unit, 1);
   if (unit.forward.running == 0) {
     for (const auto& flat : unit.flats()) flat->expect_no_writes();
-    if (!pass_) unit.forward.begin = ++clock_;
+    if (makes_graph && unit.forward.begin < graphs_begin_) unit.forward.begin = ++clock_;
   }
   ++unit.forward.running;
   ++depth_;  // last: what throws has not begun
@@ -175,7 +177,7 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
   --depth_;
   --unit.forward.running;
   if (is_root(unit)) runs_in_two_threads_ = device_ranks_ && is_any_on_cpu(outputs);
-  if (!pass_) unit.forward.end = ++clock_;
+  if (!pass_ && c10::GradMode::is_enabled()) unit.forward.end = ++clock_;
   bool will_be_back = false;
   if (c10::GradMode::is_enabled()) {
     auto leaves =
@@ -195,7 +197,7 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
     const bool stays = will_be_back && (is_root(unit) || unit.options().keep_unsharded);
     reshard_values(unit, /*frees=*/!stays && !unit.forward.is_kept);
   }
-  if (is_root(unit)) awaits_backward_ = c10::GradMode::is_enabled();
+  if (is_root(unit) && c10::GradMode::is_enabled()) awaits_backward_ = true;
   if (depth_ > 0 || pass_) return;
   if (!c10::GradMode::is_enabled()) finish_copies();
   end_reading(units_, kEndOfForward);

@@ -20,7 +20,9 @@
 // A pass does not need a unit any more when it has the gradients of all of its parameters. Where
 // some are frozen, it may still need these, to reach what lies before them; then it has left the
 // unit when it comes to one whose forward had ended before this one's began, as autograd runs
-// nodes in the reverse order of their making.
+// nodes in the reverse order of their making. Of several forwards since the last pass, which the
+// next may all go through, the first beginning and the last end count; those without gradients
+// leave no nodes.
 //
 // NOTE [Gradients that come again]
 // A module that runs twice with checkpoint(use_reentrant=True) gets the gradients of each run by
@@ -232,7 +234,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// What ran since the last comparison.
   std::uint64_t calls_ = 0;
   bool syncs_ = true;
-  /// The outermost forward has recorded gradients, and no backward pass has ended since.
+  /// An outermost forward has recorded gradients, and no backward pass has ended since.
   bool awaits_backward_ = false;
   /// The last pass of this step has made a graph.
   bool keeps_graph_ = false;
@@ -242,6 +244,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   Pass* pass_ = nullptr;
   /// Counts beginnings and ends of forwards.
   std::uint64_t clock_ = 0;
+  /// When the first forward with gradients since the last pass began.
+  std::uint64_t graphs_begin_ = 0;
   /// Units in the order of the first step's forward.
   std::vector<ParamGroup*> order_;
   std::unique_ptr<SmallReductions> small_;

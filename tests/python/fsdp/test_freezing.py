@@ -1,10 +1,13 @@
 """Parameters that scripts freeze and unfreeze after sharding, beside torch's FSDP2 on Gloo."""
 
 import checks
+import ddp_models
 import fsdp_models as models
 import ranks
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 STEPS = 8
 
@@ -175,6 +178,72 @@ def check_inputs_before_frozen_parameters():
             model(x).sum().backward()
             gradients.append(x.grad)
         torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+class Adapter(nn.Linear):
+    pass
+
+
+class Adapted(nn.Module):
+    """Frozen parameters around a unit that is trained, and can be left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 4), requires_grad=False)
+        self.layer, self.adapter = nn.Linear(4, 4), Adapter(4, 4)
+        self.layer.requires_grad_(False)
+
+    def forward(self, x, adapts=True):
+        y = self.layer(self.scale * x)
+        return y + self.adapter(x) if adapts else y
+
+
+class AdaptedNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Adapted() for _ in range(2))
+
+    def forward(self, x, adapts=True):
+        for block in self.blocks:
+            x = torch.tanh(block(x, adapts))
+        return x
+
+
+def check_a_second_forward_before_the_pass():
+    """As of a reference model: preferences (DPO) with an adapter."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    x = torch.ones(2, 4) + dist.get_rank()
+
+    def gradients(wrap, records):
+        module = models.build(AdaptedNet)
+        model = wrap(module)
+        trained = model(x)
+        with torch.set_grad_enabled(records):
+            reference = model(x, adapts=False)
+        (trained - reference).pow(2).mean().backward()
+        return module, model
+
+    def ddp(module):
+        return DistributedDataParallel(module, process_group=ddp_models.gloo())
+
+    def of_fsdp1(module):
+        return models.wrap(module, auto_wrap_policy=ModuleWrapPolicy({Adapted, Adapter}))
+
+    def of_fsdp2(module):
+        for block in module.blocks:
+            models.libddp_fsdp().fully_shard(block.adapter)
+        return models.shard(module)
+
+    for records in (False, True):
+        wanted, _ = gradients(ddp, False)
+        trained = [p.grad for p in wanted.parameters() if p.requires_grad]
+        for wrap in (of_fsdp1, of_fsdp2):
+            _, model = gradients(wrap, records)
+            found = list(models.whole_gradients(model).values())
+            assert len(found) == len(trained) == 4
+            for own, other in zip(found, trained, strict=True):
+                torch.testing.assert_close(own, other)
 
 
 def check_checkpoints_after_unfreezing():

@@ -113,13 +113,18 @@ def theirs(model=None, parts=None, mesh=None, **arguments):
 
     One of the parts may be a list of modules, which are one unit.
     """
+    model = build() if model is None else model
+    for part in model.blocks if parts is None else parts:
+        theirs_of(part, mesh, **arguments)
+    return theirs_of(model, mesh, **arguments)
+
+
+def theirs_of(part, mesh=None, **arguments):
+    """torch's fully_shard of one unit, on Gloo."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = mesh or dist.DeviceMesh.from_group(ddp_models.gloo(), "cpu")
-    model = build() if model is None else model
-    for part in model.blocks if parts is None else parts:
-        fully_shard(part, mesh=mesh, **arguments)
-    return fully_shard(model, mesh=mesh, **arguments)
+    return fully_shard(part, mesh=mesh, **arguments)
 
 
 def two_by_two():

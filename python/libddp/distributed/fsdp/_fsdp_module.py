@@ -94,7 +94,7 @@ class FSDPModule:
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return wrapped_module_of(self).run(super().__call__, args, kwargs)
+        return wrapped_module_of(self).run(super().__call__, args, kwargs, self)
 
     @announcing
     def rejoin(self, mesh=None) -> None:

@@ -32,6 +32,7 @@ from libddp.distributed.fsdp.wrap import (
 )
 from libddp.distributed.fsdp.wrap._dtensors import is_dtensor
 from libddp.distributed.fsdp.wrap._faces import Faces
+from libddp.distributed.fsdp.wrap._open_units import OpenUnits
 from libddp.distributed.fsdp.wrap._placement import dim_of
 from libddp.distributed.fsdp.wrap._sharded_param import ShardedParam, rows_of
 from libddp.distributed.fsdp.wrap._sharding import Sharding
@@ -88,6 +89,8 @@ class WrappedModule:
     #: Of the root: those of the whole model, and what the C++ model calls.
     all_wrapped: list[WrappedModule] = field(default_factory=list)
     faces: Faces | None = None
+    #: Of the root, and of units of several modules: which of these are open. None = there are none.
+    open_units: OpenUnits | None = None
 
     @property
     def unit(self):
@@ -133,6 +136,7 @@ class WrappedModule:
     def leave_model(self) -> None:
         """The model is over; what a pass or a forward that broke off has left goes with it."""
         self.model, self.is_root, self.all_wrapped, self.faces = None, False, [], None
+        self.open_units = None
         self.is_stale, self.summoned = False, None
         self.has_left = True
 
@@ -252,8 +256,8 @@ class WrappedModule:
         self.parameters = own_parameters_of(self.modules, self.ignored)
         self.make()
 
-    def run(self, forward, args, kwargs):
-        """`forward(*args, **kwargs)` with whole parameters."""
+    def run(self, forward, args, kwargs, module: torch.nn.Module | None = None):
+        """`forward(*args, **kwargs)` with whole parameters; `module`: of several, whose it is."""
         if self.summoned:
             return self.summoned.run(self.name, forward, args, kwargs)
         model = self.model or join(self)
@@ -265,18 +269,29 @@ class WrappedModule:
                 self._check_parameters()
                 model = self.model
             unit = self.unit
+            opened = self.open_units if self.is_root or module is not None else None
+            if opened is not None and not self.is_root:
+                opened.enter(self)
             model.before_forward(unit)
         except BaseException as error:
             if self.is_root:
                 model.report_error(f"in forward: {describe(error)}")
             raise
+        if opened is not None and self.is_root:
+            opened.begin()
         try:
             output = forward(*args, **kwargs)
         except BaseException as error:
+            if opened is not None and self.is_root:
+                opened.fail(describe(error))
             model.forward_failed(unit, describe(error))
             raise
         if sharding.output_dtype is not None:
             output = _cast(output, sharding.output_dtype)
+        if opened is not None and self.is_root:
+            opened.end(output)
+        elif opened is not None and opened.leave(self, module):
+            model.after_forward(unit, ())  # the call's; the unit's own follows
         model.after_forward(unit, output)
         return output
 
@@ -483,6 +498,7 @@ def join(root: WrappedModule):
     for wrapped in wrapped_modules:  # the old model lets go of its units first
         wrapped.is_stale = False
         wrapped.model, wrapped.is_root, wrapped.all_wrapped, wrapped.faces = None, False, [], None
+        wrapped.open_units = None
     units = [wrapped.unit for wrapped in wrapped_modules]
     if any(wrapped.params for wrapped in wrapped_modules):
         root.faces = Faces(wrapped_modules)
@@ -495,6 +511,11 @@ def join(root: WrappedModule):
     for wrapped in wrapped_modules:
         wrapped.model = model
     root.is_root = True
+    several = [wrapped for wrapped in wrapped_modules[1:] if len(wrapped.modules) > 1]
+    if several:
+        opened = OpenUnits()
+        for wrapped in (root, *several):
+            wrapped.open_units = opened
     _backward_errors.watch_root(root)
     if any(wrapped.sharding.compute_device is not None for wrapped in wrapped_modules):
         _offload.watch(root)
