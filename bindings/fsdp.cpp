@@ -154,6 +154,7 @@ void bind_fsdp(py::module_& module) {
            py::arg("pin_memory"))
       .def_property_readonly("name", &ParamGroup::name)
       .def_property_readonly("is_held", &ParamGroup::is_held)
+      .def_property_readonly("is_whole", &ParamGroup::is_unsharded)
       .def_property_readonly("is_running",
                              [](const ParamGroup& unit) { return unit.forward.running > 0; })
       .def("leave", &ParamGroup::leave, unlocked)

@@ -376,6 +376,9 @@ class ParamGroup:
     def is_held(self) -> bool:
         """Parameters are whole by unshard(), until reshard() or the end of a forward."""
     @property
+    def is_whole(self) -> bool:
+        """Parameters show whole tensors."""
+    @property
     def is_running(self) -> bool:
         """A forward of the module runs."""
     def leave(self) -> None:

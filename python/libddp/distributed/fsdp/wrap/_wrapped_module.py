@@ -34,6 +34,7 @@ from libddp.distributed.fsdp.wrap._dtensors import is_dtensor
 from libddp.distributed.fsdp.wrap._faces import Faces
 from libddp.distributed.fsdp.wrap._open_units import OpenUnits
 from libddp.distributed.fsdp.wrap._placement import dim_of
+from libddp.distributed.fsdp.wrap._root_parts import RootParts
 from libddp.distributed.fsdp.wrap._sharded_param import ShardedParam, rows_of
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.distributed.fsdp.wrap._summoned_forward import SummonedForward
@@ -89,6 +90,7 @@ class WrappedModule:
     #: Of the root: those of the whole model, and what the C++ model calls.
     all_wrapped: list[WrappedModule] = field(default_factory=list)
     faces: Faces | None = None
+    parts: RootParts | None = None
     #: Of the root, and of units of several modules: which of these are open. None = there are none.
     open_units: OpenUnits | None = None
 
@@ -135,10 +137,15 @@ class WrappedModule:
 
     def leave_model(self) -> None:
         """The model is over; what a pass or a forward that broke off has left goes with it."""
+        self.forget_model()
+        self.summoned, self.has_left = None, True
+
+    def forget_model(self) -> None:
+        """Another one may follow."""
+        if self.parts is not None:
+            self.parts.withdraw()
         self.model, self.is_root, self.all_wrapped, self.faces = None, False, [], None
-        self.open_units = None
-        self.is_stale, self.summoned = False, None
-        self.has_left = True
+        self.open_units, self.parts, self.is_stale = None, None, False
 
     def leave_group(self) -> None:
         """Parameters show undefined values: whole ones, or the rows of the groups that `sharding`
@@ -266,6 +273,7 @@ class WrappedModule:
             args, kwargs = _cast((args, kwargs), sharding.param_dtype)
         try:
             if self.is_root and not self.is_running:
+                self.parts.withdraw()
                 self._check_parameters()
                 model = self.model
             unit = self.unit
@@ -293,6 +301,8 @@ class WrappedModule:
         elif opened is not None and opened.leave(self, module):
             model.after_forward(unit, ())  # the call's; the unit's own follows
         model.after_forward(unit, output)
+        if self.is_root and not self.is_running:
+            self.parts.offer()
         return output
 
     def hold(self) -> None:
@@ -496,9 +506,7 @@ def join(root: WrappedModule):
     wrapped_modules = [wrapped for module in root.modules for wrapped in wrapped_modules_in(module)]
     wrapped_modules = list(dict.fromkeys([root, *wrapped_modules]))
     for wrapped in wrapped_modules:  # the old model lets go of its units first
-        wrapped.is_stale = False
-        wrapped.model, wrapped.is_root, wrapped.all_wrapped, wrapped.faces = None, False, [], None
-        wrapped.open_units = None
+        wrapped.forget_model()
     units = [wrapped.unit for wrapped in wrapped_modules]
     if any(wrapped.params for wrapped in wrapped_modules):
         root.faces = Faces(wrapped_modules)
@@ -510,7 +518,7 @@ def join(root: WrappedModule):
     )
     for wrapped in wrapped_modules:
         wrapped.model = model
-    root.is_root = True
+    root.is_root, root.parts = True, RootParts(root)
     several = [wrapped for wrapped in wrapped_modules[1:] if len(wrapped.modules) > 1]
     if several:
         opened = OpenUnits()

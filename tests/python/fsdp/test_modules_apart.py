@@ -1,4 +1,10 @@
-"""fully_shard([norm, head]): what torch's fully_shard gives on Gloo, also of losses in chunks."""
+"""Modules that share a unit, or run apart from the model's forward, beside torch's FSDP2 on Gloo.
+
+A loss in chunks calls the head itself, or computes with its weight.
+"""
+
+import copy
+from itertools import product
 
 import checks
 import fsdp_models as models
@@ -6,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -73,23 +80,41 @@ def train(model):
     return [*found, *(p.full_tensor() for p in model.parameters())]
 
 
+def ours(part):
+    return models.libddp_fsdp().fully_shard(part)
+
+
+def one_unit(model):
+    return [[model.norm, model.head]]
+
+
+def apart(model):
+    return [model.norm, model.head]
+
+
+def of_the_root(model):
+    return []
+
+
 def check_training_is_torchs():
-    for use in ("module", "weight", "both", "nothing", "recomputed"):
+    uses = ("module", "weight", "both", "nothing", "recomputed")
+    for use, parts in product(uses, (one_unit, apart, of_the_root)):
+        if parts is apart and use in ("weight", "both"):
+            continue  # the weight is a DTensor there
         found = []
-        for fully_shard in (models.libddp_fsdp().fully_shard, models.theirs_of):
+        for fully_shard in (ours, models.theirs_of):
             model = models.build(lambda use=use: Net(use))
-            for part in (*model.blocks, [model.norm, model.head]):
+            for part in (*model.blocks, *parts(model)):
                 fully_shard(part)
             found.append(train(fully_shard(model)))
         for own, other in zip(*found, strict=True):
-            torch.testing.assert_close(own, other, msg=lambda text, use=use: f"{use}: {text}")
+            torch.testing.assert_close(own, other, msg=f"{use}, {parts.__name__}")
 
 
 def check_a_forward_that_fails_between_them():
     model = models.build(lambda: Net("weight"))
-    fsdp = models.libddp_fsdp()
     for part in (*model.blocks, [model.norm, model.head], model):
-        fsdp.fully_shard(part)
+        ours(part)
     tokens = torch.arange(6).view(1, 6)
     wanted = model(tokens)
     model.use = "no such thing"
@@ -100,6 +125,38 @@ def check_a_forward_that_fails_between_them():
     model.use = "weight"
     assert model.head.weight.full_tensor().shape == (20, 8)
     assert torch.equal(model(tokens), wanted)
+
+
+def check_parts_of_the_root_between_forward_and_backward():
+    model = models.build(lambda: Net("nothing"))
+    for part in (*model.blocks, model):
+        ours(part)
+    tokens = torch.arange(6).view(1, 6)
+    for _ in range(2):
+        hidden = model(tokens)
+        assert isinstance(model.head.weight, DTensor)  # what the optimizer has
+        hook = model.head.register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model.head(hidden)
+        hook.remove()
+        scores = model.head(hidden)
+        with torch.no_grad():
+            assert torch.equal(model.head(hidden), scores)
+        scores.sum().backward()
+    wanted = models.build(lambda: Net("module"))
+    wanted(tokens).sum().backward()
+    grad = model.head.weight.grad.full_tensor()
+    torch.testing.assert_close(grad, 2 * wanted.head.weight.grad)
+    assert "forward" in vars(model.head)
+    again = copy.deepcopy(model.head)
+    assert again.forward.__self__ is again
+    model.eval()
+    kept = model.head.register_forward_pre_hook(lambda module, _: seen.update(vars(module)))
+    model.use, seen = "module", {}
+    model(tokens)
+    kept.remove()
+    assert seen
+    assert "forward" not in seen  # in the model's own forward
 
 
 results, test_on_two_ranks = checks.suite(globals(), 2)
