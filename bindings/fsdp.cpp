@@ -60,11 +60,11 @@ void broadcast_tensors(Group group, const std::vector<at::Tensor>& tensors, int 
   TensorBroadcaster(std::move(group)).broadcast(tensors, root, "parameters and buffers");
 }
 
-void finish_forward(ShardedModel& model, ParamGroup& unit, py::handle output) {
+void finish_forward(ShardedModel& model, ParamGroup& unit, py::handle output, bool is_apart) {
   std::vector<at::Tensor> found;
   collect_tensors_of(output, found);
   const py::gil_scoped_release release;
-  model.after_forward(unit, found);
+  model.after_forward(unit, found, is_apart);
 }
 
 /// (name, global shape, [begin, end) of a rank in elements, shape of that part).
@@ -170,7 +170,8 @@ void bind_fsdp(py::module_& module) {
       .def(py::init(&make_model), py::arg("units"), py::kw_only(), py::arg("forward_prefetch"),
            py::arg("backward_prefetch"), py::arg("faces") = py::none())
       .def("before_forward", &ShardedModel::before_forward, py::arg("unit"), unlocked)
-      .def("after_forward", &finish_forward, py::arg("unit"), py::arg("output"))
+      .def("after_forward", &finish_forward, py::arg("unit"), py::arg("output"),
+           py::arg("is_apart") = false)
       .def("forward_failed", &ShardedModel::forward_failed, py::arg("unit"), py::arg("what"),
            unlocked)
       .def("report_error", &ShardedModel::report_error, py::arg("what"), unlocked)

@@ -214,7 +214,7 @@ bool ParamGroup::is_in_memory() const {
                      [](const auto& flat) { return flat->memory().is_in_memory(); });
 }
 
-void ParamGroup::begin_pass(bool averages) {
+void ParamGroup::begin_pass(bool averages, bool adds_up) {
   if (state_ != TrainingState::Idle) return;
   state_ = TrainingState::Gradients;
   for (std::size_t i = 0; i < flats_.size(); ++i) {
@@ -223,7 +223,8 @@ void ParamGroup::begin_pass(bool averages) {
     if (!hooks_[i].accumulate || !spec.takes_wide_gradients()) continue;
     // As torch: what is averaged at once needs no conversion, and what waits is added up in it.
     const bool waits = !averages && !flats_[i]->accumulated().has_waiting();
-    hooks_[i].accumulate->accept(waits ? std::optional(spec.reduce_dtype) : std::nullopt);
+    hooks_[i].accumulate->accept(adds_up || waits ? std::optional(spec.reduce_dtype)
+                                                  : std::nullopt);
   }
 }
 

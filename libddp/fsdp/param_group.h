@@ -101,8 +101,9 @@ class ParamGroup {
   void reduce_by(const ReduceHook& hook);
   bool has_reduce_hook() const;
 
-  /// The part of a pass that concerns this unit.
-  void begin_pass(bool averages);
+  /// The part of a pass that concerns this unit. `adds_up`: several gradients of a parameter come
+  /// together, and are added in the precision of the average; else in that of the computation.
+  void begin_pass(bool averages, bool adds_up = false);
   bool is_in_pass() const { return state_ != TrainingState::Idle; }
   /// Moves a gradient that autograd has written into its array. Throws StateError outside of a
   /// pass, and where it came too late or cannot be averaged.

@@ -165,7 +165,8 @@ void ShardedModel::check_outputs(const ParamGroup& unit,
       unit.name(), unit.flats()[0]->spec().device.str()));
 }
 
-void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>& outputs) {
+void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>& outputs,
+                                 bool is_apart) {
   const auto lock = lock_hooks();
   try {
     for (const auto& flat : unit.flats()) flat->check_unwritten();
@@ -180,12 +181,12 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
   if (!pass_ && c10::GradMode::is_enabled()) unit.forward.end = ++clock_;
   bool will_be_back = false;
   if (c10::GradMode::is_enabled()) {
-    auto leaves =
-        call_before_any_backward(outputs, [weak = weak_from_this(), &unit](bool accumulates) {
+    auto leaves = call_before_any_backward(
+        outputs, [weak = weak_from_this(), &unit, is_apart](bool accumulates) {
           const auto self = weak.lock();
           if (!self) return;
           const auto locked = self->lock_hooks();
-          self->guarded([&] { self->before_backward(unit, accumulates); });
+          self->guarded([&] { self->before_backward(unit, accumulates, is_apart); });
         });
     if (leaves) output_leaves_.push_back(std::move(leaves));
     will_be_back = std::any_of(outputs.begin(), outputs.end(), [](const at::Tensor& output) {
@@ -321,9 +322,9 @@ void ShardedModel::prefetch(const ParamGroup& unit, int step) {
   order_[static_cast<std::size_t>(next)]->begin_unshard();
 }
 
-void ShardedModel::before_backward(ParamGroup& unit, bool accumulates) {
+void ShardedModel::before_backward(ParamGroup& unit, bool accumulates, bool is_apart) {
   if (!pass_) begin_pass();
-  reach(unit, accumulates);
+  reach(unit, accumulates, is_apart);
   leave_units_after(unit);
   if (options_.backward_prefetch) prefetch(unit, -1);
 }
@@ -346,14 +347,14 @@ void ShardedModel::expect_backward_of_gradients() {
       });
 }
 
-void ShardedModel::reach(ParamGroup& unit, bool accumulates) {
+void ShardedModel::reach(ParamGroup& unit, bool accumulates, bool is_apart) {
   pass_->makes_graph = c10::GradMode::is_enabled();
   if (pass_->makes_graph) pass_->in_graph.push_back(&unit);
   // Which of its outputs comes first depends on the threads.
   if (!unit.is_in_pass()) note_call(unit, Call::Backward);
   if (accumulates) {
     pass_->accumulates = true;
-    unit.begin_pass(pass_->syncs);
+    unit.begin_pass(pass_->syncs, is_apart);
     if (has_late_hooks(unit)) pass_->has_late_hooks = true;
   }
   unshard_values(unit);

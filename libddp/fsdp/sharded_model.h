@@ -115,7 +115,10 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   ~ShardedModel();
 
   void before_forward(ParamGroup& unit);
-  void after_forward(ParamGroup& unit, const std::vector<at::Tensor>& outputs);
+  /// `is_apart`: it was one of several calls of a part of the unit, behind its own forward; their
+  /// gradients are added up, see ParamGroup::begin_pass.
+  void after_forward(ParamGroup& unit, const std::vector<at::Tensor>& outputs,
+                     bool is_apart = false);
   /// Instead of after_forward, where the forward threw; `what` in words. The other ranks may wait
   /// for this one: where it was the outermost forward, they are told.
   void forward_failed(ParamGroup& unit, const std::string& what);
@@ -200,12 +203,12 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void tell_others(const std::string& what) const noexcept;
   void begin_step();
   void recover();
-  void before_backward(ParamGroup& unit, bool accumulates);
+  void before_backward(ParamGroup& unit, bool accumulates, bool is_apart);
   /// See NOTE [Gradients of gradients].
   void before_backward_of_gradients(const std::vector<ParamGroup*>& units, bool accumulates);
   void expect_backward_of_gradients();
   void begin_pass();
-  void reach(ParamGroup& unit, bool accumulates);
+  void reach(ParamGroup& unit, bool accumulates, bool is_apart = false);
   void leave_units_after(const ParamGroup& unit);
   /// Autograd has written one, in a hook of the unit's.
   void take_gradient(ParamGroup& unit, std::size_t flat, std::size_t index);

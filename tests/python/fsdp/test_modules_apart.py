@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -109,6 +110,23 @@ def check_training_is_torchs():
             found.append(train(fully_shard(model)))
         for own, other in zip(*found, strict=True):
             torch.testing.assert_close(own, other, msg=f"{use}, {parts.__name__}")
+
+
+def check_gradients_of_chunks_are_torchs():
+    """Many calls of the head in one pass: of the sum only the rounding of each matters."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for parts in (one_unit, apart, of_the_root):
+        found = []
+        for fully_shard in (models.libddp_fsdp().fully_shard, models.theirs_of):
+            model = models.build(lambda: Net("nothing"))
+            for part in (*model.blocks, *parts(model)):
+                fully_shard(part, mp_policy=policy)
+            fully_shard(model, mp_policy=policy)
+            torch.manual_seed(dist.get_rank())
+            tokens = torch.randint(20, (4, 7))
+            loss_in_chunks(model, model(tokens[:, :-1]), tokens[:, 1:]).float().backward()
+            found.append(model.head.weight.grad.full_tensor())
+        assert torch.equal(*found), parts.__name__
 
 
 def check_a_forward_that_fails_between_them():

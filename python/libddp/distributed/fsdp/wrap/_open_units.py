@@ -37,11 +37,12 @@ class OpenUnits:
         for wrapped in self._rest():
             wrapped.model.forward_failed(wrapped.unit, what)
 
-    def enter(self, wrapped: WrappedModule) -> None:
-        """A module of the unit is about to run."""
+    def enter(self, wrapped: WrappedModule) -> bool:
+        """A module of the unit is about to run. Whether the unit is open now."""
         if self._num_forwards > 0 and wrapped not in self._open:
             wrapped.model.before_forward(wrapped.unit)
             self._open[wrapped] = {id(module) for module in wrapped.modules}
+        return wrapped in self._open
 
     def leave(self, wrapped: WrappedModule, module: torch.nn.Module) -> bool:
         """It has run. Whether it was the unit's last: then the caller ends the unit's forward."""

@@ -41,7 +41,7 @@ class Apart:
         except BaseException as error:
             root.model.forward_failed(root.unit, describe(error))
             raise
-        root.model.after_forward(root.unit, output)
+        root.model.after_forward(root.unit, output, is_apart=True)
         return output
 
     def __deepcopy__(self, memo: dict) -> Callable:

@@ -278,8 +278,7 @@ class WrappedModule:
                 model = self.model
             unit = self.unit
             opened = self.open_units if self.is_root or module is not None else None
-            if opened is not None and not self.is_root:
-                opened.enter(self)
+            is_apart = opened is not None and not self.is_root and not opened.enter(self)
             model.before_forward(unit)
         except BaseException as error:
             if self.is_root:
@@ -300,7 +299,7 @@ class WrappedModule:
             opened.end(output)
         elif opened is not None and opened.leave(self, module):
             model.after_forward(unit, ())  # the call's; the unit's own follows
-        model.after_forward(unit, output)
+        model.after_forward(unit, output, is_apart)
         if self.is_root and not self.is_running:
             self.parts.offer()
         return output
