@@ -1,5 +1,7 @@
 #include "libddp/fsdp/write_check.h"
 
+#include <c10/core/GradMode.h>
+
 #include <cstring>
 
 namespace libddp {
@@ -37,7 +39,7 @@ void WriteCheck::begin(const NamedTensors& parameters, const std::vector<at::Ten
   for (const auto& [name, tensor] : parameters) {
     seen_.push_back({version_of(tensor), tensor.const_data_ptr()});
   }
-  if (!is_first_) return;
+  if (are_checked_[c10::GradMode::is_enabled()]) return;
   for (const at::Tensor& tensor : whole) sums_.push_back(sum_of_bytes(tensor));
 }
 
@@ -49,7 +51,7 @@ std::optional<std::size_t> WriteCheck::find_written(const NamedTensors& paramete
     if (parameter.const_data_ptr() != seen_[i].data) return i;
     if (!sums_.empty() && sum_of_bytes(whole[i]) != sums_[i]) return i;
   }
-  is_first_ = is_first_ && seen_.empty();
+  if (!sums_.empty()) are_checked_[c10::GradMode::is_enabled()] = true;
   sums_.clear();
   return std::nullopt;
 }

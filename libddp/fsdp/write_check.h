@@ -4,7 +4,8 @@
 // host share these, and elsewhere what is written is lost.
 //
 // Autograd counts writes, but for those through `.data`. Modules that set parameters from the first
-// batch (ActNorm) do it so; hence the bytes are compared too, in the first forward alone.
+// batch (ActNorm) do it so; hence the bytes are compared too, in the first forward with gradients,
+// which trains, and the first one without.
 // Thread rule: one thread at a time.
 //
 //   check.begin(parameters, whole);
@@ -13,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -36,9 +38,10 @@ class WriteCheck {
     const void* data;
   };
   std::vector<Seen> seen_;
-  /// Of the bytes; empty after the first forward.
+  /// Of the bytes; empty where they are not compared.
   std::vector<std::uint64_t> sums_;
-  bool is_first_ = true;
+  /// Whether forwards without gradients, and with them, have been found not to write.
+  std::array<bool, 2> are_checked_{};
 };
 
 }  // namespace libddp
