@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "libddp/activation/checkpoint_error.h"
-#include "libddp/activation/saved_input.h"
+#include "libddp/autograd/version_of.h"
 
 namespace libddp {
 namespace {

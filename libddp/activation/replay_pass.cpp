@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "libddp/activation/saved_input.h"
+#include "libddp/autograd/version_of.h"
 
 namespace libddp {
 

@@ -5,12 +5,9 @@
 
 #include "libddp/activation/checkpoint_error.h"
 #include "libddp/activation/slot_scope.h"
+#include "libddp/autograd/version_of.h"
 
 namespace libddp {
-
-std::int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor._version();
-}
 
 SavedInput::SavedInput(const at::Tensor& tensor) {
   const bool has_hooks = SlotScope::innermost() != nullptr ||

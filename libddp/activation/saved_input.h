@@ -31,7 +31,4 @@ class SavedInput {
   std::optional<torch::autograd::SavedVariable> packed_;
 };
 
-/// How often it was changed in place; 0 for inference tensors, which cannot tell.
-std::int64_t version_of(const at::Tensor& tensor);
-
 }  // namespace libddp

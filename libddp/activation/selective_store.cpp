@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "libddp/activation/checkpoint_error.h"
-#include "libddp/activation/saved_input.h"
+#include "libddp/autograd/version_of.h"
 
 namespace libddp {
 namespace {

@@ -39,7 +39,7 @@ FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
     shards_[i].reshape(-1).copy_(spec_.shard_in_whole(parameter.detach(), i));
   }
   for (std::size_t i = 0; i < size(); ++i) show_data(spec_.parameters[i].tensor, whole_[i]);
-  if (is_cut()) counts_.resize(size());
+  if (spec_.is_sharded()) counts_.resize(size());
 }
 
 void FlatParameter::set_place(std::uint64_t place, std::string label) {
@@ -100,12 +100,7 @@ void FlatParameter::check_shards() const {
   }
 }
 
-bool FlatParameter::is_cut() const {
-  const Group& shard = spec_.options.shard;
-  return shard && shard->size() > 1;
-}
-
-bool FlatParameter::refuses_writes() const { return is_cut() && spec_.device.is_cpu(); }
+bool FlatParameter::refuses_writes() const { return spec_.is_sharded() && spec_.device.is_cpu(); }
 
 void FlatParameter::expect_no_writes() {
   if (refuses_writes()) write_check_.begin(spec_.parameters, whole_);

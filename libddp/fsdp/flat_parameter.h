@@ -93,7 +93,6 @@ class FlatParameter {
   /// On one host the others, which compute too, read what is written; between hosts it is lost. A
   /// script is refused alike on both. On devices it is lost, as with torch.
   bool refuses_writes() const;
-  bool is_cut() const;
 
   FlatSpec spec_;
   std::unique_ptr<FlatMemory> memory_;

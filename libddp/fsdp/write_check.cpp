@@ -4,13 +4,10 @@
 
 #include <cstring>
 
+#include "libddp/autograd/version_of.h"
+
 namespace libddp {
 namespace {
-
-/// What writes into a tensor is counted, but for one that was made in inference mode.
-std::int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor._version();
-}
 
 /// As fast as memory is read. That other values have the same sum is a matter of chance.
 std::uint64_t sum_of_bytes(const at::Tensor& tensor) {

@@ -18,7 +18,7 @@ from torch.distributed.utils import _get_root_modules
 from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler, split_backward
 from libddp.distributed._init import init_process_group
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
-from libddp.distributed.fsdp.wrap import _modules, _process_groups, _refusals, _wrapped_module
+from libddp.distributed.fsdp.wrap import _modules, _process_groups, _wrapped_module
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import ArgumentError
 
@@ -89,7 +89,6 @@ def fully_shard(
     for each in modules:
         _modules.move(each, home, _modules.Ignored(set(), set(ignored)))
     parameters = _wrapped_module.own_parameters_of(modules, ignored)
-    _refusals.check_gradient_dtypes(parameters)
     sharding.keep_dtype = _keeping_dtype(parameters, sharding.policy)
     if isinstance(offload_policy, CPUOffloadPolicy):
         own = [parameter for _, parameter in parameters]

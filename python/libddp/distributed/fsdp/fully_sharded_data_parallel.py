@@ -37,7 +37,6 @@ from libddp.distributed.fsdp.wrap import (
     _conversion,
     _modules,
     _process_groups,
-    _refusals,
     _summon_full_params,
     _wrapped_module,
 )
@@ -184,7 +183,6 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
     def _make(self, parameters: list, sharding: Sharding) -> None:
         """Shards the parameters: the part of the construction that is a collective."""
         module = self._fsdp_wrapped_module
-        _refusals.check_gradient_dtypes(parameters)
         self._wrapped = _wrapped_module.attach(
             self, _auto_wrap.name_of(module), parameters, sharding
         )

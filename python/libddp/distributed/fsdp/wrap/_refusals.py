@@ -43,24 +43,18 @@ def check(modules: list[torch.nn.Module], parameters: list) -> None:
                 f"Hint: Change {name} to a 1D tensor with numel equal to 1, or leave it out "
                 "(ignored_params, ignored_states)."
             )
+        if getattr(parameter, "_has_grad_dtype_override", False):  # torch 2.15
+            _check_gradient_dtype(name, parameter)
 
 
-def check_gradient_dtypes(parameters: list) -> None:
-    """The same of parameters whose gradients shall have another dtype than they have (torch 2.15).
-
-    Args:
-        parameters: (name, parameter) pairs.
-    """
-    for name, parameter in parameters:
-        if not getattr(parameter, "_has_grad_dtype_override", False):
-            continue
-        if parameter.grad_dtype != parameter.dtype:
-            raise ArgumentError(
-                f"libddp fsdp: parameter {name!r} of {parameter.dtype} has "
-                f"grad_dtype={parameter.grad_dtype}: averaged gradients have the parameter's "
-                "dtype here. Hint: leave grad_dtype out; MixedPrecisionPolicy(reduce_dtype=...) "
-                "says what gradients are averaged and accumulated in."
-            )
+def _check_gradient_dtype(name: str, parameter: torch.nn.Parameter) -> None:
+    if parameter.grad_dtype != parameter.dtype:
+        raise ArgumentError(
+            f"libddp fsdp: parameter {name!r} of {parameter.dtype} has "
+            f"grad_dtype={parameter.grad_dtype}: averaged gradients have the parameter's dtype "
+            "here. Hint: leave grad_dtype out; MixedPrecisionPolicy(reduce_dtype=...) says what "
+            "gradients are averaged and accumulated in."
+        )
 
 
 def check_writes(modules: list[torch.nn.Module], parameters: list, sharding: Sharding) -> None:

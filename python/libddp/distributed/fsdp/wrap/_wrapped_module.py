@@ -277,27 +277,28 @@ class WrappedModule:
                 self._check_parameters()
                 model = self.model
             unit = self.unit
-            opened = self.open_units if self.is_root or module is not None else None
-            is_apart = opened is not None and not self.is_root and not opened.enter(self)
+            opened = self.open_units if self.is_root else None
+            shared = self.open_units if module is not None and not self.is_root else None
+            is_apart = shared is not None and not shared.enter(self)
             model.before_forward(unit)
         except BaseException as error:
             if self.is_root:
                 model.report_error(f"in forward: {describe(error)}")
             raise
-        if opened is not None and self.is_root:
+        if opened is not None:
             opened.begin()
         try:
             output = forward(*args, **kwargs)
         except BaseException as error:
-            if opened is not None and self.is_root:
+            if opened is not None:
                 opened.fail(describe(error))
             model.forward_failed(unit, describe(error))
             raise
         if sharding.output_dtype is not None:
             output = _cast(output, sharding.output_dtype)
-        if opened is not None and self.is_root:
+        if opened is not None:
             opened.end(output)
-        elif opened is not None and opened.leave(self, module):
+        if shared is not None and shared.leave(self, module):
             model.after_forward(unit, ())  # the call's; the unit's own follows
         model.after_forward(unit, output, is_apart)
         if self.is_root and not self.is_running:
