@@ -87,7 +87,9 @@ class GatheredMemory final : public FlatMemory {
   // Put together by the thread that gathers, beside the computation.
   void begin_unshard() override {
     if (whole_.defined()) return;
-    whole_ = pool_->take(spec_.layout.whole_numel(), spec_.compute_dtype);
+    // Of one size, which gradients have too, so that the pool hands one on as the other. The blocks
+    // have the more padding.
+    whole_ = pool_->take(spec_.layout.blocks_numel(), spec_.compute_dtype);
     blocks_ = pool_->take(spec_.layout.blocks_numel(), spec_.compute_dtype);
     work_ = spec_.group->all_gather_into(blocks_, low_block_, {.async = true, .label = label()});
     work_->on_complete([layout = layout_, blocks = blocks_, whole = whole_](Work& work) {

@@ -15,7 +15,7 @@ Answers are kept as long as the torch group lives, and no longer; not of groups 
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -26,8 +26,10 @@ from libddp.errors import ArgumentError, StateError
 _C = load()
 _CPU = torch.device("cpu")
 _natives: WeakKeyDictionary = WeakKeyDictionary()
-#: libddp's group -> weak reference to the torch group that it was made over
-_sources: WeakKeyDictionary = WeakKeyDictionary()
+#: libddp's group -> weak reference to the torch group that it answers for
+_torch_sides: WeakKeyDictionary = WeakKeyDictionary()
+#: libddp's groups whose bytes another backend moves
+_wrapped: WeakSet = WeakSet()
 
 
 def find(group=None):
@@ -93,21 +95,22 @@ def check_members(group) -> None:
 def remember(torch_group: c10d.ProcessGroup, group: _C.ProcessGroup) -> None:
     """From now on `group` is what answers for `torch_group`, of another backend, and back."""
     _natives[torch_group] = group
-    _sources[group] = ref(torch_group)
+    _torch_sides[group] = ref(torch_group)
+    _wrapped.add(group)
     _C.forget_straight()
 
 
 def is_wrapped(torch_group) -> bool:
     """Whether another backend moves the bytes of a torch group that libddp has wrapped."""
     found = find(torch_group)
-    return found is not None and found in _sources
+    return found is not None and found in _wrapped
 
 
 def torch_side(group):
-    """What torch's functions take for `group`: the torch group below it, or itself."""
+    """What torch's functions take for `group`: the torch group that it answers for, or itself."""
     if isinstance(group, _C.ProcessGroup):
-        source = _sources.get(group)
-        return group if source is None else source() or group
+        found = _torch_sides.get(group)
+        return group if found is None else found() or group
     return group
 
 
@@ -126,6 +129,8 @@ def _look_up(group):
         if others:
             _C.from_c10d(group)  # that backend moves the accelerator's tensors of our group
     _natives[group] = found
+    if found is not None:
+        _torch_sides[found] = ref(group)
     return found
 
 

@@ -104,7 +104,8 @@ class Schedule:
     """Follows one pass, and takes and gives the buffers that it needs from a pool.
 
     `gradient_sizes`, `gathered_sizes`: per unit, of its flat arrays; nothing is gathered where a
-    unit has none. `block_sizes`: of what travels then, until the array has been put together.
+    unit has none. What travels is as large as what it is put together to, and is given back when
+    the unit is needed: of one that was prefetched not before.
     """
 
     def __init__(
@@ -112,15 +113,14 @@ class Schedule:
         unit_of: Sequence[int],
         gradient_sizes: dict[int, list[Size]],
         gathered_sizes: dict[int, list[Size]],
-        block_sizes: dict[int, list[Size]],
         keep_unsharded: bool,
     ) -> None:
         self.pool = Pool()
         self._unit_of = unit_of
         self._gradients, self._gathered = gradient_sizes, gathered_sizes
-        self._blocks = block_sizes
         self._keep = keep_unsharded
         self._unsharded: set[int] = set()
+        self._under_way: set[int] = set()
         self._order: list[int] = []
         self._filling: set[int] = set()
         self._reducing: list[int] = []
@@ -143,12 +143,18 @@ class Schedule:
                     self._reduce(unit)
         return self.pool.bytes
 
-    def _unshard(self, unit: int) -> None:
+    def _begin_unshard(self, unit: int) -> None:
         if unit not in self._unsharded:
             self._unsharded.add(unit)
-            for size in self._gathered.get(unit, []) + self._blocks.get(unit, []):
+            self._under_way.add(unit)
+            for size in 2 * self._gathered.get(unit, []):
                 self.pool.take(size)
-            for size in self._blocks.get(unit, []):
+
+    def _unshard(self, unit: int) -> None:
+        self._begin_unshard(unit)
+        if unit in self._under_way:
+            self._under_way.remove(unit)
+            for size in self._gathered.get(unit, []):
                 self.pool.give(size)
 
     def _reshard(self, unit: int) -> None:
@@ -164,7 +170,7 @@ class Schedule:
         self._unshard(unit)
         before = self._order.index(unit) - 1 if unit in self._order else 0
         if before >= 1:
-            self._unshard(self._order[before])
+            self._begin_unshard(self._order[before])
         for size in self._gradients.get(unit, []):
             self.pool.take(size)
 

@@ -205,7 +205,6 @@ class _Sharded(_Plan):
     def communication(self, one: Pass) -> int:
         gradients: dict[int, list] = {}
         gathered: dict[int, list] = {}
-        blocks: dict[int, list] = {}
         averages = 0
         for flat in self._flats:
             unit, block = flat[0].unit, layout.block_numel(flat, self._group)
@@ -215,13 +214,12 @@ class _Sharded(_Plan):
                 averages += block * reduce if reduce != flat[0].itemsize else 0
             if self._gathers:
                 compute = self._compute_itemsize(flat)
-                gathered.setdefault(unit, []).append((layout.whole_numel(flat), compute))
-                blocks.setdefault(unit, []).append((block * self._group, compute))
+                gathered.setdefault(unit, []).append((block * self._group, compute))
         if self._group == 1:  # gradients are averaged where they stay
             return averages
         unit_of = [p.unit for p in self.facts.parameters]
         keeps = self.setting == SHARD_GRAD_OP
-        schedule = layout.Schedule(unit_of, gradients, gathered, blocks, keeps)
+        schedule = layout.Schedule(unit_of, gradients, gathered, keeps)
         return schedule.run(one.events, self._num_trained()) + averages
 
 

@@ -70,25 +70,26 @@ def events_of(*units):
 
 def test_at_most_two_units_have_a_buffer_for_gradients():
     sizes = {unit: [(100, 4)] for unit in range(6)}
-    schedule = layout.Schedule(range(6), sizes, {}, {}, keep_unsharded=False)
+    schedule = layout.Schedule(range(6), sizes, {}, keep_unsharded=False)
     assert schedule.run(events_of(5, 4, 3, 2, 1, 0), [1] * 6) == 2 * 400
 
 
 def test_a_unit_whose_first_gradient_is_early_keeps_its_buffer():
     # The root (0) has a gradient at the beginning and one at the end, parameters 0 and 4.
     unit_of = [0, 1, 2, 3, 0]
-    schedule = layout.Schedule(unit_of, {u: [(10 + u, 1)] for u in range(4)}, {}, {}, False)
+    schedule = layout.Schedule(unit_of, {u: [(10 + u, 1)] for u in range(4)}, {}, False)
     events = [Event("gradient", parameter) for parameter in (4, 3, 2, 1, 0)]
     assert schedule.run(events, [2, 1, 1, 1]) == 10 + 11 + 12 + 13
 
 
-@pytest.mark.parametrize(("keeps", "buffers"), [(False, 3), (True, 5)])
+@pytest.mark.parametrize(("keeps", "buffers"), [(False, 4), (True, 6)])
 def test_gathered_units_are_given_back(keeps, buffers):
-    # The root stays. FULL_SHARD: it, one unit, and the one before it, prefetched in backward.
+    # The root stays. FULL_SHARD: it, one unit, and the one before it, prefetched in backward, with
+    # what travels for it. Else all of them, and what travelled for the last.
     sizes = {unit: [(100, 4)] for unit in range(5)}
     forward = [Event("forward", 0)]
     for unit in range(1, 5):
         forward += [Event("forward", unit), Event("forward_end", unit)]
     events = [*forward, Event("forward_end", 0), *(Event("gradient", u) for u in (4, 3, 2, 1, 0))]
-    schedule = layout.Schedule(range(5), {}, sizes, {}, keeps)
+    schedule = layout.Schedule(range(5), {}, sizes, keeps)
     assert schedule.run(events, [1] * 5) == buffers * 400

@@ -94,7 +94,7 @@ class RejoinsGroups:
         if self._precisions is not None:
             full = self._precisions.full.over(groups)
             self._precisions = _conversion.Precisions(wrapped.sharding, full)
-        self.process_group = process_group or dist.group.WORLD
+        self.process_group = _process_groups.known(process_group)
         self._device_mesh, self.rank = device_mesh, dist.get_rank()
         self.world_size = native(groups.shard or groups.replicate).size()
         if wrapped.hook is not None:

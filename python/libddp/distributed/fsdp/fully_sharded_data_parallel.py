@@ -57,8 +57,9 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
     Args:
         module: the model, or a part of it; parameters on the CPU or a GPU, or on the meta device
             together with `param_init_fn` or modules that have `reset_parameters`.
-        process_group: a group of libddp, of torch on backend "libddp", a (shard, replicate) tuple
-            for HYBRID_SHARD; None = the default group.
+        process_group: a group of libddp or of torch on backend "libddp", what `from_c10d` made of
+            another one, a (shard, replicate) tuple of them for HYBRID_SHARD; None = the default
+            group. The attribute `process_group` is the torch group where there is one.
         sharding_strategy: FULL_SHARD (None), SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD,
             _HYBRID_SHARD_ZERO2.
         cpu_offload: CPUOffload or bool: shards, gradients and so the optimizer's state are in the
@@ -144,7 +145,7 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
                 ignored_states=list(ignored.parameters),
                 device_mesh=device_mesh,
             )
-        self.process_group = process_group or dist.group.WORLD
+        self.process_group = _process_groups.known(process_group)
         self._device_mesh, self._sync_module_states = device_mesh, sync_module_states
         self.sharding_strategy, self.mixed_precision = strategy, precision
         self.cpu_offload = _modules.offload_of(cpu_offload)

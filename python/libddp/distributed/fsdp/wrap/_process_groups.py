@@ -11,7 +11,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import ShardingStrategy
 
-from libddp.distributed._groups import native
+from libddp.distributed._groups import native, torch_side
 from libddp.errors import ArgumentError, StateError
 
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
@@ -65,14 +65,23 @@ def groups_of(
             "Hint: pass the one to shard over."
         )
     native(process_group)  # raises where it is not libddp's
-    group = process_group or dist.group.WORLD
+    group = known(process_group)
     mesh = device_mesh or _mesh_of(group, device_type)
     if strategy is ShardingStrategy.NO_SHARD:
         return Groups(None, group, mesh)
     return Groups(group, None, mesh)
 
 
-def _mesh_of(group, device_type: str) -> DeviceMesh:
+def known(process_group):
+    """A process_group argument as torch's functions know it, part by part; None: the default."""
+    if isinstance(process_group, tuple):
+        return tuple(torch_side(group) for group in process_group)
+    return torch_side(process_group) or dist.group.WORLD
+
+
+def _mesh_of(group, device_type: str) -> DeviceMesh | None:
+    if not isinstance(group, dist.ProcessGroup):
+        return None  # made over a backend's object, which no torch group has: nor can a mesh
     try:
         return DeviceMesh.from_group(group, device_type)
     except KeyError as error:  # torch does not know it any more
@@ -114,7 +123,7 @@ def _hybrid(process_group, device_mesh, device_type: str) -> Groups:
                 f"libddp fsdp: HYBRID_SHARD needs (shard group, replicate group), got "
                 f"{len(process_group)}. Hint: pass two groups, a device_mesh, or None."
             )
-        return Groups(process_group[0], process_group[1], None)
+        return Groups(*known(process_group), None)
     if process_group is not None:
         raise ArgumentError(
             "libddp fsdp: HYBRID_SHARD shards over one group and replicates over another. Hint: "
