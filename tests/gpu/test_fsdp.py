@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 import training
-from subject import DEVICE, FSDP, IS_CUDA, IS_LIBDDP, checkpoint, fully_shard, torch_group
+from subject import DEVICE, FSDP, IS_CUDA, IS_LIBDDP, checkpoint, dist, fully_shard, torch_group
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -266,6 +266,15 @@ def test_summoned_parameters():
     with FSDP.summon_full_params(model):
         for p, q in zip(model.parameters(), bare.parameters(), strict=True):
             assert torch.equal(p, q)
+
+
+@pytest.mark.libddp
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_over_torchs_own_engine(strategy):
+    """Our sharding over torch's own backend, by from_c10d."""
+    group = dist.from_c10d(torch_group())
+    model = wrapped(process_group=group, sharding_strategy=ShardingStrategy[strategy])
+    assert train(model) == train(build())
 
 
 def test_torchs_fsdp2_over_the_default_group():

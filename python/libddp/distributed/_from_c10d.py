@@ -64,8 +64,5 @@ def from_c10d(group=None) -> _C.ProcessGroup:
 
 
 def _name_of(group: c10d.ProcessGroup) -> str:
-    """For errors. A group that a program makes by hand has none."""
-    try:
-        return f"c10d {group.group_name}"
-    except RuntimeError:
-        return f"c10d {group.name()}"
+    """For errors."""
+    return f"c10d {group.group_name if _groups.has_name(group) else group.name()}"

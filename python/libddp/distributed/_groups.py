@@ -114,6 +114,14 @@ def torch_side(group):
     return group
 
 
+def has_name(torch_group: c10d.ProcessGroup) -> bool:
+    """Whether torch knows it or has known it, which names what it makes; not what programs make."""
+    try:
+        return bool(torch_group.group_name)
+    except RuntimeError:
+        return False
+
+
 def _look_up(group):
     """Asks torch for the backend of CPU tensors, and the backend for our group."""
     if isinstance(group, _C.ProcessGroup):

@@ -11,6 +11,7 @@ import mock_nccl
 import pytest
 import ranks
 import torch
+from in_place_group import InPlace
 
 pytestmark = pytest.mark.skipif(fakegpu.missing() is not None, reason=str(fakegpu.missing()))
 
@@ -90,6 +91,26 @@ def test_the_class_trains_as_on_the_host(strategy):
     from torch.distributed.fsdp import ShardingStrategy
 
     ranks.run(wrapped, 2, {"sharding_strategy": ShardingStrategy[strategy]})
+
+
+def over_another_engine(strategy):
+    """from_c10d: collectives on the device through a group that is not libddp's."""
+    from libddp.distributed import from_c10d
+    from torch.distributed.fsdp import ShardingStrategy
+
+    rank = start()
+    inner = InPlace(torch.distributed.group.WORLD)
+    options = {"sharding_strategy": ShardingStrategy[strategy], "device_id": torch.device(DEVICE)}
+    other = models.wrap(process_group=from_c10d(inner), **options)
+    on_both = trained(other, DEVICE, rank), trained(models.wrap(**options), DEVICE, rank)
+    require_close(*on_both, tolerance=0)
+    assert "allgather" in inner.calls
+    stop()
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
+def test_the_class_over_another_engine(strategy):
+    ranks.run(over_another_engine, 2, strategy)
 
 
 def test_the_class_in_lower_precision():

@@ -8,6 +8,7 @@ import checks
 import fsdp_models as models
 import torch
 import torch.distributed as dist
+from in_place_group import InPlace
 from torch.distributed.fsdp import ShardingStrategy
 
 STRATEGIES = (
@@ -73,6 +74,17 @@ def check_a_backend_object():
     model.clip_grad_norm_(1.0)
     del model
     group.shutdown()
+
+
+def check_a_group_written_in_python():
+    """As a backend object: nothing but its collectives is asked of it."""
+    from libddp.distributed import from_c10d
+
+    inner = InPlace(dist.group.WORLD)
+    for strategy in STRATEGIES:
+        model, found = trained(from_c10d(inner), strategy)
+        same(found, trained(None, strategy)[1])
+        assert model.process_group is inner
 
 
 def check_a_mesh_of_another_librarys_group():

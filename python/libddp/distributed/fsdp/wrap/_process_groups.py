@@ -11,7 +11,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import ShardingStrategy
 
-from libddp.distributed._groups import native, torch_side
+from libddp.distributed._groups import has_name, native, torch_side
 from libddp.errors import ArgumentError, StateError
 
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
@@ -80,8 +80,9 @@ def known(process_group):
 
 
 def _mesh_of(group, device_type: str) -> DeviceMesh | None:
-    if not isinstance(group, dist.ProcessGroup):
-        return None  # made over a backend's object, which no torch group has: nor can a mesh
+    """None of what a program has made by hand, a backend or a ProcessGroup: no mesh can hold it."""
+    if not isinstance(group, dist.ProcessGroup) or not has_name(group):
+        return None
     try:
         return DeviceMesh.from_group(group, device_type)
     except KeyError as error:  # torch does not know it any more
