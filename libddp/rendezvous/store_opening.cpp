@@ -1,5 +1,6 @@
 #include "libddp/rendezvous/store_opening.h"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@
 #include "libddp/rendezvous/rendezvous_file.h"
 #include "libddp/rendezvous/torch_store.h"
 #include "libddp/transport/own_address.h"
+#include "libddp/transport/short_lookups.h"
 
 namespace libddp {
 namespace {
@@ -56,7 +58,16 @@ int listen_socket(const std::string& host, std::uint16_t port, Deadline deadline
   return own.socket.release();
 }
 
+/// Whether the address of `host` is known without a name server.
+bool is_known(const std::string& host) {
+  in6_addr address{};
+  return host == "localhost" || ::inet_pton(AF_INET, host.c_str(), &address) == 1 ||
+         ::inet_pton(AF_INET6, host.c_str(), &address) == 1;
+}
+
+/// In a thread of its own.
 StorePtr make_tcp_store(const std::string& host, c10d::TCPStoreOptions options, Deadline deadline) {
+  if (is_known(host)) shorten_lookups();
   const int socket = options.isServer ? listen_socket(host, options.port, deadline) : -1;
   if (socket >= 0) options.masterListenFd = socket;
   auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
