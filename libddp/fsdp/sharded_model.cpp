@@ -16,6 +16,7 @@
 #include "libddp/base/error.h"
 #include "libddp/base/first_line.h"
 #include "libddp/fsdp/flat_parameter.h"
+#include "libddp/fsdp/reading_groups.h"
 #include "libddp/fsdp/small_reductions.h"
 
 namespace libddp {
@@ -23,15 +24,6 @@ namespace {
 
 constexpr std::size_t kMostReductions = 1;
 constexpr const char* kEndOfForward = "the end of a sharded forward";
-
-/// The ranks that read each other's blocks; null where none does.
-Group readers_of(const std::vector<ShardedModel::ParamGroupPtr>& units) {
-  Group readers;
-  for (const auto& unit : units) {
-    if (unit->needs_barrier()) readers = unit->options().shard;
-  }
-  return readers;
-}
 
 bool is_on_device(const ParamGroup& unit) {
   return !unit.flats().empty() && unit.flats()[0]->spec().is_on_device();
@@ -59,7 +51,7 @@ Group device_ranks_of(const std::vector<ShardedModel::ParamGroupPtr>& units) {
 
 /// What this rank changes from now on, nobody reads any more. See NOTE [Barriers].
 void end_reading(const std::vector<ShardedModel::ParamGroupPtr>& units, const char* label) {
-  if (const Group readers = readers_of(units)) readers->barrier({.label = label});
+  meet_readers(units, {.label = label});
 }
 
 /// After a forward that failed, whose error must come out. Where it had gradients, the others are
@@ -67,9 +59,7 @@ void end_reading(const std::vector<ShardedModel::ParamGroupPtr>& units, const ch
 void end_failed_reading(const std::vector<ShardedModel::ParamGroupPtr>& units) noexcept {
   if (c10::GradMode::is_enabled()) return;
   try {
-    if (const Group readers = readers_of(units)) {
-      readers->barrier({.async = true, .label = kEndOfForward});
-    }
+    meet_readers(units, {.async = true, .label = kEndOfForward});
   } catch (const std::exception&) {
     // The group has failed: the next collective says so.
   }
@@ -234,9 +224,14 @@ void ShardedModel::report_error(const std::string& what) const noexcept {
 }
 
 void ShardedModel::tell_others(const std::string& what) const noexcept {
-  const ShardOptions& options = units_.front()->options();
-  const Group& group = options.shard ? options.shard : options.replicate;
-  if (group) group->report_error(what);
+  std::vector<const ProcessGroup*> told;
+  for (const ParamGroupPtr& unit : units_) {
+    const ShardOptions& options = unit->options();
+    const Group& group = options.shard ? options.shard : options.replicate;
+    if (!group || std::find(told.begin(), told.end(), group.get()) != told.end()) continue;
+    told.push_back(group.get());
+    group->report_error(what);
+  }
 }
 
 bool ShardedModel::backward_failed(const std::string& what) noexcept {
@@ -247,11 +242,13 @@ bool ShardedModel::backward_failed(const std::string& what) noexcept {
 
 void ShardedModel::begin_step() {
   recover();
-  const ShardOptions& options = units_.front()->options();
-  for (const Group& group : {options.shard, options.replicate}) {
-    // Alone, no collective would tell that the group has ended.
-    if (!group || group->size() > 1) continue;
-    if (const auto failure = group->failure()) std::rethrow_exception(failure);
+  for (const ParamGroupPtr& unit : units_) {
+    const ShardOptions& options = unit->options();
+    for (const Group* const group : {&options.shard, &options.replicate}) {
+      // Alone, no collective would tell that the group has ended.
+      if (!*group || (*group)->size() > 1) continue;
+      if (const auto failure = (*group)->failure()) std::rethrow_exception(failure);
+    }
   }
   output_leaves_.clear();
   if (options_.faces) options_.faces->take_over();
@@ -299,14 +296,14 @@ void ShardedModel::finish_copies() {
 
 void ShardedModel::publish() {
   for (const ParamGroupPtr& unit : units_) unit->publish();
-  const Group readers = readers_of(units_);
-  if (!readers) return;
+  const std::vector<Group> readers = reading_groups(units_);
+  if (readers.empty()) return;
   TrainedSet trained;
   for (const ParamGroupPtr& unit : units_) {
     for (const auto& flat : unit->flats()) trained.add(flat->trained());
   }
   const std::string label = trained.label("a sharded forward");
-  readers->barrier({.label = label});
+  for (const Group& group : readers) group->barrier({.label = label});
 }
 
 void ShardedModel::record(ParamGroup& unit) {
@@ -482,8 +479,10 @@ void ShardedModel::run_late_hooks(ParamGroup& unit) {
 
 void ShardedModel::end_pass() {
   bool must_meet = pass_->must_meet && depth_ == 0;
-  if (pass_->accumulates && pass_->syncs && reduce_rest()) must_meet = false;
-  if (small_->is_waiting()) must_meet = false;
+  // Averages of another group's units say nothing of this one's readers.
+  const bool meets_by_averages = must_meet && reading_groups(units_).size() <= 1;
+  if (pass_->accumulates && pass_->syncs && reduce_rest() && meets_by_averages) must_meet = false;
+  if (small_->is_waiting() && meets_by_averages) must_meet = false;
   small_->start(/*async=*/false);
   collect_oldest(0);
   small_->collect();
@@ -558,11 +557,7 @@ void ShardedModel::show_copies(const std::vector<ParamGroupPtr>& units,
     }
   }
   // Nobody changes what others still copy.
-  for (const ParamGroupPtr& unit : units) {
-    if (!unit->needs_barrier()) continue;
-    unit->options().shard->barrier({.label = "full parameters are copied"});
-    break;
-  }
+  meet_readers(units, {.label = "full parameters are copied"});
 }
 
 void ShardedModel::end_copies(const std::vector<ParamGroupPtr>& units, bool keep) {

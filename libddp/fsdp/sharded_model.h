@@ -14,7 +14,8 @@
 // usual case: a rank has the average of a unit when all ranks' last gradient of that unit has come.
 // A pass has a barrier of its own where it averages nothing (gradients of inputs only, no_sync), or
 // has read frozen parameters after the last of its averages. The barrier at the beginning of a step
-// makes changes visible. No barrier is per unit.
+// makes changes visible. No barrier is per unit. There is one per group where units are sharded
+// over different ones.
 //
 // NOTE [When a pass has left a unit]
 // A pass does not need a unit any more when it has the gradients of all of its parameters. Where
