@@ -159,8 +159,8 @@ Tensors zeros_like_runs(const Tensors& tensors) {
   return zeros;
 }
 
-/// The kernel would read what belongs to other elements.
-void check_sizes(const Tensors& parameters, const Tensors& gradients) {
+/// The kernel reads and writes as many elements of each as its parameter has, in any memory.
+void check_gradients(const Tensors& parameters, const Tensors& gradients) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (gradients[i].numel() == parameters[i].numel()) continue;
     throw StateError(
@@ -169,6 +169,28 @@ void check_sizes(const Tensors& parameters, const Tensors& gradients) {
                     "outside of it.",
                     i, gradients[i].numel(), parameters[i].numel()));
   }
+}
+
+void check_moments(const Tensors& parameters, const Tensors& moments, const char* name) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const bool is_there = i < moments.size() && moments[i].defined();
+    const std::int64_t numel = is_there ? moments[i].numel() : 0;
+    if (numel == parameters[i].numel()) continue;
+    throw StateError(
+        fmt::format("libddp: AdamW: {} of parameter {} has {} elements, the parameter {}. Hint: an "
+                    "optimizer's state is that of the parameters that it was made or saved with; "
+                    "make it after the model is sharded, and load a state of the same model, ranks "
+                    "and settings.",
+                    name, i, numel, parameters[i].numel()));
+  }
+}
+
+void check_sizes(const Tensors& parameters, const Tensors& gradients, const AdamwState& state,
+                 bool amsgrad) {
+  check_gradients(parameters, gradients);
+  check_moments(parameters, state.exp_avgs, "exp_avg");
+  check_moments(parameters, state.exp_avg_sqs, "exp_avg_sq");
+  if (amsgrad) check_moments(parameters, state.max_exp_avg_sqs, "max_exp_avg_sq");
 }
 
 std::size_t update_runs(const Tensors& parameters, const Tensors& gradients,
@@ -215,7 +237,7 @@ std::size_t fused_adamw(const Tensors& parameters, const Tensors& gradients,
   const c10::NoGradGuard no_grad;
   const bool is_on_device = !parameters.empty() && !parameters.front().device().is_cpu();
   if (!is_on_device && found_inf.defined() && found_inf.item<float>() != 0) return 0;
-  check_sizes(parameters, gradients);
+  check_sizes(parameters, gradients, state, options.amsgrad);
   const InOneOrder order(parameters);
   const Tensors values = order.read(parameters);
   const Tensors slopes = order.read(gradients);

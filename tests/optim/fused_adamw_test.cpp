@@ -7,8 +7,11 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/sin.h>
+#include <ATen/ops/zeros.h>
 
+#include "libddp/base/error.h"
 #include "tests/support/catch.h"
+#include "tests/support/expect.h"
 
 namespace libddp {
 namespace {
@@ -60,6 +63,21 @@ TEST_CASE("a step with infinities does nothing", "[adamw]") {
   const AdamwState state = make_adamw_state(parameters);
   fused_adamw(parameters, in_one_block(1), state, {}, at::full({}, 2.0f), at::full({}, 1.0f));
   CHECK(at::equal(parameters[0], in_one_block(0)[0]));
+  CHECK(state.steps[0].item<float>() == 0);
+}
+
+TEST_CASE("a state of other parameters is refused before anything is written", "[adamw]") {
+  const std::vector<at::Tensor> large{at::full({4, 5}, 1.0f), at::full({9}, 1.0f)};
+  const std::vector<at::Tensor> gradients{at::full({4, 5}, 1.0f), at::full({9}, 1.0f)};
+  AdamwState state = make_adamw_state(large);
+  const auto text = [&](const AdamwOptions& options) {
+    return test::message_of<StateError>([&] { fused_adamw(large, gradients, state, options); });
+  };
+  state.exp_avg_sqs[1] = at::zeros({2});
+  CHECK(test::contains(text({}), "exp_avg_sq of parameter 1 has 2 elements, the parameter 9"));
+  state = make_adamw_state(large);
+  state.exp_avgs[0] = at::zeros({400});
+  CHECK(test::contains(text({}), "exp_avg of parameter 0 has 400 elements, the parameter 20"));
   CHECK(state.steps[0].item<float>() == 0);
 }
 
