@@ -19,6 +19,7 @@
 
 #include "libddp/interop/c10d_work.h"
 #include "libddp/interop/convert.h"
+#include "libddp/interop/written_outputs.h"
 
 namespace libddp {
 
@@ -56,12 +57,14 @@ pybind11::object issue(const ProcessGroup& group, c10d::OpType type,
       std::vector<std::vector<at::Tensor>> lists(1);
       lists[0] = results.vec();
       work->attach(start(), std::move(lists));
+      note_written(type, results);
     }
     return pybind11::cast(c10::intrusive_ptr<c10d::Work>(std::move(work)));
   }
   {
     const WithoutInterpreter others_run;
     start()->wait();
+    note_written(type, results);
   }
   return pybind11::none();  // counted with the lock
 }

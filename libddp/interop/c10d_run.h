@@ -12,6 +12,7 @@
 #include "libddp/interop/c10d_membership.h"
 #include "libddp/interop/c10d_work.h"
 #include "libddp/interop/torch_errors.h"
+#include "libddp/interop/written_outputs.h"
 
 namespace libddp {
 
@@ -22,6 +23,7 @@ C10dBackend::WorkHandle C10dBackend::run(c10d::OpType type, TensorLists results,
     if (!group) group = membership_->group(c10d::opTypeToString(type));
     auto handle = c10::make_intrusive<C10dWork>(type, *group);
     WorkPtr work = issue(group);
+    for (const Tensors& list : results) note_written(type, list);
     {
       std::lock_guard lock(batch_mutex_);
       if (batch_ && work) batch_->works.push_back(work);

@@ -47,10 +47,10 @@ _STATE = "torch.distributed.checkpoint.state_dict"
 PATCHES = (
     Patch(
         ("torch.distributed", _C10D),
-        ("init_process_group", "new_group", "monitored_barrier"),
+        ("init_process_group", "new_group", "monitored_barrier", "batch_isend_irecv"),
         "libddp's",
-        "torch makes Gloo's or NCCL's group of the names that scripts pass, and its monitored "
-        "barrier is Gloo's alone",
+        "torch makes Gloo's or NCCL's group of the names that scripts pass, its monitored barrier "
+        "is Gloo's alone, and a batch has a work per operation with Gloo alone",
         BY_DROP_IN,
     ),
     Patch(

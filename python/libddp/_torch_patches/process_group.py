@@ -1,9 +1,10 @@
 """Makes torch's names for groups libddp's: init_process_group, new_group, and what asks for names.
 
-Replaces `init_process_group`, `new_group` and `monitored_barrier` of torch.distributed and of
-distributed_c10d, `get_backend` of torch.distributed, and `init_process_group` in
-torch.distributed.device_mesh. A backend of torch (libddp is one) needs its own name passed, and
-unmodified scripts pass "gloo" and "nccl". The drop-in asks for it; undone by uninstall.
+Replaces `init_process_group`, `new_group`, `monitored_barrier` and `batch_isend_irecv` of
+torch.distributed and of distributed_c10d, `get_backend` of torch.distributed, and
+`init_process_group` in torch.distributed.device_mesh. A backend of torch (libddp is one) needs its
+own name passed, and unmodified scripts pass "gloo" and "nccl". The drop-in asks for it; undone by
+uninstall.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def put(replacements: Replacements) -> None:
         replacements.put(owner, "init_process_group", _init.init_process_group)
         replacements.put(owner, "new_group", _init.new_group)
         replacements.put(owner, "monitored_barrier", _collectives.monitored_barrier)
+        replacements.put(owner, "batch_isend_irecv", _collectives.batch_isend_irecv)
     # Meshes make the default group where there is none.
     replacements.put_after_import(
         "torch.distributed.device_mesh",

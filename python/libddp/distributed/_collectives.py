@@ -22,6 +22,7 @@ from libddp.errors import ArgumentError
 
 #: torch's own, also after libddp.install() has put ours in its place.
 _torch_monitored_barrier = c10d.monitored_barrier
+_torch_batch_isend_irecv = c10d.batch_isend_irecv
 _C = load()
 #: straight(group, tensor): the C++ group that takes the call, or None where torch has to.
 _straight = _C.straight
@@ -212,6 +213,19 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks: bool = False):
         timeout = timedelta(seconds=timeout)  # as torch's
     pg = torch_side(group) or c10d._world.default_pg
     return pg.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+
+@torch._disable_dynamo  # which knows torch's function by its identity
+def batch_isend_irecv(p2p_op_list):
+    """torch's, with a work for each operation, as Gloo has them.
+
+    On the CPU they are all the same one, which ends with the last of the batch; on CUDA there is
+    one for the batch, as with NCCL.
+    """
+    works = _torch_batch_isend_irecv(p2p_op_list)
+    if len(works) == 1 and p2p_op_list[0].tensor.device.type == "cpu":
+        return works * len(p2p_op_list)
+    return works
 
 
 def allocate(*size, dtype=None, device=None, group=None) -> torch.Tensor:

@@ -201,7 +201,9 @@ def check_batches_and_coalescing():
         ddp_dist.P2POp(ddp_dist.irecv, received, other),
         ddp_dist.P2POp(ddp_dist.isend, torch.full((1000,), float(rank())), other),
     ]
-    for work in ddp_dist.batch_isend_irecv(operations):
+    works = ddp_dist.batch_isend_irecv(operations)
+    assert len(works) == len(operations)
+    for work in works:
         work.wait()
     assert received.eq(other).all()
     with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
