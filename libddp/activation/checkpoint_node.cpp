@@ -29,7 +29,9 @@ using torch::autograd::variable_list;
 
 std::vector<c10::Device> devices_of_inputs(const std::vector<at::Tensor>& inputs) {
   std::vector<c10::Device> devices;
-  for (const at::Tensor& input : inputs) add_random_device(devices, input.device());
+  for (const at::Tensor& input : inputs) {
+    if (input.defined()) add_random_device(devices, input.device());
+  }
   return devices;
 }
 
@@ -98,9 +100,11 @@ class CheckpointNode : public torch::autograd::Node {
 void CheckpointNode::connect(const std::vector<at::Tensor>& inputs) {
   edge_list edges;
   for (const at::Tensor& input : inputs) {
-    edges.push_back(torch::autograd::impl::gradient_edge(input));
+    const bool is_defined = input.defined();  // a mask that is not there
+    edges.push_back(is_defined ? torch::autograd::impl::gradient_edge(input)
+                               : torch::autograd::Edge());
     inputs_.emplace_back(input);
-    input_requires_grad_.push_back(input.requires_grad());
+    input_requires_grad_.push_back(is_defined && input.requires_grad());
   }
   for (const at::Tensor& parameter : settings_.parameters) {
     edges.push_back(torch::autograd::impl::gradient_edge(parameter));
@@ -162,7 +166,8 @@ std::vector<at::Tensor> CheckpointNode::inputs() const {
   std::vector<at::Tensor> inputs;
   inputs.reserve(inputs_.size());
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    inputs.push_back(inputs_[i].unpack([&] { return input_name(i); }).detach());
+    const at::Tensor input = inputs_[i].unpack([&] { return input_name(i); });
+    inputs.push_back(input.defined() ? input.detach() : input);
   }
   return inputs;
 }

@@ -134,6 +134,13 @@ at::Tensor BucketHook::result_of(const Future& future, const std::string& label)
 // One on a device is complete when its operations have been launched: the current stream waits for
 // them, the host does not.
 void BucketHook::wait(const Future& future, const std::string& label) const {
+  if (!future) {
+    const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
+    throw ArgumentError(fmt::format(
+        "{} communication hook: it returned no future for {}. Hint: return one whose value is a "
+        "tensor like bucket.buffer().",
+        me.where(), label));
+  }
   if (!future->completed()) block_until_completed(future, label);
   if (future->hasError()) std::rethrow_exception(future->exception_ptr());
   future->wait();

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "libddp/base/error.h"
+#include "libddp/group/required_group.h"
 #include "libddp/group/sparse_all_reduce.h"
 
 namespace libddp {
@@ -97,7 +98,7 @@ std::shared_ptr<c10d::CommHookInterface> compress_hook(Group group, c10::ScalarT
         fmt::format("libddp: gradients cannot be compressed to {}. Hint: use half or bfloat16.",
                     c10::toString(dtype)));
   }
-  return std::make_shared<CompressHook>(std::move(group), dtype);
+  return std::make_shared<CompressHook>(required_group(std::move(group), "compress_hook"), dtype);
 }
 
 std::shared_ptr<c10d::CommHookInterface> over_group(

@@ -55,11 +55,12 @@ class DistributedDataParallel {
  public:
   using Options = DistributedDataParallelOptions;
 
-  /// Collective: every rank wraps the same model. Throws ArgumentError (see ReplicatedModel).
+  /// Collective: every rank wraps the same model. Throws ArgumentError (see ReplicatedModel), also
+  /// where the module or the group is null.
   /// `delayed.parameters` with their names in `module`.
   DistributedDataParallel(std::shared_ptr<Module> module, Group group, Options options = {},
                           DelayedParameters delayed = {})
-      : module_(std::move(module)),
+      : module_(required(std::move(module), "DistributedDataParallel")),
         options_(with_sparse_parameters(std::move(options), *module_,
                                         without(named_parameters(*module_), delayed.parameters))),
         model_(without(named_parameters(*module_), delayed.parameters), named_buffers(*module_),
@@ -100,16 +101,25 @@ class DistributedDataParallel {
   /// While it lives, passes accumulate gradients locally:
   ///   { auto guard = model.no_sync(); model.forward(a).sum().backward(); }
   ///   model.forward(b).sum().backward();   // averages the sum of both
+  /// or
+  ///   std::optional<decltype(model)::NoSync> guard;
+  ///   if (!is_last) guard.emplace(model.no_sync());
   class NoSync {
    public:
     explicit NoSync(bool& synchronises)
-        : synchronises_(synchronises), before_(std::exchange(synchronises, false)) {}
+        : synchronises_(&synchronises), before_(std::exchange(synchronises, false)) {}
+    NoSync(NoSync&& other) noexcept
+        : synchronises_(std::exchange(other.synchronises_, nullptr)), before_(other.before_) {}
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
-    ~NoSync() { synchronises_ = before_; }
+    NoSync& operator=(NoSync&&) = delete;
+    ~NoSync() {
+      if (synchronises_ != nullptr) *synchronises_ = before_;
+    }
 
    private:
-    bool& synchronises_;
+    /// Null in one that was moved from.
+    bool* synchronises_;
     bool before_;
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(synchronises_); }

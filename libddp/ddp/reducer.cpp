@@ -321,6 +321,7 @@ void Reducer::set_static_graph() {
 
 void Reducer::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
   reduction_.check_may_have_hook();
+  if (!hook) throw ArgumentError("libddp: register_comm_hook: the communication hook is null.");
   if (!buckets_.order().is_learning() || pass_.is_unfinished()) {
     throw StateError(
         "libddp: a communication hook must be registered before the first backward pass. Hint: "

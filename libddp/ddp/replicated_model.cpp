@@ -17,6 +17,7 @@
 #include "libddp/ddp/delayed_gradients.h"
 #include "libddp/ddp/low_precision.h"
 #include "libddp/ddp/reducer.h"
+#include "libddp/group/required_group.h"
 #include "libddp/module/model_check.h"
 
 namespace libddp {
@@ -88,7 +89,7 @@ ReplicatedModel::ReplicatedModel(NamedTensors parameters, const NamedTensors& bu
     : parameters_(std::move(parameters)),
       rethrow_(std::move(rethrow)),
       delayed_parameters_(std::move(delayed)),
-      group_(std::move(group)),
+      group_(required_group(std::move(group), "DistributedDataParallel")),
       broadcaster_(group_) {
   join(buffers, options);
 }
@@ -133,6 +134,7 @@ void ReplicatedModel::join(const NamedTensors& buffers,
 
 void ReplicatedModel::rejoin(Group group, const NamedTensors& buffers,
                              const DistributedDataParallelOptions& options) {
+  required_group(group, "DistributedDataParallel::rejoin");
   const auto hook = reducer_ ? reducer_->comm_hook() : hook_;
   leave();
   hook_ = hook;

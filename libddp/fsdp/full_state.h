@@ -22,12 +22,13 @@ class ShardedModel;
 using FullState = std::map<std::string, at::Tensor>;
 
 /// Runs `function` while all parameters show copies of the whole tensors. `writeback`: changes
-/// become the parameters' values, each rank takes what it owns, unless `function` throws.
+/// become the parameters' values, each rank takes what it owns, unless `function` throws on any
+/// rank: PeerError on those where it does not.
 void with_full_params(ShardedModel& model, const std::function<void()>& function, bool writeback);
 
 FullState full_state(ShardedModel& model, const torch::nn::Module& module);
-/// Throws ArgumentError that names what is missing, unknown or of another shape; nothing is
-/// changed then.
+/// Throws ArgumentError that names what is missing, unknown or of another shape, PeerError on ranks
+/// whose own state fits; nothing is changed then.
 void load_full_state(ShardedModel& model, const torch::nn::Module& module, const FullState& state);
 
 }  // namespace libddp

@@ -34,6 +34,7 @@ namespace libddp {
 /// `name`: for messages; empty = the module's class.
 inline void fully_shard(const std::shared_ptr<torch::nn::Module>& module,
                         const ShardOptions& options, const std::string& name = {}) {
+  required(module, "fully_shard");
   WrappedModule::wrap(module, name.empty() ? module->name() : name, options);
 }
 template <typename Module>

@@ -8,8 +8,10 @@
 // before or after; between steps each shows the rows that this rank owns. All ranks must begin with
 // equal values: seed them alike, or load a state.
 // What computes with whole tensors or with norms gets this rank's rows, and nobody can tell it so:
-// torch::optim::LBFGS goes other ways than without sharding, and in place of
-// torch::nn::utils::clip_grad_norm_ there is clip_grad_norm.
+// net->forward(x) by itself, net->clone(), torch::save(net) (see with_full_params),
+// torch::optim::LBFGS, which goes other ways than without sharding, and
+// torch::nn::utils::clip_grad_norm_, in place of which there is clip_grad_norm. That holds after
+// this object has ended, too.
 // Thread rule: one forward or backward at a time; not to be destroyed during a backward pass.
 // Construction, forward, backward, clip_grad_norm and everything about state are collectives.
 //
@@ -33,6 +35,7 @@
 #include "libddp/fsdp/fully_shard.h"
 #include "libddp/fsdp/no_sync.h"
 #include "libddp/fsdp/wrapped_module.h"
+#include "libddp/group/required_group.h"
 
 namespace libddp {
 
@@ -42,7 +45,8 @@ class FullyShardedDataParallel {
   /// Throws what fully_shard throws.
   explicit FullyShardedDataParallel(std::shared_ptr<Module> module, const ShardOptions& options,
                                     ShardedModelOptions model_options = {})
-      : module_(std::move(module)), model_options_(std::move(model_options)) {
+      : module_(required(std::move(module), "FullyShardedDataParallel")),
+        model_options_(std::move(model_options)) {
     fully_shard(module_, options);
     model_ = WrappedModule::join(*module_, model_options_);
   }
@@ -64,6 +68,7 @@ class FullyShardedDataParallel {
   /// repeated, and until then the model refuses everything else.
   /// Throws ArgumentError for units that shard and replicate, and what fully_shard throws.
   void rejoin(const Group& group) {
+    required_group(group, "FullyShardedDataParallel::rejoin");
     rejoin_units([&](ShardOptions options) {
       if (options.shard && options.replicate) {
         throw ArgumentError(
@@ -77,6 +82,8 @@ class FullyShardedDataParallel {
   }
   /// The same with units that shard and replicate.
   void rejoin(const Group& shard, const Group& replicate) {
+    required_group(shard, "FullyShardedDataParallel::rejoin");
+    required_group(replicate, "FullyShardedDataParallel::rejoin");
     rejoin_units([&](ShardOptions options) {
       options.shard = shard;
       options.replicate = replicate;
@@ -112,8 +119,12 @@ class FullyShardedDataParallel {
     libddp::with_full_params(model(), function, writeback);
   }
 
-  Module& operator*() const { return *module_; }
-  Module* operator->() const { return module_.get(); }
+  /// The module's own; constant, since its `forward` by itself computes with this rank's rows.
+  const Module& operator*() const { return *module_; }
+  const Module* operator->() const { return module_.get(); }
+  void train(bool on = true) { module_->train(on); }
+  void eval() { module_->eval(); }
+  /// For what is not here. Call no `forward` of it.
   const std::shared_ptr<Module>& module() const { return module_; }
   /// Throws StateError where the last rejoin has failed.
   ShardedModel& model() {

@@ -4,10 +4,12 @@
 
 namespace libddp {
 
-NoSync::NoSync(ShardedModel& model) : model_(model), before_(model.syncs()) {
+NoSync::NoSync(ShardedModel& model) : model_(&model), before_(model.syncs()) {
   model.set_sync(false);
 }
 
-NoSync::~NoSync() { model_.set_sync(before_); }
+NoSync::~NoSync() {
+  if (model_ != nullptr) model_->set_sync(before_);
+}
 
 }  // namespace libddp

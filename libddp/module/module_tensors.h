@@ -7,13 +7,24 @@
 
 #include <torch/nn/module.h>
 
+#include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 
+#include "libddp/base/error.h"
 #include "libddp/module/named_tensor.h"
 
 namespace libddp {
+
+/// `module`, of which there must be one: an empty holder has none. `who`: for the ArgumentError.
+template <typename Module>
+std::shared_ptr<Module> required(std::shared_ptr<Module> module, const char* who) {
+  if (module) return module;
+  throw ArgumentError(std::string("libddp: ") + who +
+                      ": the module is null. Hint: an empty module holder (nullptr) has none.");
+}
 
 /// With full names; LibTorch lists a tensor once for each place where it is registered.
 inline NamedTensors named_parameters(const torch::nn::Module& module) {

@@ -129,6 +129,15 @@ TEST_CASE("modules in torch's holders, whose forward is not const") {
   CHECK(at::equal(y, b(x)));
 }
 
+TEST_CASE("an undefined tensor is handed through, as for a mask that is not there") {
+  const auto block = [](const at::Tensor& x, const at::Tensor& mask) {
+    return mask.defined() ? x * mask : x.exp();
+  };
+  const at::Tensor x = at::ones({2, 8}).set_requires_grad(true);
+  checkpoint(block, {}, x, at::Tensor()).sum().backward();
+  CHECK(at::equal(x.grad(), x.exp()));
+}
+
 TEST_CASE("checkpoints nest") {
   const Blocks blocks = make_blocks();
   const auto run = [&](at::Tensor x) {

@@ -1,5 +1,6 @@
 #include "libddp/ddp/distributed_data_parallel.h"
 
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tanh.h>
@@ -12,6 +13,8 @@
 #include <optional>
 #include <string>
 
+#include "libddp/ddp/compress_hook.h"
+#include "libddp/ddp/reducer.h"
 #include "tests/ddp/with_groups.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
@@ -19,7 +22,9 @@
 namespace libddp {
 namespace {
 
+using test::contains;
 using test::expect;
+using test::message_of;
 using test::with_groups;
 
 /// Two layers, one of them used twice, and a buffer that counts forwards.
@@ -109,6 +114,42 @@ TEST_CASE("module holders are wrapped too", "[ddp]") {
     model.forward(at::ones({2, 3})).sum().backward();
     expect(net->parameters()[0].grad().defined(), "gradient");
     expect(model->size() == 2, "the module shines through");
+  });
+}
+
+TEST_CASE("guards of accumulation may be made where they are needed", "[ddp]") {
+  with_groups(2, [](const Group& group) {
+    torch::nn::Linear net(torch::nn::LinearOptions(3, 1).bias(false));
+    using Model = DistributedDataParallel<torch::nn::LinearImpl>;
+    Model model(net, group);
+    const at::Tensor mine = at::full({1, 3}, group->rank() + 1.0);
+    for (const bool is_last : {false, true}) {
+      std::optional<Model::NoSync> guard;
+      if (!is_last) guard.emplace(model.no_sync());
+      model.forward(mine).sum().backward();
+      const bool is_mine = at::equal(net->weight.grad(), mine);
+      expect(is_mine == !is_last, "averaged after the last alone");
+    }
+    expect(at::equal(net->weight.grad(), at::full({1, 3}, 3.0)), "of both passes");
+  });
+}
+
+TEST_CASE("what is null is named", "[ddp]") {
+  with_groups(1, [](const Group& group) {
+    const auto is_told = [](const auto& call, const std::string& part) {
+      const auto text = message_of<ArgumentError>(call);
+      expect(contains(text, part), text);
+    };
+    torch::nn::Linear net(3, 1);
+    const std::shared_ptr<torch::nn::LinearImpl> nothing;
+    is_told([&] { DistributedDataParallel(net, nullptr); }, "the process group is null");
+    is_told([&] { DistributedDataParallel(nothing, group); }, "the module is null");
+    is_told([&] { compress_hook(nullptr, at::kHalf); }, "the process group is null");
+    DistributedDataParallel model(net, group);
+    is_told([&] { model.rejoin(nullptr); }, "the process group is null");
+    is_told([&] { model.replica().reducer().register_comm_hook(nullptr); }, "hook is null");
+    model.forward(at::ones({2, 3})).sum().backward();
+    expect(net->weight.grad().defined(), "the model goes on");
   });
 }
 

@@ -285,6 +285,36 @@ TEST_CASE("states that do not fit are refused by name", "[fully_shard]") {
   });
 }
 
+TEST_CASE("a state that one rank cannot load is loaded on none", "[fully_shard]") {
+  run_group(2, [&](ProcessGroup& group) {
+    ShardedNet net = make_net();
+    const auto model = shard_net(net, {.shard = group.shared_from_this()});
+    const FullState before = model->full_state();
+    FullState state = before;
+    for (auto& [name, tensor] : state) tensor = tensor + 1;
+    if (group.rank() == 1) {
+      state.erase("scale");
+      const auto text = message_of<ArgumentError>([&] { model->load_full_state(state); });
+      expect(contains(text, "'scale' is missing"), text);
+    } else {
+      const auto text = message_of<PeerError>([&] { model->load_full_state(state); });
+      expect(contains(text, "state of another rank does not fit"), text);
+    }
+    expect_state(model->full_state(), before, 0);
+    const auto change = [&] {
+      const torch::NoGradGuard no_grad;
+      net->scale.fill_(7);
+      if (group.rank() == 0) throw std::runtime_error("not today");
+    };
+    const auto with_changes = [&] { model->with_full_params(change, /*writeback=*/true); };
+    const auto text = group.rank() == 0 ? message_of<std::runtime_error>(with_changes)
+                                        : message_of<PeerError>(with_changes);
+    expect(!text.empty(), "both are told");
+    expect_state(model->full_state(), before, 0);
+    loss_at(model->forward(input_at(group.rank(), 0))).backward();
+  });
+}
+
 TEST_CASE("a forward that throws leaves a model that goes on", "[fully_shard]") {
   const FullState wanted = plain_state(2, 1);
   run_group(2, [&](ProcessGroup& group) {
@@ -329,9 +359,16 @@ TEST_CASE("mistakes with LibTorch modules are named", "[fully_shard]") {
   const auto each = message_of<ArgumentError>([&] { fully_shard_each(net->blocks, {}); });
   CHECK(contains(each, "element 0"));
   {
-    const ShardedNetModel model(net, {});
+    ShardedNetModel model(net, {});
     CHECK(contains(message_of<ArgumentError>([&] { ShardedNetModel(net, {}); }), "already"));
+    const auto nowhere = message_of<ArgumentError>([&] { model.rejoin(nullptr); });
+    CHECK(contains(nowhere, "the process group is null"));
+    model.eval();
+    CHECK(!model->is_training());
   }
+  const std::shared_ptr<torch::nn::LinearImpl> nothing;
+  const auto told = message_of<ArgumentError>([&] { FullyShardedDataParallel(nothing, {}); });
+  CHECK(contains(told, "the module is null"));
   // The model has ended: its parts are plain modules again.
   CHECK(net->forward(input_at(0, 0)).defined());
 }
