@@ -3,21 +3,10 @@
 find_package(Threads REQUIRED)
 find_package(Python 3.10 COMPONENTS Interpreter REQUIRED)
 
-# Folder of an installed Python package, found without importing it.
-function(libddp_python_package name result)
-    execute_process(
-        COMMAND
-            "${Python_EXECUTABLE}" -c
-            "import importlib.util, os; s = importlib.util.find_spec('${name}'); print(os.path.dirname(s.origin) if s and s.origin else (list(s.submodule_search_locations)[0] if s else ''))"
-        OUTPUT_VARIABLE folder
-        OUTPUT_STRIP_TRAILING_WHITESPACE
-        ERROR_QUIET
-    )
-    set(${result} "${folder}" PARENT_SCOPE)
-endfunction()
-
-if(NOT LIBDDP_TORCH_DIR)
-    libddp_python_package(torch LIBDDP_TORCH_DIR)
+include(Torch)
+libddp_find_torch("" "")
+if(LIBDDP_TORCH_PROBLEM AND NOT LIBDDP_CORE_ONLY)
+    message(FATAL_ERROR "libddp: ${LIBDDP_TORCH_PROBLEM}")
 endif()
 
 # fmt: torch's bundled headers, copied so that the core cannot include torch by accident, and compiled
