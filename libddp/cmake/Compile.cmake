@@ -3,7 +3,7 @@
 function(libddp_compile_options target)
     target_compile_options(${target} PRIVATE -Wall -Wextra -fvisibility-inlines-hidden)
     # Relative paths in messages and debug information: the same object from any checkout.
-    target_compile_options(${target} PRIVATE "-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=")
+    target_compile_options(${target} PRIVATE "-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=")
     # A compiler that links its standard library in (libstdc++.a, where there is no libstdc++.so) puts
     # a copy into each library. Unseen by the others: they would take parts of one and of another.
     target_link_options(
@@ -104,10 +104,10 @@ endfunction()
 
 # Lets a source include torch's ProcessGroupGloo.hpp, which includes headers that no wheel carries.
 function(libddp_gloo_names source)
-    set(folder "${CMAKE_BINARY_DIR}/gloo_names")
+    set(folder "${PROJECT_BINARY_DIR}/gloo_names")
     foreach(header algorithm common/error context rendezvous/store transport/device)
         configure_file(
-            "${CMAKE_SOURCE_DIR}/libddp/cmake/gloo_names.h.in"
+            "${PROJECT_SOURCE_DIR}/libddp/cmake/gloo_names.h.in"
             "${folder}/gloo/${header}.h"
             COPYONLY
         )

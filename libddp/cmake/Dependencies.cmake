@@ -14,12 +14,12 @@ endif()
 if(EXISTS "${LIBDDP_TORCH_DIR}/include/fmt/format.h")
     file(
         COPY "${LIBDDP_TORCH_DIR}/include/fmt"
-        DESTINATION "${CMAKE_BINARY_DIR}/third_party"
+        DESTINATION "${PROJECT_BINARY_DIR}/third_party"
     )
-    set(fmt_functions "${CMAKE_BINARY_DIR}/third_party/fmt_functions.cpp")
+    set(fmt_functions "${PROJECT_BINARY_DIR}/third_party/fmt_functions.cpp")
     configure_file("${CMAKE_CURRENT_LIST_DIR}/fmt_functions.cpp.in" "${fmt_functions}" COPYONLY)
     add_library(libddp_fmt STATIC "${fmt_functions}")
-    target_include_directories(libddp_fmt SYSTEM PUBLIC "${CMAKE_BINARY_DIR}/third_party")
+    target_include_directories(libddp_fmt SYSTEM PUBLIC "${PROJECT_BINARY_DIR}/third_party")
     # Not seen outside of the library that has it: torch may have functions of the same names.
     set_target_properties(libddp_fmt PROPERTIES CXX_VISIBILITY_PRESET hidden)
     libddp_compile_options(libddp_fmt)

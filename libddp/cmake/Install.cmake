@@ -4,7 +4,7 @@
 
 include(CMakePackageConfigHelpers)
 
-set_target_properties(libddp PROPERTIES INSTALL_RPATH "$ORIGIN/../../torch/lib" OUTPUT_NAME ddp)
+set_target_properties(libddp PROPERTIES INSTALL_RPATH "$ORIGIN/../../torch/lib")
 install(TARGETS libddp LIBRARY DESTINATION lib COMPONENT library)
 install(TARGETS libddp_keeper RUNTIME DESTINATION bin COMPONENT library)
 # What docs/api.md names, and what that includes; tests/house holds the list to both.
@@ -62,7 +62,7 @@ set(public_headers
 )
 foreach(header IN LISTS public_headers)
     get_filename_component(room "${header}" DIRECTORY)
-    install(FILES "${CMAKE_SOURCE_DIR}/libddp/${header}" DESTINATION "include/libddp/${room}")
+    install(FILES "${PROJECT_SOURCE_DIR}/libddp/${header}" DESTINATION "include/libddp/${room}")
 endforeach()
 if(TARGET _C)
     set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/lib")
@@ -71,18 +71,18 @@ endif()
 
 set(config_dir share/cmake/libddp)
 configure_package_config_file(
-    "${CMAKE_SOURCE_DIR}/libddp/cmake/libddp-config.cmake.in"
-    "${CMAKE_BINARY_DIR}/libddp-config.cmake"
+    "${PROJECT_SOURCE_DIR}/libddp/cmake/libddp-config.cmake.in"
+    "${PROJECT_BINARY_DIR}/libddp-config.cmake"
     INSTALL_DESTINATION ${config_dir}
 )
 write_basic_package_version_file(
-    "${CMAKE_BINARY_DIR}/libddp-config-version.cmake"
+    "${PROJECT_BINARY_DIR}/libddp-config-version.cmake"
     COMPATIBILITY SameMinorVersion
 )
 install(
     FILES
-        "${CMAKE_BINARY_DIR}/libddp-config.cmake"
-        "${CMAKE_BINARY_DIR}/libddp-config-version.cmake"
-        "${CMAKE_SOURCE_DIR}/libddp/cmake/Torch.cmake"
+        "${PROJECT_BINARY_DIR}/libddp-config.cmake"
+        "${PROJECT_BINARY_DIR}/libddp-config-version.cmake"
+        "${PROJECT_SOURCE_DIR}/libddp/cmake/Torch.cmake"
     DESTINATION ${config_dir}
 )
