@@ -10,12 +10,12 @@ from torch.distributed.fsdp import ShardingStrategy
 
 from libddp.distributed.fsdp._methods_without_effect import with_methods_without_effect
 from libddp.distributed.fsdp.state import _collective_errors, _loading, _sharded_tensors
-from libddp.distributed.fsdp.wrap import _deferred, _process_groups, _rejoin
+from libddp.distributed.fsdp.wrap import _deferred, _gradient_sync, _process_groups, _rejoin
 from libddp.distributed.fsdp.wrap._wrapped_module import (
     WrappedModule,
     announcing,
-    model_of,
     wrapped_module_of,
+    wrapped_modules_in,
 )
 from libddp.errors import ArgumentError, StateError
 
@@ -127,8 +127,19 @@ class FSDPModule:
     def set_requires_gradient_sync(
         self, requires_gradient_sync: bool, *, recurse: bool = True
     ) -> None:
-        """Whether backward passes average gradients, of the whole model."""
-        model_of(wrapped_module_of(self)).syncs = requires_gradient_sync
+        """Whether backward passes average gradients: of this module's unit and of those under it.
+
+        Units of one model must agree when a pass needs it: a forward with gradients, or a backward
+        pass, raises StateError where they do not.
+        """
+        units = wrapped_modules_in(self) if recurse else [wrapped_module_of(self)]
+        roots = {}
+        for wrapped in units:
+            wrapped.syncs = bool(requires_gradient_sync)
+            roots[wrapped.root] = None
+        for root in roots:
+            if root is not None:  # else the first forward does it
+                _gradient_sync.settle(root)
 
     def reshard(self) -> None:
         """Ends unshard()."""

@@ -36,6 +36,7 @@ from libddp.distributed.fsdp.wrap import (
     _comm_hooks,
     _conversion,
     _modules,
+    _no_sync,
     _process_groups,
     _summon_full_params,
     _wrapped_module,
@@ -270,7 +271,7 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
         Whole gradients take the memory of whole parameters until then. `.grad` shows them: what a
         script makes of them (scaling, clearing) counts. An optimizer's step with them is refused.
         """
-        return _wrapped_module.without_sync(self._wrapped)
+        return _no_sync.without_sync(self._wrapped)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scales the gradients of the whole model to a norm of at most `max_norm`.

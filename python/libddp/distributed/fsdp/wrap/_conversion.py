@@ -55,7 +55,7 @@ def convert(root: WrappedModule, change: Callable[[], object]) -> None:
         _converting.difference_update(id(wrapped) for wrapped in wrapped_modules)
     gradients = _without_gradients(wrapped_modules)
     for wrapped in wrapped_modules:
-        wrapped.made = wrapped.model = None
+        wrapped.made = wrapped.model = wrapped.root = None
         wrapped.is_root, wrapped.all_wrapped = False, []
     del model, units
     for wrapped in wrapped_modules:

@@ -22,8 +22,8 @@ from torch.distributed.utils import _apply_to_tensors
 from libddp._load import load
 from libddp._torch_patches import dynamo
 from libddp.distributed._exit import describe, live_groups
-from libddp.distributed.fsdp import _unaveraged
 from libddp.distributed.fsdp.wrap import (
+    _gradient_sync,
     _offload,
     _one_unit_warning,
     _optimizers,
@@ -79,6 +79,10 @@ class WrappedModule:
     #: Of the whole model; None before the first forward.
     model: Any = None
     is_root: bool = False
+    root: WrappedModule | None = None
+    #: What set_requires_gradient_sync has said; of the root: whether its units' flags differ.
+    syncs: bool = True
+    flags_differ: bool = False
     #: (registry of a module, name in it, name in the unit, parameter) wherever one is registered.
     places: list[tuple] = field(default_factory=list)
     #: When it was wrapped: all ranks wrap in one order.
@@ -144,8 +148,9 @@ class WrappedModule:
         """Another one may follow."""
         if self.parts is not None:
             self.parts.withdraw()
-        self.model, self.is_root, self.all_wrapped, self.faces = None, False, [], None
-        self.open_units, self.parts, self.is_stale = None, None, False
+        self.model, self.root, self.is_root, self.all_wrapped = None, None, False, []
+        self.faces, self.open_units, self.parts = None, None, None
+        self.is_stale = self.flags_differ = False
 
     def leave_group(self) -> None:
         """Parameters show undefined values: whole ones, or the rows of the groups that `sharding`
@@ -275,6 +280,7 @@ class WrappedModule:
             if self.is_root and not self.is_running:
                 self.parts.withdraw()
                 self._check_parameters()
+                _gradient_sync.check(self)
                 model = self.model
             unit = self.unit
             opened = self.open_units if self.is_root else None
@@ -517,7 +523,7 @@ def join(root: WrappedModule):
         faces=root.faces,
     )
     for wrapped in wrapped_modules:
-        wrapped.model = model
+        wrapped.model, wrapped.root = model, root
     root.is_root, root.parts = True, RootParts(root)
     several = [wrapped for wrapped in wrapped_modules[1:] if len(wrapped.modules) > 1]
     if several:
@@ -531,6 +537,8 @@ def join(root: WrappedModule):
     if len(wrapped_modules) == 1 and group is not None and group.size() > 1 and group.rank() == 0:
         _one_unit_warning.warn_of_one_unit(root.module, root.parameters, root.unit)
     root.all_wrapped = wrapped_modules
+    if not all(wrapped.syncs for wrapped in wrapped_modules):
+        _gradient_sync.settle(root)
     for wrapped in wrapped_modules:
         if wrapped.on_join is not None:
             wrapped.on_join()
@@ -569,19 +577,6 @@ def whole_parameters(
         model.end_copies(units, False)
         raise
     model.end_copies(units, keep)
-
-
-@contextmanager
-def without_sync(wrapped: WrappedModule) -> Iterator[None]:
-    """Backward passes inside add up whole gradients on each rank."""
-    model = model_of(wrapped)
-    _unaveraged.watch(wrapped)
-    before = model.syncs
-    model.syncs = False
-    try:
-        yield
-    finally:
-        model.syncs = before
 
 
 def _cast(values, dtype: torch.dtype | None):

@@ -1,0 +1,119 @@
+"""set_requires_gradient_sync of single units, beside torch's FSDP2 on Gloo."""
+
+import checks
+import fsdp_models as models
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def layers(has_own=True):
+    """A unit in a model that has, or has not, parameters of its own."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4) if has_own else nn.Tanh())
+
+
+def ours(**arguments):
+    model = layers(**arguments)
+    models.libddp_fsdp().fully_shard(model[0])
+    return models.libddp_fsdp().fully_shard(model)
+
+
+def one_pass(model):
+    loss_of(model).backward()
+
+
+def loss_of(model):
+    return model(torch.arange(8.0).view(2, 4) / 7 + dist.get_rank()).sum()
+
+
+def assert_trains_as_torch(model, theirs):
+    """After another pass through both, all of whose units average."""
+    for each in (model, theirs):
+        each.set_requires_gradient_sync(True)
+        one_pass(each)
+    wanted = models.whole_gradients(theirs)
+    found = models.whole_gradients(model)
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient)
+
+
+def differing():
+    """What makes flags of one model differ."""
+    return (
+        lambda model: model[0].set_requires_gradient_sync(False),
+        lambda model: model.set_requires_gradient_sync(False, recurse=False),
+    )
+
+
+def check_units_that_differ_are_refused_in_the_forward():
+    for differ in differing():
+        for has_run in (False, True):
+            model = ours()
+            if has_run:
+                one_pass(model)
+                model.zero_grad()
+            differ(model)
+            with torch.no_grad():
+                loss_of(model)
+            with pytest.raises(RuntimeError, match=r"and not of .*a pass averages those of all"):
+                loss_of(model)
+            theirs = models.theirs(layers(), parts=[])
+            assert_trains_as_torch(model, theirs)
+
+
+def check_units_that_differ_are_refused_in_the_backward_pass():
+    for differ in differing():
+        model = ours()
+        loss = loss_of(model)
+        differ(model)
+        with pytest.raises(RuntimeError, match="a pass averages those of all"):
+            loss.backward()
+        model.zero_grad()
+        assert_trains_as_torch(model, models.theirs(layers(), parts=[]))
+
+
+def check_all_units_alike_however_they_were_set():
+    def of_each(model):
+        for module in (model, model[0]):
+            module.set_requires_gradient_sync(False, recurse=False)
+
+    def of_the_model(model):
+        model.set_requires_gradient_sync(False)
+
+    def between_forward_and_backward(model):
+        loss = loss_of(model)
+        of_each(model)
+        loss.backward()
+
+    for set_flags in (of_each, of_the_model, between_forward_and_backward):
+        for has_run in (False, True):
+            model, theirs = ours(), models.theirs(layers(), parts=[])
+            for each in (model, theirs):
+                if has_run:
+                    one_pass(each)
+                    each.zero_grad()
+                each.set_requires_gradient_sync(False)
+            set_flags(model)
+            for each in (model, theirs):
+                one_pass(each)
+            if set_flags is between_forward_and_backward:
+                one_pass(theirs)
+            assert all(p.grad is None for p in model.parameters())
+            assert_trains_as_torch(model, theirs)
+
+
+def check_a_unit_without_parameters_says_nothing():
+    model = ours(has_own=False)
+    model.set_requires_gradient_sync(False, recurse=False)
+    one_pass(model)
+    assert all(p.grad is not None for p in model.parameters())
+    model[0].set_requires_gradient_sync(False)
+    model.zero_grad()
+    one_pass(model)
+    assert all(p.grad is None for p in model.parameters())
+
+
+results, test_on_all_ranks = checks.suite(globals(), 2)
