@@ -116,4 +116,59 @@ def check_a_unit_without_parameters_says_nothing():
     assert all(p.grad is None for p in model.parameters())
 
 
-results, test_on_all_ranks = checks.suite(globals(), 2)
+def plain(**arguments):
+    return models.libddp_fsdp().fully_shard(layers(**arguments), use_dtensor=False)
+
+
+def check_reset_iter_state_lets_go_of_sums_and_gradients():
+    for make in (ours, plain):
+        for between in (lambda model: None, lambda model: torch.no_grad()(loss_of)(model)):
+            model = make()
+            one_pass(model)
+            model.set_requires_gradient_sync(False)
+            for _ in range(2):
+                one_pass(model)
+            model.reset_iter_state()
+            assert all(p.grad is None for p in model.parameters())
+            between(model)
+            one_pass(model)  # what came after it counts
+            theirs = models.theirs(layers(), parts=[])
+            theirs.set_requires_gradient_sync(False)
+            one_pass(theirs)
+            assert_trains_as_torch(model, theirs)
+            model.reset_iter_state()
+            model.zero_grad()
+            fresh = models.theirs(layers(), parts=[])
+            assert_trains_as_torch(model, fresh)
+
+
+def check_reset_iter_state_after_an_exception():
+    model = ours()
+    model.set_requires_gradient_sync(False)
+    one_pass(model)
+    loss = loss_of(model)
+    loss.register_hook(lambda grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    model.reset_iter_state()
+    assert_trains_as_torch(model, models.theirs(layers(), parts=[]))
+
+
+def check_mistakes_with_reset_iter_state():
+    model = ours()
+    model[0].reset_iter_state()  # nothing has run
+    one_pass(model)
+    with pytest.raises(RuntimeError, match="must be called on the root"):
+        model[0].reset_iter_state()
+    model.set_requires_gradient_sync(False)
+    one_pass(model)
+    loss = loss_of(model)
+    model.reset_iter_state()
+    model.set_requires_gradient_sync(True)
+    if dist.get_world_size() > 1:
+        with pytest.raises(RuntimeError, match="through a forward from before"):
+            loss.backward()
+    assert_trains_as_torch(model, models.theirs(layers(), parts=[]))
+
+
+results, test_on_all_ranks = checks.suite(globals(), 1, 2)

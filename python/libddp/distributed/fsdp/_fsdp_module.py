@@ -10,7 +10,13 @@ from torch.distributed.fsdp import ShardingStrategy
 
 from libddp.distributed.fsdp._methods_without_effect import with_methods_without_effect
 from libddp.distributed.fsdp.state import _collective_errors, _loading, _sharded_tensors
-from libddp.distributed.fsdp.wrap import _deferred, _gradient_sync, _process_groups, _rejoin
+from libddp.distributed.fsdp.wrap import (
+    _deferred,
+    _discarding,
+    _gradient_sync,
+    _process_groups,
+    _rejoin,
+)
 from libddp.distributed.fsdp.wrap._wrapped_module import (
     WrappedModule,
     announcing,
@@ -165,6 +171,25 @@ class FSDPModule:
         if wrapped.model is not None:
             wrapped.model.average_waiting()
         return GradientReductionHandle() if async_op else None
+
+    def reset_iter_state(self) -> None:
+        """Lets go of all gradients, and of what passes without synchronisation have left.
+
+        A forward after an exception begins anew by itself; this is for a script that begins its
+        sequence of passes again. Of the outermost module; on every rank.
+
+        Raises:
+            StateError: (a RuntimeError) this is a part of a sharded model.
+        """
+        wrapped = wrapped_module_of(self)
+        if wrapped.model is None:  # nothing has run
+            return
+        if not wrapped.is_root:
+            raise StateError(
+                "libddp fsdp: reset_iter_state must be called on the root FSDP module; "
+                f"{wrapped.name!r} is a part of one. Hint: call it on the outermost module."
+            )
+        _discarding.begin(wrapped)
 
     def set_reduce_scatter_unused_params(
         self, reduce_scatter_unused_params: bool, *, recurse: bool = True

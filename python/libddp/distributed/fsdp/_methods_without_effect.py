@@ -28,10 +28,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Callable, str]] = {
         lambda self, enabled: None,
         "every pass that averages ends by itself",
     ),
-    "reset_iter_state": (
-        lambda self: None,
-        "a forward begins anew after an exception",
-    ),
     "set_keep_unsharded_storage": (
         lambda self, keep, *, recurse=True: None,
         "there are no graphs of GPUs that would need it",

@@ -23,6 +23,7 @@ from libddp._load import load
 from libddp._torch_patches import dynamo
 from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp.wrap import (
+    _discarding,
     _gradient_sync,
     _offload,
     _one_unit_warning,
@@ -83,6 +84,8 @@ class WrappedModule:
     #: What set_requires_gradient_sync has said; of the root: whether its units' flags differ.
     syncs: bool = True
     flags_differ: bool = False
+    #: What waits in the unit, or of the root in any, is to go with the next forward.
+    discards: bool = False
     #: (registry of a module, name in it, name in the unit, parameter) wherever one is registered.
     places: list[tuple] = field(default_factory=list)
     #: When it was wrapped: all ranks wrap in one order.
@@ -309,6 +312,8 @@ class WrappedModule:
         model.after_forward(unit, output, is_apart)
         if self.is_root and not self.is_running:
             self.parts.offer()
+            if self.discards:
+                _discarding.finish(self)
         return output
 
     def hold(self) -> None:
