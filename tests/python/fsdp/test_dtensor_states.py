@@ -9,6 +9,7 @@ import torch.distributed.checkpoint as dcp
 from fsdp_states import FROM_RANK_0, RANK_0, WHOLE, assert_equal, make, narrow, whole
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -202,6 +203,60 @@ def check_modules_with_a_load_state_dict_of_their_own():
     assert own.load_state_dict(state, strict=False).missing_keys == ["bias"]
     with pytest.raises(RuntimeError, match="Missing key"):
         own.load_state_dict(state)
+
+
+def check_pieces_of_a_state_one_by_one():
+    wanted = models.build(seed=5).state_dict()
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for is_distributed in (False, True):
+        model = models.shard(models.on_meta())
+        optimizer = models.adamw(model.parameters())
+        for name, parameter in list(model.named_parameters()):
+            with pytest.raises(ValueError, match="is on device meta"):
+                model(models.tokens(0))
+            piece = wanted[name]
+            if is_distributed:
+                piece = distribute_tensor(piece, mesh, parameter.placements)
+            result = model.load_state_dict({name: piece}, strict=False, assign=True)
+            assert name not in result.missing_keys
+            assert not result.unexpected_keys
+        assert model.head.weight is model.embedding.weight
+        assert_equal([values(model)], [wanted])
+        assert models.train(model, 2, lambda _, o=optimizer: o) == models.train(
+            models.shard(models.build(seed=5)), 2
+        )
+
+
+def check_a_piece_of_another_shape_changes_nothing():
+    model = models.shard(models.on_meta())
+    pieces = {"norm.bias": torch.ones(12), "norm.weight": torch.ones(12 + dist.get_rank())}
+    with pytest.raises(ValueError, match=r"'norm\.weight' has the shape \[13\]"):
+        model.load_state_dict(pieces, strict=False, assign=True)
+    assert all(p.is_meta for p in model.parameters())
+
+
+def check_a_refused_state_leaves_the_model_without_values():
+    def without(state):
+        del state["norm.bias"]
+
+    def of_another_shape(state):
+        state["norm.bias"] = torch.ones(3)
+
+    for shard in (models.shard, models.shard_plain):
+        model = shard(models.on_meta())
+        for change, strict in ((without, True), (without, False), (of_another_shape, True)):
+            state = models.build().state_dict()
+            if dist.get_rank() == 1:
+                change(state)
+            with pytest.raises(RuntimeError, match=r"norm\.bias"):
+                model.load_state_dict(state, strict=strict)
+            if shard is models.shard_plain:
+                change(state) if dist.get_rank() == 0 else None
+                with pytest.raises(RuntimeError, match=r"norm\.bias"):
+                    set_model_state_dict(model, state, options=StateDictOptions(strict=strict))
+            assert all(p.is_meta for p in model.parameters())
+        model.load_state_dict(models.build().state_dict())
+        models.train(model, 1)
 
 
 def check_mistakes():

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch.distributed.fsdp import ShardingStrategy
 
 from libddp.distributed.fsdp._methods_without_effect import with_methods_without_effect
-from libddp.distributed.fsdp.state import _collective_errors, _loading, _sharded_tensors
+from libddp.distributed.fsdp.state import (
+    _collective_errors,
+    _first_values,
+    _loading,
+    _sharded_tensors,
+)
 from libddp.distributed.fsdp.wrap import (
     _deferred,
     _discarding,
@@ -249,7 +254,7 @@ class FSDPModule:
 
         What else it takes is what the module's own load_state_dict does: nn.Module's `strict` and
         `assign`. Parameters on the meta device get memory; `assign` is for these, and has no
-        effect on them.
+        effect on them but with strict=False: pieces of a state dict may come one by one then.
 
         Raises:
             RuntimeError: keys that are missing or too many, on every rank.
@@ -258,18 +263,22 @@ class FSDPModule:
         takes = super().load_state_dict
         if takes.__func__ is torch.nn.Module.load_state_dict:
             args, kwargs = (), _loading.named_options(*args, **kwargs)
-        waiting = _deferred.give_memory(self)
-        if not waiting and not _loading.has_shards(state_dict):
-            _loading.refuse_assign(kwargs.get("assign", False))
-        kwargs.pop("assign", None)
+        wrapped, strict = wrapped_module_of(self), kwargs.get("strict", True)
+        assign = kwargs.pop("assign", False)
+        _deferred.settle(self)
+        if _deferred.names_on_meta(self):
+            is_piece = assign and not strict and wrapped.sharding.use_dtensor
+            if is_piece and _first_values.is_piece(wrapped, state_dict):
+                return _first_values.load_piece(wrapped, state_dict, takes)
+            check = partial(_first_values.check, self, state_dict, strict, takes)
+            _collective_errors.together(wrapped.groups(), "load a state dict", check)
+            _deferred.give_memory(self)
+        elif not _loading.has_shards(state_dict):
+            _loading.refuse_assign(assign)
 
         def load():
-            if not kwargs.get("strict", True):
-                _deferred.check_loaded(waiting, state_dict)
             local = _loading.local_state(self, state_dict)
             local = _loading.as_dtensors(self, local)
             return takes(local, *args, **kwargs)
 
-        return _collective_errors.together(
-            wrapped_module_of(self).groups(), "load a state dict", load
-        )
+        return _collective_errors.together(wrapped.groups(), "load a state dict", load)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import ShardedOptimStateDictConfig, StateDictType
 
-from libddp.distributed.fsdp.state import _loading, _optim_state
+from libddp.distributed.fsdp.state import _first_values, _loading, _optim_state
 from libddp.distributed.fsdp.state._shard_specs import whole_of
 from libddp.distributed.fsdp.state._sharded_state_dict import sharded_state
 from libddp.distributed.fsdp.state._sharded_tensors import convert
@@ -75,12 +76,18 @@ def load_model(model, state, info):
 
     if not info.handle_model or not (state or info.broadcast_from_rank0):
         return _IncompatibleKeys([], [])
-    waiting = _deferred.give_memory(model)
+    _deferred.settle(model)
+    if _deferred.names_on_meta(model):
+        keys = [list(state)]
+        if info.broadcast_from_rank0:
+            dist.broadcast_object_list(keys, src=0)
+        own = {key: state.get(key) for key in keys[0]}
+        takes = partial(torch.nn.Module.load_state_dict, model)
+        _first_values.check(model, own, info.strict, takes)
+        _deferred.give_memory(model)
     if info.broadcast_from_rank0:
         specs = _loading.shard_specs_by_key(model)
         state = _from_first(state, lambda path: specs.get(path[0]))
-    if not info.strict:
-        _deferred.check_loaded(waiting, state)
     state = _loading.local_state(model, state)
     with StateMethods.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
         if isinstance(model, StateMethods):

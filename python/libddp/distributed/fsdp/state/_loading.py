@@ -6,7 +6,7 @@ same way or in another one. Keys are canonical.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -94,8 +94,13 @@ def _own(key: str, value: Any, spec: ShardSpec | None, model: torch.nn.Module) -
     if spec is None or not isinstance(value, torch.Tensor):
         return value
     if value.shape != spec.shape:
-        raise ArgumentError(
-            f"libddp fsdp: {key!r} has the shape {list(value.shape)} in the state dict, in "
-            f"{type(model).__name__} {list(spec.shape)}. Hint: load the state of the same model."
-        )
+        refuse_shape(key, value.shape, spec.shape, model)
     return spec.cut(value)
+
+
+def refuse_shape(key: str, shape, wanted, model: torch.nn.Module) -> NoReturn:
+    """A tensor in a state dict has another shape than the parameter."""
+    raise ArgumentError(
+        f"libddp fsdp: {key!r} has the shape {list(shape)} in the state dict, in "
+        f"{type(model).__name__} {list(wanted)}. Hint: load the state of the same model."
+    )

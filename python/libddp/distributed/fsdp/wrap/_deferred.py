@@ -59,10 +59,11 @@ def _leave_meta(wrapped: WrappedModule, function: Callable, recurse: bool = True
     for name, parameter in own_parameters_of(wrapped.modules, wrapped.ignored):
         if parameter.is_meta and (recurse or "." not in name):
             with torch.no_grad():
-                _replace_inside(parameter, function(parameter))
+                replace_inside(parameter, function(parameter))
 
 
-def _replace_inside(parameter: torch.nn.Parameter, tensor: torch.Tensor) -> None:
+def replace_inside(parameter: torch.nn.Parameter, tensor: torch.Tensor) -> None:
+    """The same object has what `tensor` has, unless that is on the meta device."""
     if tensor.is_meta:
         return
     fresh = torch.nn.Parameter(tensor, parameter.requires_grad)
@@ -70,14 +71,9 @@ def _replace_inside(parameter: torch.nn.Parameter, tensor: torch.Tensor) -> None
     torch.utils.swap_tensors(parameter, fresh)
 
 
-def give_memory(model: torch.nn.Module) -> list[list[str]]:
-    """Makes the units that wait for memory, of arbitrary values; a collective if there are any.
-
-    Returns:
-        The names of each tensor that must be loaded now.
-    """
+def give_memory(model: torch.nn.Module) -> None:
+    """Makes the units that wait for memory, of arbitrary values; a collective if there are any."""
     settle(model)
-    waiting = _names_on_meta(model)
     for wrapped in wrapped_modules_in(model):
         if wrapped.made is None:
             _leave_meta(wrapped, _empty)
@@ -85,18 +81,29 @@ def give_memory(model: torch.nn.Module) -> list[list[str]]:
     for part in model.modules():
         for parameter in part._parameters.values():
             if parameter is not None and parameter.is_meta:
-                _replace_inside(parameter, _empty(parameter))
+                replace_inside(parameter, _empty(parameter))
+    give_buffers_memory(model)
+
+
+def give_buffers_memory(model: torch.nn.Module, keys: Iterable[str] | None = None) -> None:
+    """Of arbitrary values, where state dicts have them; `keys`: only to these."""
+    for prefix, part in model.named_modules():
         for name, buffer in part._buffers.items():
             is_kept = name not in part._non_persistent_buffers_set
-            if buffer is not None and buffer.is_meta and is_kept:
+            is_wanted = keys is None or canonical(name, prefix) in keys
+            if buffer is not None and buffer.is_meta and is_kept and is_wanted:
                 part._buffers[name] = _empty(buffer)
-    return waiting
+
+
+def missing_of(waiting: list[list[str]], keys: Iterable[str]) -> list[str]:
+    """What a state dict with these keys leaves without values, of names_on_meta."""
+    keys = set(keys)
+    return [names[0] for names in waiting if keys.isdisjoint(names)]
 
 
 def check_loaded(waiting: list[list[str]], keys: Iterable[str]) -> None:
     """Raises: ArgumentError, a state dict with these keys leaves something without values."""
-    keys = set(keys)
-    missing = [names[0] for names in waiting if keys.isdisjoint(names)]
+    missing = missing_of(waiting, keys)
     if missing:
         raise ArgumentError(
             f"libddp fsdp: the state dict has no {missing[0]!r}"
@@ -106,8 +113,8 @@ def check_loaded(waiting: list[list[str]], keys: Iterable[str]) -> None:
         )
 
 
-def _names_on_meta(model: torch.nn.Module) -> list[list[str]]:
-    """Canonical names of each parameter, and of each buffer that state dicts have."""
+def names_on_meta(model: torch.nn.Module) -> list[list[str]]:
+    """Canonical names of each parameter there, and of each buffer that state dicts have."""
     names: dict[int, list[str]] = {}
     for prefix, part in model.named_modules(remove_duplicate=False):
         kept = {k: b for k, b in part._buffers.items() if k not in part._non_persistent_buffers_set}
