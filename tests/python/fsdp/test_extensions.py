@@ -88,6 +88,45 @@ def check_the_gathered_values_are_what_the_class_sent():
     assert torch.equal(seen[0], model(8)[0].weight.inner.bfloat16().float())
 
 
+def put_on_the_rows(sharded):
+    """As a script does that has plain parameters."""
+
+    def before(self, mesh):
+        return (self.to(torch.bfloat16),), None
+
+    def after(self, outputs, metadata, param_dtype, *, out=None):
+        if out is not None:
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
+                out.copy_(outputs[0])
+            return None
+        whole = outputs[0].to(param_dtype)
+        return whole, (outputs[0], whole)
+
+    for layer in (sharded[0], sharded[2]):
+        rows = layer.weight._local_tensor
+        rows.fsdp_pre_all_gather = before.__get__(rows)
+        rows.fsdp_post_all_gather = after.__get__(rows)
+    return sharded
+
+
+def layers():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def check_attributes_of_the_rows():
+    fsdp = models.libddp_fsdp()
+    found = trained(put_on_the_rows(fsdp.fully_shard(layers())))
+    wanted = trained(put_on_the_rows(models.theirs(layers(), [])))
+    assert found[0] == wanted[0] != trained(fsdp.fully_shard(layers()))[0]
+    assert all(map(torch.equal, found[1], wanted[1]))
+    by_columns = fsdp.fully_shard(
+        layers(), shard_placement_fn=lambda p: torch.distributed.tensor.Shard(p.dim() - 1)
+    )
+    with pytest.raises(ValueError, match="has fsdp_pre_all_gather, and is cut on dim 1"):
+        put_on_the_rows(by_columns)(torch.ones(2, 6))
+
+
 def check_the_plain_form_refuses_them():
     with pytest.raises(ValueError, match="is of a tensor class that handles operations itself"):
         models.libddp_fsdp().fully_shard(model(8), use_dtensor=False)

@@ -3,8 +3,9 @@
 Such a class has `fsdp_pre_all_gather(mesh, outer_size, outer_stride, module, mp_policy)`, or with
 the mesh alone, which gives (tensors to gather, anything), and `fsdp_post_all_gather(gathered,
 anything, dtype)`, which gives (the whole parameter, ...): it may send fewer bytes, or tensors of
-its own. This rank's rows are of that class, in memory of their own. The unit has a plain parameter
-of the same shape for each, whose values nobody reads: gradients go through it.
+its own. Both may also be attributes of this rank's rows (`p._local_tensor`), which a script has set
+before the first forward. The rows are of that class, in memory of their own. The unit has a plain
+parameter of the same shape for each, whose values nobody reads: gradients go through it.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ class Extension:
     """Of one parameter."""
 
     def __init__(
-        self, parameter: torch.Tensor, sharding: Sharding, module: torch.nn.Module | None
+        self,
+        parameter: torch.Tensor,
+        sharding: Sharding,
+        module: torch.nn.Module | None,
+        local: torch.Tensor | None = None,
     ) -> None:
         self._sharding, self._module = sharding, module
         self._shape, self._stride = parameter.shape, parameter.stride()
         self._dtype = sharding.param_dtype or parameter.dtype
         #: What this rank owns.
-        self.local = sharding.own_rows(parameter.detach()).clone()
+        self.local = sharding.own_rows(parameter.detach()).clone() if local is None else local
 
     def whole(self, unsharded: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         """The parameter, whose gradient goes to `unsharded`; a collective."""

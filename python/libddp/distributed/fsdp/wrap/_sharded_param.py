@@ -123,6 +123,23 @@ class ShardedParam:
         """Whether the two forms differ in more than who owns what."""
         return bool(self.dim) or self.inner is not None or self.extension is not None
 
+    def extend(self, sharding: Sharding, module: torch.nn.Module | None) -> bool:
+        """Whether a script has given its rows what a class with an all-gather of its own has; then
+        they are the same object with memory of their own, and the unit is to be made anew.
+        """
+        local = self.local
+        if self.extension is not None or local is None or not has_extension(local):
+            return False
+        if self.dim or self.inner is not None:
+            raise ArgumentError(
+                f"libddp fsdp: parameter {self.name!r} has fsdp_pre_all_gather, and is cut on "
+                f"dim {self.dim}{' of a DTensor' * (self.inner is not None)}: an all-gather of its "
+                "own is of rows. Hint: leave out shard_placement_fn or tensor parallelism for it."
+            )
+        local.data = local.detach().clone()
+        self.extension = Extension(self.sharded, sharding, module, local)
+        return True
+
     def _stand_in(self, parameter: torch.Tensor) -> None:
         """Of an extension's parameter the unit has the gradient alone."""
         plain = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from libddp.distributed._exit import describe
 from libddp.distributed.fsdp.wrap._errors import NotSupportedError
 from libddp.distributed.fsdp.wrap._summoned_forward import SummonedForward
 from libddp.distributed.fsdp.wrap._wrapped_module import (
     WrappedModule,
-    whole_parameters,
+    model_of,
     wrapped_modules_in,
 )
+from libddp.errors import StateError
 
 
 @dataclass
@@ -86,7 +88,7 @@ def summoned(
     with_gradients: bool = False,
     rank0_only: bool = False,
 ) -> Iterator[bool]:
-    """whole_parameters of `wrapped` and what is under it, where they are not whole already.
+    """_whole_parameters of `wrapped` and what is under it, where they are not whole already.
 
     Yields:
         Whether anything was not.
@@ -98,7 +100,7 @@ def summoned(
         return
     group = wrapped.sharding.shard or wrapped.sharding.replicate
     here = not rank0_only or group is None or group.rank() == 0
-    with whole_parameters(wrapped, [s.unit for s in wrapped_modules], keep, with_gradients, here):
+    with _whole_parameters(wrapped, [s.unit for s in wrapped_modules], keep, with_gradients, here):
         for each in wrapped_modules:
             each.summoned = SummonedForward(here)
         try:
@@ -106,3 +108,32 @@ def summoned(
         finally:
             for each in wrapped_modules:
                 each.summoned = None
+
+
+@contextmanager
+def _whole_parameters(
+    wrapped: WrappedModule, units: list, keep: bool, with_gradients: bool = False, here: bool = True
+) -> Iterator[None]:
+    """Parameters of `units`, some of `wrapped`'s model, show copies of whole tensors; a collective.
+
+    Args:
+        keep: changes of the copies become the parameters' values.
+        with_gradients: `.grad` shows whole gradients too.
+        here: on this rank too.
+    """
+    model = model_of(wrapped)
+    group = wrapped.sharding.shard or wrapped.sharding.replicate
+    try:
+        for each in wrapped_modules_in(wrapped.module):
+            each.check_places()
+        model.show_copies(units, with_gradients=with_gradients, here=here)
+    except StateError as error:
+        if group is not None:  # whose ranks may wait
+            group.report_error(f"in making parameters whole: {describe(error)}")
+        raise
+    try:
+        yield
+    except BaseException:
+        model.end_copies(units, False)
+        raise
+    model.end_copies(units, keep)

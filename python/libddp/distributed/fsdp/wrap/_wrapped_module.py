@@ -8,7 +8,6 @@ the order of all hooks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import wraps
@@ -343,6 +342,13 @@ class WrappedModule:
         self._find_and_make()
         self.is_stale = True
 
+    def extend(self) -> None:
+        """Takes over what a script has made of the rows: with an all-gather of their own."""
+        found = [p.extend(self.sharding, self._owner_of(p.sharded)) for p in self.params]
+        if any(found):
+            self.made = None
+            self._find_and_make()
+
     def _check_parameters(self) -> None:
         """A parameter that was replaced would train unseen, on each rank by itself."""
         for wrapped in self.all_wrapped:
@@ -518,6 +524,8 @@ def join(root: WrappedModule):
     wrapped_modules = list(dict.fromkeys([root, *wrapped_modules]))
     for wrapped in wrapped_modules:  # the old model lets go of its units first
         wrapped.forget_model()
+    for wrapped in wrapped_modules:
+        wrapped.extend()
     units = [wrapped.unit for wrapped in wrapped_modules]
     if any(wrapped.params for wrapped in wrapped_modules):
         root.faces = Faces(wrapped_modules)
@@ -553,35 +561,6 @@ def join(root: WrappedModule):
 def model_of(wrapped: WrappedModule):
     """The C++ model; `wrapped` becomes the root of what is under it if nothing has run yet."""
     return wrapped.model or join(wrapped)
-
-
-@contextmanager
-def whole_parameters(
-    wrapped: WrappedModule, units: list, keep: bool, with_gradients: bool = False, here: bool = True
-) -> Iterator[None]:
-    """Parameters of `units`, some of `wrapped`'s model, show copies of whole tensors; a collective.
-
-    Args:
-        keep: changes of the copies become the parameters' values.
-        with_gradients: `.grad` shows whole gradients too.
-        here: on this rank too.
-    """
-    model = model_of(wrapped)
-    group = wrapped.sharding.shard or wrapped.sharding.replicate
-    try:
-        for each in wrapped_modules_in(wrapped.module):
-            each.check_places()
-        model.show_copies(units, with_gradients=with_gradients, here=here)
-    except StateError as error:
-        if group is not None:  # whose ranks may wait
-            group.report_error(f"in making parameters whole: {describe(error)}")
-        raise
-    try:
-        yield
-    except BaseException:
-        model.end_copies(units, False)
-        raise
-    model.end_copies(units, keep)
 
 
 def _cast(values, dtype: torch.dtype | None):
