@@ -205,6 +205,40 @@ def check_modules_with_a_load_state_dict_of_their_own():
         own.load_state_dict(state)
 
 
+def check_a_state_between_unshard_and_reshard():
+    wanted = models.build(seed=5).state_dict()
+    model = models.shard(models.build(seed=5))
+    outer = nn.ModuleDict({"inner": model})
+    for take in (
+        lambda: model.state_dict(),
+        lambda: get_model_state_dict(model),
+        lambda: {n.removeprefix("inner."): v for n, v in outer.state_dict().items()},
+        lambda: {f"norm.{n}": v for n, v in model.norm.state_dict().items()},
+    ):
+        for unit in (model, *model.blocks):
+            unit.unshard()
+        assert not isinstance(model.norm.weight, DTensor)
+        state = take()
+        assert all(isinstance(value, DTensor) for value in state.values())
+        assert_equal(
+            [{name: value.full_tensor() for name, value in state.items()}],
+            [{name: wanted[name] for name in state}],
+        )
+        for unit in (model, *model.blocks):
+            unit.reshard()
+    other = models.build(seed=6).state_dict()
+    sharded = models.shard(models.build(seed=6)).state_dict()
+    for load in (
+        lambda: model.load_state_dict(other),
+        lambda: outer.load_state_dict({f"inner.{n}": v for n, v in sharded.items()}),
+    ):
+        model.load_state_dict(wanted)
+        model.unshard()
+        load()
+        assert_equal([values(model)], [models.build(seed=6).state_dict()])
+    models.train(model, 1)
+
+
 def check_pieces_of_a_state_one_by_one():
     wanted = models.build(seed=5).state_dict()
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))

@@ -159,8 +159,8 @@ class FSDPModule:
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """The module's own parameters are whole plain tensors until its next forward ends.
 
-        For reading: what is written into them is lost, or other ranks see it. Parameters that are
-        not DTensors stay what they are.
+        Or until a state dict is taken of them, or loaded. For reading: what is written into them is
+        lost, or other ranks see it. Parameters that are not DTensors stay what they are.
 
         Note:
             A collective.
@@ -265,6 +265,8 @@ class FSDPModule:
             args, kwargs = (), _loading.named_options(*args, **kwargs)
         wrapped, strict = wrapped_module_of(self), kwargs.get("strict", True)
         assign = kwargs.pop("assign", False)
+        for each in wrapped_modules_in(self):  # before what is loaded is cut
+            each.let_go()
         _deferred.settle(self)
         if _deferred.names_on_meta(self):
             is_piece = assign and not strict and wrapped.sharding.use_dtensor

@@ -18,7 +18,7 @@ from torch.distributed.utils import _get_root_modules
 from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler, split_backward
 from libddp.distributed._init import init_process_group
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
-from libddp.distributed.fsdp.wrap import _modules, _process_groups, _wrapped_module
+from libddp.distributed.fsdp.wrap import _modules, _process_groups, _state_hooks, _wrapped_module
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import ArgumentError
 
@@ -95,7 +95,8 @@ def fully_shard(
         sharding.compute_device = _modules.offloaded_from(own, None, mesh)
         sharding.pin_memory = offload_policy.pin_memory
     name = ", ".join(type(each).__name__ for each in modules)
-    _wrapped_module.attach(modules, name, parameters, sharding, ignored)
+    wrapped = _wrapped_module.attach(modules, name, parameters, sharding, ignored)
+    _state_hooks.watch(wrapped)
     split_backward.put(_is_sharded)
     if not use_dtensor:
         for patch in (clip_grad_norm, grad_scaler, checkpoint_state):
