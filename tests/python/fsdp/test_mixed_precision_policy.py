@@ -114,6 +114,10 @@ if HAS_OVERRIDES:
             model.weight.grad_dtype = BF16
             with pytest.raises(ArgumentError, match=r"'weight' .* grad_dtype=torch.bfloat16"):
                 shard(model)
+            model = shard(nn.Linear(4, 4))
+            next(model.parameters()).grad_dtype = BF16  # after wrapping
+            with pytest.raises(ArgumentError, match=r"weight' .* grad_dtype=torch.bfloat16"):
+                model(batch(0))
 
 
 results, test_on_two_ranks = checks.suite(globals(), 2)

@@ -43,12 +43,16 @@ def check(modules: list[torch.nn.Module], parameters: list) -> None:
                 f"Hint: Change {name} to a 1D tensor with numel equal to 1, or leave it out "
                 "(ignored_params, ignored_states)."
             )
-        if getattr(parameter, "_has_grad_dtype_override", False):  # torch 2.15
-            _check_gradient_dtype(name, parameter)
+    check_gradient_dtypes(parameters)
 
 
-def _check_gradient_dtype(name: str, parameter: torch.nn.Parameter) -> None:
-    if parameter.grad_dtype != parameter.dtype:
+def check_gradient_dtypes(parameters: list) -> None:
+    """The same of what a script may have set after wrapping, before the first forward."""
+    for name, parameter in parameters:
+        if not getattr(parameter, "_has_grad_dtype_override", False):  # torch 2.15
+            continue
+        if parameter.grad_dtype == parameter.dtype:
+            continue
         raise ArgumentError(
             f"libddp fsdp: parameter {name!r} of {parameter.dtype} has "
             f"grad_dtype={parameter.grad_dtype}: averaged gradients have the parameter's dtype "

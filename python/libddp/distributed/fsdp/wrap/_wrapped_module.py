@@ -522,6 +522,8 @@ def join(root: WrappedModule):
     dynamo.keep_out("libddp.distributed.fsdp")
     wrapped_modules = [wrapped for module in root.modules for wrapped in wrapped_modules_in(module)]
     wrapped_modules = list(dict.fromkeys([root, *wrapped_modules]))
+    for wrapped in wrapped_modules:
+        _refusals.check_gradient_dtypes(wrapped.parameters)
     for wrapped in wrapped_modules:  # the old model lets go of its units first
         wrapped.forget_model()
     for wrapped in wrapped_modules:
