@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import ShardingStrategy
 
+from libddp.distributed.fsdp import _argument_checks
+from libddp.distributed.fsdp._fsdp_state import FsdpState
 from libddp.distributed.fsdp._methods_without_effect import with_methods_without_effect
 from libddp.distributed.fsdp.state import (
     _collective_errors,
@@ -32,7 +34,12 @@ from libddp.errors import ArgumentError, StateError
 
 
 def share_comm_ctx(modules: list[FSDPModule]) -> None:
-    """Without effect: there are no streams to share."""
+    """Without effect: there are no streams to share.
+
+    Raises:
+        ArgumentError: (a ValueError) something else than sharded modules.
+    """
+    _argument_checks.check_sharded("share_comm_ctx", modules)
 
 
 class UnshardHandle:
@@ -223,6 +230,10 @@ class FSDPModule:
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
         """set_gradient_divide_factor, under torch's older name."""
         self.set_gradient_divide_factor(factor)
+
+    def _get_fsdp_state(self) -> FsdpState:
+        """For torch's own code."""
+        return FsdpState(wrapped_module_of(self))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What this rank owns, as DTensors, in the memory of the parameters.

@@ -17,6 +17,7 @@ from torch.distributed.utils import _get_root_modules
 
 from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler, split_backward
 from libddp.distributed._init import init_process_group
+from libddp.distributed.fsdp import _argument_checks
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
 from libddp.distributed.fsdp.wrap import _modules, _process_groups, _state_hooks, _wrapped_module
 from libddp.distributed.fsdp.wrap._sharding import Sharding
@@ -56,7 +57,8 @@ def fully_shard(
             made from the environment if there is none, on GPUs where there are any. A model for
             the CPU beside a GPU has init_device_mesh("cpu", (world_size,)).
         reshard_after_forward: gathered parameters are freed between forward and backward; None =
-            all but the root's. A number (torch: reshard to a smaller group) counts as True.
+            all but the root's. A number (torch: reshard to a smaller group) counts as True, 1 as
+            False; like torch's it must divide the number of ranks.
         mp_policy: MixedPrecisionPolicy.
         offload_policy: CPUOffloadPolicy keeps shards, gradients and so the optimizer's state in
             the CPU's memory, while a GPU computes; without effect on the CPU.
@@ -84,7 +86,9 @@ def fully_shard(
     sharding = _sharding_of(
         mesh, mp_policy or MixedPrecisionPolicy(), shard_placement_fn, use_dtensor, home.type
     )
-    sharding.keep_unsharded = reshard_after_forward is False
+    sharding.keep_unsharded = _argument_checks.keeps_unsharded(
+        reshard_after_forward, sharding.num_shards
+    )
     ignored = list(ignored_params or ())
     for each in modules:
         _modules.move(each, home, _modules.Ignored(set(), set(ignored)))
@@ -112,10 +116,11 @@ def _keeping_dtype(parameters: list, policy: MixedPrecisionPolicy) -> set[str]:
     Raises:
         ValueError: torch's, of a function that gives anything else.
     """
-    if policy.param_dtype is None or getattr(policy, "param_dtype_override_fn", None) is None:
+    if getattr(policy, "param_dtype_override_fn", None) is None:
         return set()
     resolved = ((name, policy._resolve_for_param(parameter)) for name, parameter in parameters)
-    return {name for name, of_one in resolved if of_one.param_dtype != policy.param_dtype}
+    differing = {name for name, of_one in resolved if of_one.param_dtype != policy.param_dtype}
+    return differing if policy.param_dtype is not None else set()
 
 
 def _is_sharded(module: torch.nn.Module) -> bool:

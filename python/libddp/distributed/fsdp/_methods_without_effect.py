@@ -1,6 +1,7 @@
 """Methods of torch's FSDPModule that have nothing to do here, or cannot be had.
 
-A row is a method: its signature is torch's, by a function that does nothing.
+A row is a method: its signature is torch's, by a function that does nothing but refuse what torch
+refuses.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 
+from libddp.distributed.fsdp._argument_checks import check_bool, check_count, check_sharded
 from libddp.errors import ArgumentError
 
 #: name -> (signature, why it has no effect).
@@ -17,11 +19,11 @@ _WITHOUT_EFFECT: dict[str, tuple[Callable, str]] = {
         "every pass ends by itself",
     ),
     "set_modules_to_forward_prefetch": (
-        lambda self, modules: None,
+        lambda self, modules: check_sharded("set_modules_to_forward_prefetch", modules),
         "the next module is known from the first step",
     ),
     "set_modules_to_backward_prefetch": (
-        lambda self, modules: None,
+        lambda self, modules: check_sharded("set_modules_to_backward_prefetch", modules),
         "the next module is known from the first step",
     ),
     "set_manual_backward_finalization": (
@@ -37,7 +39,9 @@ _WITHOUT_EFFECT: dict[str, tuple[Callable, str]] = {
         "gathers and reductions are queued so that neither waits for the other",
     ),
     "set_reduce_scatter_max_input_buffers": (
-        lambda self, *args, **kwargs: None,
+        lambda self, max_input_buffers, *, recurse=True: check_count(
+            "max_input_buffers", max_input_buffers
+        ),
         "at most two units' whole gradients are there at a time",
     ),
     "set_symm_mem_for_comm": (
@@ -45,7 +49,9 @@ _WITHOUT_EFFECT: dict[str, tuple[Callable, str]] = {
         "flat arrays lie in the group's memory anyway",
     ),
     "set_reshard_after_forward": (
-        lambda self, reshard_after_forward, recurse=True: None,
+        lambda self, reshard_after_forward, recurse=True: check_bool(
+            "reshard_after_forward", reshard_after_forward
+        ),
         "as the module was sharded",
     ),
     "set_reshard_after_backward": (

@@ -117,7 +117,7 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
         device_mesh=None,
     ) -> None:
         super().__init__()
-        strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
+        strategy = _process_groups.strategy_of(sharding_strategy)
         device = _modules.device_of(device_id)
         device_type = _modules.device_type_of([module], device)
         self._groups_number = _wrapped_module.next_number()

@@ -105,6 +105,22 @@ def forget_lost_groups(mesh: DeviceMesh | None) -> None:
             del registry[name]
 
 
+def strategy_of(value: ShardingStrategy | None) -> ShardingStrategy:
+    """The one that is meant.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    strategy = ShardingStrategy.FULL_SHARD if value is None else value
+    if not isinstance(strategy, ShardingStrategy):
+        names = ", ".join(one.name for one in ShardingStrategy)
+        raise ArgumentError(
+            f"libddp fsdp: sharding_strategy={value!r} is no ShardingStrategy. Hint: one of "
+            f"ShardingStrategy's: {names}."
+        )
+    return strategy
+
+
 def keeps_unsharded(strategy: ShardingStrategy) -> bool:
     """Whether gathered parameters stay from forward to backward."""
     return strategy in _KEEP
