@@ -329,6 +329,8 @@ def check_another_dimension_than_rows():
             assert mine.placements == other.placements
             assert torch.equal(mine.full_tensor(), other.full_tensor())
             assert torch.equal(mine.grad.full_tensor(), other.grad.full_tensor())
+            assert mine.to_local().is_contiguous()
+            assert mine.grad.to_local().is_contiguous()
     assert models.train(ours, 3) == models.train(theirs, 3)
     whole = models.build(seed=5).state_dict()
     ours.load_state_dict(whole)
@@ -347,6 +349,44 @@ def check_another_dimension_than_rows():
     assert models.train(replaced, 2) == models.train(theirs, 2)
     with pytest.raises(ValueError, match=r"is cut on dim 1.*Hint: save the DTensors"):
         models.libddp_fsdp().save_snapshot(checks.shared_folder() / "s", ours)
+
+
+def check_gradients_of_columns_are_what_scripts_make_of_them():
+    ours = models.shard(shard_placement_fn=longest)
+    theirs = models.theirs(shard_placement_fn=longest)
+
+    def scale(parameter):
+        parameter.grad.mul_(3)
+
+    def replace(parameter):
+        parameter.grad = parameter.grad * 3
+
+    def clear(parameter):
+        parameter.grad = None
+
+    def zero(parameter):
+        parameter.grad.zero_()
+
+    def write(parameter):
+        with torch.no_grad():
+            parameter.to_local().view(-1).mul_(0.5)
+
+    def write_data(parameter):
+        parameter.data.mul_(0.5)
+
+    for step, change in enumerate((scale, replace, scale, clear, zero, write, write_data, scale)):
+        for model in (ours, theirs):
+            one_pass(model, step)
+            for parameter in model.parameters():
+                change(parameter)
+            one_pass(model, step + 1)
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.to_local(), other.grad.to_local())
+            assert torch.equal(mine.to_local(), other.to_local())
+            assert mine.grad.to_local().is_contiguous()
+    with torch.no_grad():
+        tokens = models.tokens(0)
+        torch.testing.assert_close(ours(tokens), theirs(tokens))
 
 
 def check_placements_that_cannot_be():

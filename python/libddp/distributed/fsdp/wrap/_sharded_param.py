@@ -5,6 +5,10 @@ what this rank owns, in the unit's memory; while its forward or backward runs, t
 (`unsharded`) that the C++ unit knows, which shows the whole tensor. What scripts do to the DTensor
 counts: `.grad` and `requires_grad` are taken over when a step or a pass begins, and averages are
 shown in its `.grad`, as DTensors, when the pass ends. The unit works on plain tensors throughout.
+
+A parameter that is cut on another dimension than the first has its rows, and those of its gradient,
+in memory of their own, contiguous as torch's are: in the unit's they are columns. They are copied
+there when a step or a pass begins, and gradients from there when one ends.
 """
 
 from __future__ import annotations
@@ -76,7 +80,7 @@ class ShardedParam:
         self.unit_shape = self.unsharded.shape
         #: None until there is a unit, or it is known that there is none yet.
         self.sharded: torch.nn.Parameter | None = None
-        #: The local tensor of `sharded` that has the unit's memory; None on the meta device.
+        #: The local tensor of `sharded`; None on the meta device.
         self.local: torch.Tensor | None = None
         #: The gradient that `sharded` was given by the last pass.
         self.shown: DTensor | None = None
@@ -92,6 +96,10 @@ class ShardedParam:
     def from_unit(self, tensor: torch.Tensor) -> torch.Tensor:
         """The other way round."""
         return tensor.movedim(0, self.dim) if self.dim else tensor
+
+    def _to_show(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What scripts see of this rank's part; a copy where it would not be contiguous."""
+        return self.from_unit(tensor).contiguous() if self.dim else tensor
 
     def inner_shape(self) -> torch.Size:
         """Of the whole tensor that the unit cuts; of a DTensor, its local part's."""
@@ -147,7 +155,7 @@ class ShardedParam:
 
     def show_on_meta(self, sharding: Sharding) -> None:
         """There is no memory yet."""
-        local = self.from_unit(sharding.own_rows(self.unsharded.detach()))
+        local = self._to_show(sharding.own_rows(self.unsharded.detach()))
         self._wrap(local if self.extension is None else self.extension.local)
 
     def _wrap(self, local: torch.Tensor) -> None:
@@ -180,7 +188,7 @@ class ShardedParam:
         placements = _placement.placements_of(sharding, self.dim)
         self.sharded.grad = self.unsharded.grad = None
         self.sharded._spec = DTensorSpec(sharding.mesh, placements, tensor_meta=meta)
-        self.sharded._local_tensor = self.from_unit(local)
+        self.sharded._local_tensor = self._to_show(local)
         self.spec, self.local = self.sharded._spec, None
 
     def settle(self) -> None:
@@ -188,7 +196,7 @@ class ShardedParam:
         if self.extension is not None:
             local = self.extension.local
         else:
-            local = self.from_unit(_C.alias_of(self.unsharded))
+            local = self._to_show(_C.alias_of(self.unsharded))
         if self.sharded is None:
             self._wrap(local)
         else:
@@ -236,6 +244,8 @@ class ShardedParam:
         if sharded.requires_grad != unsharded.requires_grad:
             unsharded.requires_grad_(sharded.requires_grad)
         grad, own = sharded.grad, unsharded.grad
+        if self.dim:
+            self._copy_to_unit()
         if grad is None:
             if self.shown is not None:
                 self._let_go()
@@ -247,6 +257,14 @@ class ShardedParam:
         elif own is None:  # cleared by an optimizer that was built before the wrapping
             sharded.grad = None
             self._let_go()
+        elif self.dim:
+            _copy(self.to_unit(grad._local_tensor), own)
+
+    def _copy_to_unit(self) -> None:
+        """The rows that scripts have written, unless the unit is whole: then it has them."""
+        rows = _C.alias_of(self.unsharded)
+        if self.local is not None and rows.numel() == self.local.numel():
+            _copy(self.to_unit(self.local), rows)
 
     def _let_go(self) -> None:
         """Of the last pass's gradient; what nobody has kept serves the next pass."""
@@ -262,12 +280,14 @@ class ShardedParam:
         grad = sharded.grad
         if grad is not None:
             if grad is self.shown:
-                if own.data_ptr() == grad._local_tensor.data_ptr():
+                if self.dim:
+                    _copy(self.from_unit(own), grad._local_tensor)
+                if self.dim or own.data_ptr() == grad._local_tensor.data_ptr():
                     return
             else:  # autograd has written it in this pass: a use outside of the module's forward
                 with torch.no_grad():
                     own.add_(self.local_gradient(grad))
-        local = self.from_unit(_C.alias_of(own))
+        local = self._to_show(_C.alias_of(own))
         shown, self.spare = self.spare, None
         if shown is None:
             shown = DTensor(local, self.spec, requires_grad=False)
@@ -303,6 +323,12 @@ class ShardedParam:
             optimizer.step()
             sharded.grad = None
         self.take_over()
+
+
+@torch.no_grad()
+def _copy(source: torch.Tensor, to: torch.Tensor) -> None:
+    if source.data_ptr() != to.data_ptr():
+        to.copy_(source)
 
 
 def rows_of(params: list[ShardedParam]) -> list[tuple]:
