@@ -171,4 +171,25 @@ def check_mistakes_with_reset_iter_state():
     assert_trains_as_torch(model, models.theirs(layers(), parts=[]))
 
 
-results, test_on_all_ranks = checks.suite(globals(), 1, 2)
+class Skipping(nn.Sequential):
+    def forward(self, x, whole=True):
+        return super().forward(x) if whole else self[1](x)
+
+
+def check_a_forward_that_leaves_out_what_is_to_go():
+    if dist.get_world_size() == 1:  # nothing waits there
+        return
+    torch.manual_seed(3)
+    model = Skipping(nn.Linear(4, 4), nn.Linear(4, 4))
+    models.libddp_fsdp().fully_shard(model[0])
+    models.libddp_fsdp().fully_shard(model)
+    model.set_requires_gradient_sync(False)
+    one_pass(model)
+    model.reset_iter_state()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the forward after the call has not used it"):
+            model(torch.ones(2, 4), whole=False)
+    assert_trains_as_torch(model, models.theirs(layers(), parts=[]))
+
+
+results, test_on_all_ranks = checks.suite(globals(), 1, 2, apart=True)
