@@ -13,6 +13,7 @@
 
 #include "libddp/activation/checkpoint.h"
 #include "libddp/base/error.h"
+#include "libddp/ddp/compress_hook.h"
 #include "libddp/ddp/distributed_data_parallel.h"
 #include "libddp/elastic/rejoin.h"
 #include "libddp/fsdp/fully_sharded_data_parallel.h"

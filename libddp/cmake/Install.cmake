@@ -18,13 +18,17 @@ set(public_headers
     base/first_line.h
     base/group_failure.h
     base/group_identity.h
+    base/monotonic_clock.h
     base/op_description.h
     base/process.h
     base/reduce_op.h
+    ddp/bucket_layout.h
     ddp/bucket_plan.h
+    ddp/compress_hook.h
     ddp/distributed_data_parallel.h
     ddp/gradient_buckets.h
     ddp/options.h
+    ddp/pass_timeline.h
     ddp/replicated_model.h
     ddp/sharded_parameters.h
     ddp/sparse_modules.h
@@ -46,6 +50,7 @@ set(public_headers
     group/backend.h
     group/init_process_group.h
     group/process_group.h
+    group/required_group.h
     group/work.h
     interop/c10d_backend.h
     interop/from_c10d.h

@@ -4,7 +4,7 @@
 // one rounding. Sums are formed in fp32 (the collectives' rule for bf16 and fp16).
 // Thread rule: as Reducer.
 //
-//   reducer->register_comm_hook(compress_hook(group, at::kBFloat16));
+//   model.replica().register_comm_hook(compress_hook(group, at::kBFloat16));
 
 #include <c10/core/ScalarType.h>
 

@@ -424,6 +424,10 @@ bool ReplicatedModel::wants_outputs(bool sync) const {
   return sync || low_ || reducer().scatters_averages();
 }
 
+void ReplicatedModel::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) {
+  reducer().register_comm_hook(std::move(hook));
+}
+
 void ReplicatedModel::set_static_graph() {
   reducer().set_static_graph();
   has_declared_static_graph_ = true;

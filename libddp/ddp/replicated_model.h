@@ -85,6 +85,10 @@ class ReplicatedModel {
   /// precision and with delayed parameters.
   void shard(bool averages);
 
+  /// Each bucket goes to `hook` instead of being averaged (compress_hook.h, or one's own), on all
+  /// ranks, before the first backward pass. Throws ArgumentError, StateError.
+  void register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook);
+
   void set_static_graph();
   /// If `manual`, each synchronising backward is followed by one call of
   /// finalize_backward_manual().

@@ -14,7 +14,6 @@
 #include <string>
 
 #include "libddp/ddp/compress_hook.h"
-#include "libddp/ddp/reducer.h"
 #include "tests/ddp/with_groups.h"
 #include "tests/support/catch.h"
 #include "tests/support/expect.h"
@@ -147,7 +146,7 @@ TEST_CASE("what is null is named", "[ddp]") {
     is_told([&] { compress_hook(nullptr, at::kHalf); }, "the process group is null");
     DistributedDataParallel model(net, group);
     is_told([&] { model.rejoin(nullptr); }, "the process group is null");
-    is_told([&] { model.replica().reducer().register_comm_hook(nullptr); }, "hook is null");
+    is_told([&] { model.replica().register_comm_hook(nullptr); }, "hook is null");
     model.forward(at::ones({2, 3})).sum().backward();
     expect(net->weight.grad().defined(), "the model goes on");
   });
