@@ -32,16 +32,20 @@ _torch_sides: WeakKeyDictionary = WeakKeyDictionary()
 _wrapped: WeakSet = WeakSet()
 
 
+class NotInitialized(StateError, ValueError):
+    """There is no default group: with torch, which scripts go by, a ValueError."""
+
+
 def find(group=None):
     """The C++ group behind `group`, or None where it is not one of libddp's.
 
     Raises:
-        StateError: `group` is None and there is no default group.
+        StateError: (here a ValueError too) `group` is None and there is no default group.
     """
     if group is None:
         group = c10d._world.default_pg
         if group is None:
-            raise StateError(
+            raise NotInitialized(
                 "libddp: the default process group is not initialised. "
                 "Hint: call libddp.distributed.init_process_group() first."
             )

@@ -240,8 +240,9 @@ def test_a_second_init_and_a_missing_one_are_told():
         ddp_dist.destroy_process_group,
         ddp_dist.get_backend,
     ):
-        with pytest.raises(StateError, match="not initialised"):
+        with pytest.raises(StateError, match="not initialised") as caught:
             call()
+        assert isinstance(caught.value, ValueError)  # torch's class, which scripts catch
 
 
 def test_errors_are_also_the_classes_that_scripts_catch():

@@ -105,4 +105,30 @@ def check_a_mesh_that_is_the_same():
         models.libddp_fsdp().fully_shard(layer, mesh=mesh["dp"])
 
 
+def check_norms_of_sequences_in_low_precision():
+    """Their gradients are parts of sums, which torch adds up in one dtype or another by version."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.fsdp import fully_shard as torchs
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+
+    mesh = mesh_of()
+    low = torch.bfloat16
+    for reduce in (torch.float32, None, low):
+        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce)
+        found = []
+        for fully_shard in (models.libddp_fsdp().fully_shard, torchs):
+            model = nn.Sequential(nn.LayerNorm(8))
+            parallelize_module(model, mesh["tp"], {"0": SequenceParallel(sequence_dim=0)})
+            fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
+            torch.manual_seed(5 + mesh.get_local_rank("dp"))
+            for _ in range(2):
+                x, weight = torch.randn(64, 8), torch.randn(64, 8).to(low)
+                y = model(distribute_tensor(x, mesh["tp"], [Shard(0)]))
+                (y * distribute_tensor(weight, mesh["tp"], [Shard(0)])).sum().backward()
+            found.append([parameter.grad.full_tensor() for parameter in model.parameters()])
+        for mine, other in zip(*found, strict=True):
+            assert torch.equal(mine, other), reduce
+
+
 results, test_on_four_ranks = checks.suite(globals(), 4)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from libddp._load import load
-from libddp.distributed.fsdp.wrap import _placement
+from libddp.distributed.fsdp.wrap import _inner_dtensor, _placement
 from libddp.distributed.fsdp.wrap._dtensors import local_of
 from libddp.distributed.fsdp.wrap._extensions import Extension, has_extension
 from libddp.distributed.fsdp.wrap._sharding import Sharding
@@ -49,6 +49,7 @@ class ShardedParam:
         "spec",
         "unit_shape",
         "unsharded",
+        "wide_dtype",
     )
 
     def __init__(
@@ -65,6 +66,10 @@ class ShardedParam:
         self.dim = dim
         #: Of a parameter that is a DTensor by itself (tensor parallelism): what it is whole.
         self.inner: DTensorSpec | None = getattr(parameter, "_spec", None)
+        #: In which parts of a sum over that mesh are added up; None: as they come.
+        self.wide_dtype: torch.dtype | None = None
+        if self.inner is not None:
+            self.wide_dtype = _inner_dtensor.wide_dtype(self.inner, name, parameter.dtype, sharding)
         self.spec = _placement.spec_of(name, parameter, sharding, dim)
         #: What the unit has.
         self.unsharded: torch.nn.Parameter | None = parameter
@@ -118,14 +123,7 @@ class ShardedParam:
             inner = self.inner
             if inner is None:
                 return whole
-            return DTensor.from_local(
-                whole,
-                inner.mesh,
-                inner.placements,
-                run_check=False,
-                shape=inner.shape,
-                stride=inner.stride,
-            )
+            return _inner_dtensor.whole(whole, inner, self.wide_dtype)
 
     def is_special(self) -> bool:
         """Whether the two forms differ in more than who owns what."""
