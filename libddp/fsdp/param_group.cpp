@@ -62,6 +62,24 @@ std::string problem_of(const std::string& unit, const NamedTensor& parameter, c1
                  "wrap a module once, and keep modules that share a parameter in one unit");
 }
 
+std::string problem_of(const std::string& unit, const ShardOptions& options) {
+  if (options.shard && options.shard == options.replicate) {
+    return fmt::format(
+        "libddp fsdp: unit '{}': shard and replicate are one group. Hint: pass the one that "
+        "divides "
+        "the parameters as `shard` alone, or two groups that cross.",
+        unit);
+  }
+  for (const auto& [what, dtype] : {std::pair{"param_dtype", options.param_dtype},
+                                    std::pair{"reduce_dtype", options.reduce_dtype}}) {
+    if (!dtype || c10::isFloatingType(*dtype)) continue;
+    return fmt::format(
+        "libddp fsdp: unit '{}': {} is {}. Hint: a floating-point type, such as at::kBFloat16.",
+        unit, what, c10::toString(*dtype));
+  }
+  return {};
+}
+
 /// The ranks must agree before they share memory; what one cannot wrap, all refuse.
 void check_alike(const std::string& name, const NamedTensors& parameters,
                  const ShardOptions& options, std::string problem) {
@@ -88,7 +106,7 @@ struct ParamGroup::Hooks {
 ParamGroup::ParamGroup(std::string name, const NamedTensors& parameters, ShardOptions options)
     : name_(std::move(name)), options_(std::move(options)) {
   std::map<std::tuple<bool, at::ScalarType, bool>, NamedTensors> kinds;
-  std::string problem;
+  std::string problem = problem_of(name_, options_);
   for (const NamedTensor& parameter : parameters) {
     const at::Tensor& tensor = parameter.tensor;
     const c10::Device device = FlatSpec::device_of(parameters, options_);

@@ -18,9 +18,10 @@
 namespace libddp {
 
 struct ShardOptions {
-  /// Ranks that own a block each; null: every rank owns everything (NO_SHARD).
+  /// Ranks that own a block each; null: every rank owns everything (NO_SHARD, with `replicate`).
   Group shard = nullptr;
-  /// Ranks that own the same block: their gradients are averaged too. Null: none.
+  /// Ranks that own the same block: their gradients are averaged too. Null: none. With neither,
+  /// nothing is averaged.
   Group replicate = nullptr;
   /// Gathered parameters stay from forward to backward (SHARD_GRAD_OP): faster, more memory.
   /// Without effect where nothing is gathered.

@@ -1,11 +1,15 @@
 #include "libddp/snapshot/own_pieces.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+
+#include "libddp/base/error.h"
 
 namespace libddp {
 namespace {
@@ -34,6 +38,15 @@ OwnPieces::OwnPieces(const std::vector<SnapshotTensor>& tensors, const JobRanks&
   std::stable_sort(by_key.begin(), by_key.end(), [](const auto& left, const auto& right) {
     return left.get().key < right.get().key;
   });
+  const auto twice = std::adjacent_find(
+      by_key.begin(), by_key.end(),
+      [](const auto& left, const auto& right) { return left.get().key == right.get().key; });
+  if (twice != by_key.end()) {
+    throw ArgumentError(
+        fmt::format("libddp snapshot: key '{}' is given twice. Hint: a rank gives each key once; a "
+                    "tensor that has two names goes under one of them.",
+                    twice->get().key));
+  }
   int next_small = 0;
   for (const SnapshotTensor& each : by_key) {
     each.check();

@@ -285,6 +285,20 @@ TEST_CASE("states that do not fit are refused by name", "[fully_shard]") {
   });
 }
 
+TEST_CASE("options that make no sense are named", "[fully_shard]") {
+  run_group(2, [&](ProcessGroup& group) {
+    const Group all = group.shared_from_this();
+    const auto told = [](const ShardOptions& options) {
+      return message_of<ArgumentError>(
+          [&] { fully_shard(torch::nn::Linear(4, 4), options, "up"); });
+    };
+    const auto one = told({.shard = all, .replicate = all});
+    expect(contains(one, "unit 'up': shard and replicate are one group"), one);
+    const auto whole = told({.shard = all, .param_dtype = at::kInt});
+    expect(contains(whole, "unit 'up': param_dtype is Int"), whole);
+  });
+}
+
 TEST_CASE("a state that one rank cannot load is loaded on none", "[fully_shard]") {
   run_group(2, [&](ProcessGroup& group) {
     ShardedNet net = make_net();

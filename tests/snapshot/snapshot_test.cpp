@@ -351,6 +351,15 @@ TEST_CASE("an error of one rank is one of all, and the step before stays", "[sna
     });
     expect(contains(bad, "'s' is an undefined tensor"), bad);
     expect(contains(bad, "rank 1 could not save step 2") == (group.rank() != 1), bad);
+    // Small ones are shared out over the ranks, so that no rank has both.
+    const std::string twice = message_of<ArgumentError>([&] {
+      auto tensors = state.tensors;
+      for (const double value : {1.0, 2.0}) {
+        tensors.push_back(SnapshotTensor::whole("t", at::full({2}, value), StoredBy::HostTogether));
+      }
+      snapshot->save(2, tensors);
+    });
+    expect(contains(twice, "key 't' is given twice"), twice);
     state.forget();
     expect(snapshot->load(state.tensors) == 1, "the step before");
     expect(state.is(1), "its tensors");
