@@ -107,7 +107,8 @@ def _is_ours(device: str, backend: str) -> bool:
     return (
         backend == HOST
         or (device == "cpu" and backend in _HOST_NAMES)
-        or (device == "cuda" and backend == "nccl")
+        # The latter is in "cpu:gloo,cuda:gloo", torch's own word for "gloo" (get_backend_config).
+        or (device == "cuda" and backend in ("nccl", "gloo"))
     )
 
 

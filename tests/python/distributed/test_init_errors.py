@@ -181,12 +181,23 @@ def test_a_choice_of_links_that_cannot_be_is_named(argument, words):
         ddp_dist.init_process_group("gloo", rank=0, world_size=1, **argument)
 
 
+def test_the_names_that_torch_answers_are_taken():
+    name = str(dist.BackendConfig(dist.Backend("gloo")))  # "cpu:gloo,cuda:gloo", ...
+    assert "cuda:gloo" in name
+    ddp_dist.init_process_group("cpu:gloo,cuda:gloo", rank=0, world_size=1)
+    try:
+        assert ddp_dist.get_backend() == "cpu:gloo,cuda:gloo"
+        assert ddp_dist.native().size() == 1
+    finally:
+        ddp_dist.destroy_process_group()
+
+
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
         ("mpi", "is not known"),
         ("glo", "is not known"),
-        ("cuda:gloo", "does not offer"),
+        ("cuda:mpi", "does not offer"),
         ("cpu:gloo,cpu:gloo", "twice"),
         (7, "is a int"),
     ],
@@ -198,7 +209,7 @@ def test_an_unknown_backend_lists_the_known(backend, words):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-@pytest.mark.parametrize("backend", ["nccl", "NCCL", "cuda:nccl"])
+@pytest.mark.parametrize("backend", ["nccl", "NCCL", "cuda:nccl", "cuda:gloo"])
 def test_nccl_without_cuda_says_so(backend):
     with pytest.raises(ArgumentError, match="needs CUDA"):
         ddp_dist.init_process_group(backend, rank=0, world_size=1)
