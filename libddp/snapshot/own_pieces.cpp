@@ -1,9 +1,12 @@
 #include "libddp/snapshot/own_pieces.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -27,6 +30,22 @@ struct Range {
 Range part_of(std::int64_t count, int index, int num_parts) {
   const std::int64_t each = (count / num_parts + kBoundary) / kBoundary * kBoundary;
   return {std::min(count, index * each), std::min(count, (index + 1) * each)};
+}
+
+/// The first line that one of two sorted lists has and the other lacks.
+std::string difference_of(const std::string& first, const std::string& other) {
+  std::istringstream left(first);
+  std::istringstream right(other);
+  std::string mine;
+  std::string theirs;
+  while (true) {
+    const bool has_mine = static_cast<bool>(std::getline(left, mine));
+    const bool has_theirs = static_cast<bool>(std::getline(right, theirs));
+    if (!has_mine && !has_theirs) return "in their order";
+    if (!has_theirs) return fmt::format("the latter has no {}", mine);
+    if (!has_mine) return fmt::format("the former has no {}", theirs);
+    if (mine != theirs) return fmt::format("{} and {}", mine, theirs);
+  }
 }
 
 }  // namespace
@@ -60,6 +79,9 @@ OwnPieces::OwnPieces(const std::vector<SnapshotTensor>& tensors, const JobRanks&
         if (ranks.local_rank() == 0) add(each, 0, count);
         break;
       case StoredBy::HostTogether:
+        together_.push_back(fmt::format("'{}' {} [{}]", each.key,
+                                        c10::toString(each.tensor.scalar_type()),
+                                        fmt::join(each.shape, ", ")));
         if (bytes < kSplitBytes) {
           if (next_small++ % ranks.local_size() == ranks.local_rank()) add(each, 0, count);
         } else {
@@ -67,6 +89,27 @@ OwnPieces::OwnPieces(const std::vector<SnapshotTensor>& tensors, const JobRanks&
           if (part.begin < part.end) add(each, part.begin, part.end);
         }
     }
+  }
+}
+
+void OwnPieces::check_alike(const JobRanks& ranks) const {
+  const std::string lines = fmt::format("{}", fmt::join(together_, "\n"));
+  const auto digest = static_cast<std::int64_t>(std::hash<std::string>{}(lines));
+  const auto digests = ranks.gather_numbers({digest});
+  const auto first_of_host = [&](int rank) {
+    return ranks.hosts().ranks_of(ranks.hosts().host(rank)).front();
+  };
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    const int first = first_of_host(rank);
+    if (digests[static_cast<std::size_t>(rank)] == digests[static_cast<std::size_t>(first)])
+      continue;
+    const std::vector<std::string> all = ranks.gather(lines);
+    throw ArgumentError(fmt::format(
+        "libddp snapshot: ranks {} and {} of one host store other tensors together: {}. Hint: what "
+        "is StoredBy::HostTogether (replicated models and their optimizers) is the same on all "
+        "ranks of a host.",
+        first, rank,
+        difference_of(all[static_cast<std::size_t>(first)], all[static_cast<std::size_t>(rank)])));
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "libddp/slots/piece_layout.h"
@@ -23,6 +24,9 @@ class OwnPieces {
   OwnPieces(const std::vector<SnapshotTensor>& tensors, const JobRanks& ranks);
 
   const std::vector<Piece>& pieces() const { return pieces_; }
+  /// What the ranks of a host store together must be alike on them, or nobody has some part of it.
+  /// A collective; throws ArgumentError on all ranks that names the first difference.
+  void check_alike(const JobRanks& ranks) const;
   /// The tensor of each piece of a layout that was made of them.
   std::vector<at::Tensor> in_order_of(const PieceLayout& layout) const;
 
@@ -31,6 +35,8 @@ class OwnPieces {
 
   std::vector<Piece> pieces_;
   std::vector<at::Tensor> tensors_;
+  /// Of StoredBy::HostTogether, by key: a line for each, as errors have it.
+  std::vector<std::string> together_;
 };
 
 }  // namespace libddp

@@ -214,6 +214,7 @@ Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTen
     }
     own.emplace(tensors, *ranks_);
   });
+  own->check_alike(*ranks_);
   if (!options_.in_memory) {
     sequence_ = std::max(sequence_, newest_in_folder()) + 1;
     const std::uint64_t bytes = save_directly(

@@ -360,6 +360,17 @@ TEST_CASE("an error of one rank is one of all, and the step before stays", "[sna
       snapshot->save(2, tensors);
     });
     expect(contains(twice, "key 't' is given twice"), twice);
+    const std::string lacking = message_of<ArgumentError>([&] {
+      auto tensors = state.tensors;
+      if (group.rank() != 1) {
+        tensors.push_back(SnapshotTensor::whole("t", at::zeros({2}), StoredBy::HostTogether));
+      }
+      snapshot->save(2, tensors);
+    });
+    expect(contains(lacking,
+                    "ranks 0 and 1 of one host store other tensors together: the latter "
+                    "has no 't' Float [2]"),
+           lacking);
     state.forget();
     expect(snapshot->load(state.tensors) == 1, "the step before");
     expect(state.is(1), "its tensors");
