@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 
 SIZE = 2
+#: Of all-to-all: not in torch 2.11.
+GLOO_HAS_LISTS = torch.__version__ >= (2, 15)
 
 
 def parts(tensor):
@@ -56,6 +58,8 @@ def is_noticed(name, api, group):
 def check_as_with_gloo():
     gloo = dist.new_group(backend="gloo")
     for name in CALLS:
+        if name == "all_to_all" and not GLOO_HAS_LISTS:
+            continue
         wanted = is_noticed(name, dist, gloo)
         assert is_noticed(name, dist, None) == wanted, name
         assert is_noticed(name, ddp_dist, None) == wanted, name
