@@ -117,13 +117,16 @@ void BucketHook::take_result(const GradientBuckets& buckets, const Started& star
   if (on_result_) on_result_(started.bucket);
 }
 
+std::string BucketHook::where() const {
+  return GroupIdentity{group_->name(), group_->rank(), group_->size()}.where();
+}
+
 void BucketHook::refuse_result(const at::Tensor& result, const at::Tensor& given,
                                const std::string& label) const {
-  const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
   throw ArgumentError(fmt::format(
       "{} communication hook: it returned {} elements for {}, which has {}. Hint: return a "
       "tensor like bucket.buffer().",
-      me.where(), result.numel(), label, given.numel()));
+      where(), result.numel(), label, given.numel()));
 }
 
 at::Tensor BucketHook::result_of(const Future& future, const std::string& label) {
@@ -135,11 +138,10 @@ at::Tensor BucketHook::result_of(const Future& future, const std::string& label)
 // them, the host does not.
 void BucketHook::wait(const Future& future, const std::string& label) const {
   if (!future) {
-    const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
     throw ArgumentError(fmt::format(
         "{} communication hook: it returned no future for {}. Hint: return one whose value is a "
         "tensor like bucket.buffer().",
-        me.where(), label));
+        where(), label));
   }
   if (!future->completed()) block_until_completed(future, label);
   if (future->hasError()) std::rethrow_exception(future->exception_ptr());
@@ -160,11 +162,10 @@ void BucketHook::block_until_completed(const Future& future, const std::string& 
     check_interrupt();
     if (const std::exception_ptr failure = group_->failure()) std::rethrow_exception(failure);
     if (deadline.expired()) {
-      const GroupIdentity me{group_->name(), group_->rank(), group_->size()};
       throw TimeoutError(fmt::format(
           "{} communication hook: its future for {} was not completed within {:.1f} s. Hint: a "
           "hook must complete the future that it returns.",
-          me.where(), label, std::chrono::duration<double>(group_->timeout()).count()));
+          where(), label, std::chrono::duration<double>(group_->timeout()).count()));
     }
     lock.lock();
   }

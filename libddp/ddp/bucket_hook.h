@@ -77,6 +77,8 @@ class BucketHook {
   at::Tensor result_of(const Future& future, const std::string& label);
   void wait(const Future& future, const std::string& label) const;
   void block_until_completed(const Future& future, const std::string& label) const;
+  /// The group and this rank in it, for errors.
+  std::string where() const;
   [[noreturn]] void refuse_result(const at::Tensor& result, const at::Tensor& given,
                                   const std::string& label) const;
   template <typename Function>

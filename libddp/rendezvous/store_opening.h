@@ -6,7 +6,8 @@
 // listens (so we wait for a listener first), it waits without end for one that never answers (so it
 // is made in a thread of its own, with a deadline), and it looks up the name of the address that it
 // has connected to (so that thread's lookups are short, unless the host's address must be looked
-// up). Thread rule: blocking; lets interrupts through.
+// up).
+// Thread rule: blocking; lets interrupts through.
 //
 //   auto store = open_tcp_store("10.0.0.7", 29500, StoreRole::Client, 3, std::chrono::minutes(5));
 

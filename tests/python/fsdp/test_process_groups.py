@@ -6,9 +6,9 @@ two numbers has one order.
 
 import checks
 import fsdp_models as models
-import torch
 import torch.distributed as dist
 from in_place_group import InPlace
+from states import assert_same
 from torch.distributed.fsdp import ShardingStrategy
 
 STRATEGIES = (
@@ -27,8 +27,7 @@ def trained(process_group, strategy=ShardingStrategy.FULL_SHARD):
 
 def same(left, right):
     assert list(left) == list(right)
-    for name, value in left.items():
-        assert torch.equal(value, right[name]), name
+    assert_same(left, right)
 
 
 def check_the_group_behind_the_default_group():
