@@ -14,7 +14,7 @@ using namespace libddp::test;
 using namespace std::chrono_literals;
 
 TEST_CASE("a keeper says how far a save is", "[replica]") {
-  TwoHosts hosts(400'000, {.run = "", .bytes_per_second = 500'000, .patience = 500ms});
+  TwoHosts hosts(400'000, {.run = "", .bytes_per_second = 500'000, .patience = kPatience});
   const auto pulled = [&](std::uint64_t sequence, const std::vector<int>& ranks = {1}) {
     return hosts.here->pulled(ranks, 3, sequence);
   };
@@ -33,8 +33,9 @@ TEST_CASE("a keeper says how far a save is", "[replica]") {
 }
 
 TEST_CASE("the copy that is next waits for its turn", "[replica]") {
-  TwoHosts hosts(400'000,
-                 {.run = "", .bytes_per_second = 1'000'000, .patience = 500ms, .next_pause = 20s});
+  TwoHosts hosts(
+      400'000,
+      {.run = "", .bytes_per_second = 1'000'000, .patience = kPatience, .next_pause = 20s});
   const auto pull_next = [&](std::uint64_t sequence) {
     hosts.here->pull(hosts.address, 1, 3, sequence, PullPurpose::NextReplica);
   };
@@ -62,7 +63,7 @@ TEST_CASE("the copy that is next waits for its turn", "[replica]") {
 }
 
 TEST_CASE("the copy that is next comes by itself when nobody asks for another", "[replica]") {
-  TwoHosts hosts(5000, {.run = "", .patience = 500ms, .next_pause = 300ms});
+  TwoHosts hosts(5000, {.run = "", .patience = kPatience, .next_pause = 300ms});
   hosts.remote.save(5, 0);
   const auto begin = std::chrono::steady_clock::now();
   hosts.here->pull(hosts.address, 1, 3, 5, PullPurpose::NextReplica);

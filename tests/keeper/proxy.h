@@ -88,8 +88,8 @@ class Proxy {
     if (got < 0) return true;
     const std::uint64_t next = num_bytes + static_cast<std::uint64_t>(got);
     if (flip_at >= num_bytes && flip_at < next) bytes[flip_at - num_bytes] ^= 8;
+    num_bytes = next;  // before the far end can have them, and the test look
     send(puller, bytes.data(), static_cast<std::size_t>(got));
-    num_bytes = next;
     if (piece_bytes != 0) ::poll(nullptr, 0, 1);
     return num_bytes < close_at;
   }

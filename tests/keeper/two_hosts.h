@@ -26,12 +26,16 @@ inline std::shared_ptr<const RunKey> key_of(char letter) {
   return RunKey::from_bytes(std::string(32, letter));
 }
 
+/// How long a keeper waits for another that sends nothing: longer than a busy machine stands still.
+/// The short one is for tests in which that time passes.
+constexpr std::chrono::milliseconds kPatience{10'000};
+constexpr std::chrono::milliseconds kShortPatience{2'000};
+
 /// Two hosts of one run: rank 0 on the first, rank 1 on the second, whose saves the first fetches.
 class TwoHosts {
  public:
   explicit TwoHosts(std::size_t bytes = 5000,
-                    Keeper::Options options = {.run = "",
-                                               .patience = std::chrono::milliseconds(500)})
+                    Keeper::Options options = {.run = "", .patience = kPatience})
       : run("test-" + random_hex(8)), remote(run, 1, 2, 3, bytes) {
     set_log_level(LogLevel::Off);
     options.run = run;

@@ -6,6 +6,7 @@
 //   run_ranks(3, [&](int rank) { expect(data[rank] == 6.0f, "sum"); });
 
 #include <cstddef>
+#include <ostream>
 #include <stdexcept>
 #include <string>
 
@@ -36,9 +37,19 @@ std::string message_of(Call&& call) {
   throw std::runtime_error("expected an exception, none was thrown");
 }
 
+/// Whether a text contains a part; a REQUIRE that fails shows both.
+struct Contained {
+  bool found;
+  std::string text, part;
+  operator bool() const { return found; }  // NOLINT: as a condition, everywhere
+  friend std::ostream& operator<<(std::ostream& out, const Contained& it) {
+    return out << '"' << it.text << "\" contains \"" << it.part << '"';
+  }
+};
+
 /// True if `text` contains `part`; for messages in expect and REQUIRE.
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
+inline Contained contains(const std::string& text, const std::string& part) {
+  return {text.find(part) != std::string::npos, text, part};
 }
 
 }  // namespace libddp::test
