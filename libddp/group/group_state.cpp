@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
+#include "libddp/base/log.h"
 #include "libddp/group/backend_registry.h"
 #include "libddp/watchdog/flight_log_json.h"
 
@@ -142,6 +144,18 @@ void ProcessGroup::State::retire(const std::string& reason) {
     if (device != nullptr) device->abort(reason);
   }
   shut_down();
+}
+
+void ProcessGroup::State::drop() noexcept {
+  if (is_shut_down || std::uncaught_exceptions() > 0 || backend->failure()) return;
+  const Backend* const device = known_device_backend.load();
+  if (!backend->is_idle() || (device != nullptr && !device->is_idle())) return;
+  try {
+    shut_down();
+  } catch (const std::exception& error) {
+    log(LogLevel::Warn, "group_not_left_in_order",
+        {{"group", identity.where()}, {"reason", error.what()}});
+  }
 }
 
 std::string ProcessGroup::State::why_retired() const {

@@ -103,6 +103,10 @@ struct ProcessGroup::State {
   void shut_down();
   /// See ProcessGroup::retire.
   void retire(const std::string& reason);
+  /// The group's owner lets go of it. With nothing in flight and no exception on its way, as at the
+  /// end of a program that succeeds, the rank leaves in order; else its peers take it for a
+  /// failure.
+  void drop() noexcept;
   std::string flight_log() const;
   /// See ProcessGroup.
   std::exception_ptr failure() const;

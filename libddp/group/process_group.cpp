@@ -79,12 +79,12 @@ bool ProcessGroup::has_device_backend() const { return state_->known_device_back
 bool ProcessGroup::moves(c10::DeviceType type) const { return state_->moves(type); }
 
 ProcessGroup::~ProcessGroup() {
-  if (state_->made.is_current()) return;
   // In a forked child: threads, locks and sockets are its parent's, and its own end frees the rest.
-  static_cast<void>(state_->store.release());
-  static_cast<void>(state_->device_backend.release());
-  static_cast<void>(state_->backend.release());
-  static_cast<void>(state_.release());
+  if (state_->made.is_current()) {
+    state_->drop();
+  } else {
+    static_cast<void>(state_.release());
+  }
 }
 
 int ProcessGroup::rank() const { return state_->identity.rank; }

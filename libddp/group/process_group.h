@@ -207,8 +207,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// Null while the group is healthy; StateError once it has retired.
   std::exception_ptr failure() const;
   /// Leaves in order, once what is in flight has ended; messages that a peer which leaves as well
-  /// has no part of fail. Later calls throw StateError. The destructor does the same without
-  /// waiting.
+  /// has no part of fail. Later calls throw StateError. The destructor does the same where nothing
+  /// is in flight and no exception is on its way; else the peers take it for a failure.
   void shutdown();
   /// Leaves because the members go on in another group, of which `reason` tells: later calls throw
   /// StateError with it. What is in flight here fails at once; where nothing is, this rank leaves

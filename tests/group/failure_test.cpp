@@ -18,6 +18,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/torch_group_fixture.h"
+#include "tests/support/wait_until.h"
 
 using namespace libddp;
 using namespace libddp::test;
@@ -264,6 +265,25 @@ TEST_CASE("a rank that is gone without shutdown is a failure", "[failure]") {
   };
   REQUIRE_THROWS_WITH(run_group(3, body), "bug in rank 1");
   REQUIRE(num_told == 2);
+}
+
+TEST_CASE("a group that goes out of scope at the end is left in order", "[failure]") {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::atomic<bool> has_left{false};
+  run_ranks(2, [&](int rank) {
+    Group group = ProcessGroup::create(store, {.rank = rank, .world_size = 2, .name = "by itself"});
+    group->all_reduce(filled(1, 50000));
+    if (rank == 0) {
+      group.reset();
+      has_left = true;
+      return;
+    }
+    wait_until([&] { return has_left.load(); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    expect(group->failure() == nullptr, "nothing has failed");
+    expect_parts(message_of<PeerError>([&] { group->barrier(); }),
+                 {"rank 0 (pid ", "has left the group", "after all_reduce"});
+  });
 }
 
 TEST_CASE("groups may be dropped while their peers say goodbye", "[failure]") {
