@@ -120,6 +120,11 @@ void Snapshot::check_process() const {
       "load in the process that made the Snapshot.");
 }
 
+void Snapshot::check_open() const {
+  check_process();
+  if (is_closed_) throw StateError("libddp snapshot: it is closed. Hint: make another one.");
+}
+
 bool Snapshot::join(bool may_create) {
   if (memory_) return true;
   if (!options_.in_memory) return false;
@@ -198,7 +203,7 @@ std::shared_ptr<SnapshotStore> Snapshot::store() const {
 Snapshot::Report Snapshot::save(std::int64_t step, const std::vector<SnapshotTensor>& tensors,
                                 std::string_view values, Storage storage) {
   const std::lock_guard lock(mutex_);
-  check_process();
+  check_open();
   const auto began = std::chrono::steady_clock::now();
   const std::string what = fmt::format("save step {}", step);
   std::optional<OwnPieces> own;
@@ -362,7 +367,7 @@ std::uint64_t Snapshot::on_host(const Numbers& numbers, std::size_t index, int h
 
 void Snapshot::prepare(const std::vector<SnapshotTensor>& tensors) {
   const std::lock_guard lock(mutex_);
-  check_process();
+  check_open();
   if (!options_.in_memory) return;
   std::optional<PieceLayout> layout;
   ranks_->together("prepare its memory",
@@ -390,7 +395,7 @@ std::uint64_t Snapshot::prepared_bytes() {
 
 std::vector<std::shared_ptr<SavedVersion>> Snapshot::versions() {
   const std::lock_guard lock(mutex_);
-  check_process();
+  check_open();
   return find_versions();
 }
 
@@ -458,7 +463,7 @@ Snapshot::Versions Snapshot::versions_in_folder() {
 
 void Snapshot::open(SavedVersion& version) {
   const std::lock_guard lock(mutex_);
-  check_process();
+  check_open();
   if (version.is_in_memory() && !version.is_open()) host_saves_->bring(version, false, *memory_);
   open_everywhere(version, fmt::format("open {}", version.name()));
 }
@@ -486,7 +491,7 @@ void Snapshot::open_everywhere(SavedVersion& version, const std::string& what) {
 
 void Snapshot::read(SavedVersion& version, const std::vector<SnapshotTensor>& tensors) {
   const std::lock_guard lock(mutex_);
-  check_process();
+  check_open();
   const std::string what = fmt::format("load {}", version.name());
   std::optional<VersionReader> reader;
   const auto prepare = [&] {
@@ -559,6 +564,7 @@ void Snapshot::wait(std::chrono::milliseconds timeout) {
 void Snapshot::close() {
   const std::lock_guard lock(mutex_);
   check_process();
+  is_closed_ = true;
   if (!memory_) return;
   memory_->finish();
   memory_.reset();

@@ -127,7 +127,8 @@ class Snapshot {
 
   /// Until the newest save for the folder is in it. Throws TimeoutError after `timeout`.
   void wait(std::chrono::milliseconds timeout = std::chrono::minutes(30));
-  /// The job has reached its end: nothing is kept in memory; what is being stored is stored.
+  /// The job has reached its end: nothing is kept in memory; what is being stored is stored. Saves
+  /// and loads throw StateError from then on.
   void close();
 
   const Options& options() const { return options_; }
@@ -147,6 +148,7 @@ class Snapshot {
   using Versions = std::vector<std::shared_ptr<SavedVersion>>;
 
   void check_process() const;
+  void check_open() const;
   /// Meets the keeper, and learns what there is. False where there is nothing yet and `may_create`
   /// is not given.
   bool join(bool may_create);
@@ -191,6 +193,7 @@ class Snapshot {
   std::uint64_t sequence_ = 0;
   std::uint64_t generation_ = 0;
   bool has_warned_of_spare_ = false;
+  bool is_closed_ = false;
   const std::unique_ptr<HostSaves> host_saves_;
   const ProcessStamp made_;
   std::mutex mutex_;

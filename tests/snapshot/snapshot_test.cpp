@@ -101,7 +101,20 @@ TEST_CASE("a job of one process finds its memory again", "[snapshot]") {
   REQUIRE(snapshot->versions().size() == 2);
   REQUIRE(snapshot->versions()[0]->saved().step == 6);
   REQUIRE(snapshot->versions()[1]->saved().step == 5);
-  snapshot->close();
+  const auto version = snapshot->versions()[0];
+  for (int i = 0; i < 2; ++i) snapshot->close();
+  snapshot->wait();
+  REQUIRE(snapshot->status() == "null");
+  for (const std::function<void()>& call : std::vector<std::function<void()>>{
+           [&] { snapshot->save(7, state.tensors); },
+           [&] { snapshot->load(state.tensors); },
+           [&] { snapshot->versions(); },
+           [&] { snapshot->open(*version); },
+           [&] { snapshot->read(*version, state.tensors); },
+           [&] { snapshot->prepare(state.tensors); },
+       }) {
+    REQUIRE_THROWS_WITH(call(), "libddp snapshot: it is closed. Hint: make another one.");
+  }
 }
 
 TEST_CASE("lazy and strided views are loaded as what they stand for", "[snapshot]") {

@@ -19,7 +19,13 @@ from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler,
 from libddp.distributed._init import init_process_group
 from libddp.distributed.fsdp import _argument_checks
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
-from libddp.distributed.fsdp.wrap import _modules, _process_groups, _state_hooks, _wrapped_module
+from libddp.distributed.fsdp.wrap import (
+    _composable,
+    _modules,
+    _process_groups,
+    _state_hooks,
+    _wrapped_module,
+)
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import ArgumentError
 
@@ -62,7 +68,7 @@ def fully_shard(
         mp_policy: MixedPrecisionPolicy.
         offload_policy: CPUOffloadPolicy keeps shards, gradients and so the optimizer's state in
             the CPU's memory, while a GPU computes; without effect on the CPU.
-        ignored_params: are left alone.
+        ignored_params: are left alone, as are those of modules under torch's `replicate`.
         shard_placement_fn: gives torch.distributed.tensor.Shard(dim) for a parameter, or None for
             dim 0; other dimensions than 0 must be divisible by the number of ranks.
         dp_mesh_dims: not supported; ArgumentError.
@@ -89,7 +95,7 @@ def fully_shard(
     sharding.keep_unsharded = _argument_checks.keeps_unsharded(
         reshard_after_forward, sharding.num_shards
     )
-    ignored = list(ignored_params or ())
+    ignored = [*(ignored_params or ()), *_composable.replicated_parameters(modules)]
     for each in modules:
         _modules.move(each, home, _modules.Ignored(set(), set(ignored)))
     parameters = _wrapped_module.own_parameters_of(modules, ignored)
@@ -106,6 +112,7 @@ def fully_shard(
         for patch in (clip_grad_norm, grad_scaler, checkpoint_state):
             patch.put()
     for each in modules:
+        _composable.mark_sharded(each)
         each.__class__ = _sharded_class(type(each))
     return module
 
@@ -192,6 +199,7 @@ def _refuse(module, dp_mesh_dims) -> None:
             "libddp fsdp: fully_shard does not support containers that do not implement forward: "
             f"{type(module).__name__}. Hint: call it once for each element."
         )
+    _composable.refuse_replicated(module)
     if dp_mesh_dims is not None:
         raise ArgumentError(
             "libddp fsdp: dp_mesh_dims is not supported. Hint: pass the dimensions to shard over "
