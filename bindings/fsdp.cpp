@@ -13,6 +13,7 @@
 #include "bindings/bindings.h"
 #include "bindings/fsdp_python_faces.h"
 #include "bindings/tensors.h"
+#include "libddp/autograd/gradient_dtype.h"
 #include "libddp/fsdp/flat_parameter.h"
 #include "libddp/fsdp/param_group.h"
 #include "libddp/fsdp/sharded_model.h"
@@ -189,6 +190,7 @@ void bind_fsdp(py::module_& module) {
            py::arg("units"), py::arg("keep"), unlocked);
   module.def("broadcast_tensors", &broadcast_tensors, py::arg("group"), py::arg("tensors"),
              py::arg("root"));
+  module.def("keep_gradient_dtype", &keep_gradient_dtype, py::arg("output"));
   module.def("total_norm", &total_norm_of, py::arg("gradients"), py::arg("norm_type"));
 }
 

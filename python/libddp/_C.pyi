@@ -432,6 +432,9 @@ class ShardedModel:
 def broadcast_tensors(group: ProcessGroup, tensors: Sequence[Tensor], root: int) -> None:
     """Copies them from one rank to all, many in one message; an expanded one counts once."""
 
+def keep_gradient_dtype(output: Tensor) -> None:
+    """Its gradients reach the operation that made it as they were computed, whatever its dtype."""
+
 def total_norm(
     gradients: Sequence[
         tuple[ProcessGroup | None, torch.dtype, Sequence[Tensor | None], torch.device]

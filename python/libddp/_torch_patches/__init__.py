@@ -255,8 +255,8 @@ PATCHES = (
     Patch(
         ("torch.distributed.pipelining.stage._PipelineStageBase",),
         ("backward_maybe_with_nosync",),
-        "refuses halves of passes of stages that libddp has sharded",
-        "zero-bubble schedules would leave out the gradients of their weights without a word",
+        "refuses halves of passes of stages that libddp has sharded or replicated",
+        "zero-bubble schedules would train their weights not at all, or apart, without a word",
         BY_WRAPPING,
     ),
     Patch(

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from libddp.errors import ArgumentError
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import Shard
 
 BF16 = torch.bfloat16
 HAS_OVERRIDES = "param_dtype_override_fn" in {
@@ -26,6 +27,29 @@ class Again(nn.Module):
 
     def forward(self, x):
         return self.layer(torch.tanh(self.layer(x)))
+
+
+class WideGradient(torch.autograd.Function):
+    """x w', whose gradient of w is of float32."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x)
+        return x @ w.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return None, grad.float().T @ x.float()
+
+
+class WideLinear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x):
+        return WideGradient.apply(x, self.weight)
 
 
 def net():
@@ -53,11 +77,11 @@ def theirs(model, **how):
     return models.theirs(model, [], **how)
 
 
-def assert_alike(policy, passes=1, make=net):
+def assert_alike(policy, passes=1, make=net, **how):
     found = []
     for shard in (ours, theirs):
         torch.manual_seed(0)
-        found.append(gradients(shard(make(), mp_policy=policy), passes))
+        found.append(gradients(shard(make(), mp_policy=policy, **how), passes))
     for own, other in zip(*found, strict=True):
         assert own.dtype == other.dtype
         assert torch.equal(own, other), (policy, passes)
@@ -73,6 +97,13 @@ def check_gradients_are_torchs():
 def check_gradients_of_low_parameters_are_torchs():
     for reduce_dtype in (None, torch.float32):
         assert_alike(MixedPrecisionPolicy(reduce_dtype=reduce_dtype), make=lambda: net().bfloat16())
+
+
+def check_gradients_of_columns_are_torchs():
+    for reduce_dtype in (None, torch.float32, BF16):
+        for passes in (1, 3):
+            policy = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=reduce_dtype)
+            assert_alike(policy, passes, WideLinear, shard_placement_fn=lambda _: Shard(1))
 
 
 def keep_norms(parameter):

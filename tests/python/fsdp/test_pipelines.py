@@ -1,6 +1,7 @@
-"""Stages of torch's pipelines that are sharded: whole backward passes work, halves are refused."""
+"""Pipeline stages that are sharded or replicated: whole passes work, halves are refused."""
 
 import checks
+import ddp_models
 import fsdp_models as models
 import pytest
 import torch
@@ -54,11 +55,20 @@ def check_whole_passes_train():
 def check_halves_of_passes_are_refused():
     from torch.distributed.pipelining import PipelineStage
 
-    sharded = models.libddp_fsdp().fully_shard(layers()[0])
-    for module in (sharded, torch.nn.Sequential(sharded)):
+    fsdp = models.libddp_fsdp()
+    sharded = fsdp.fully_shard(layers()[0])
+    wrapped = fsdp.FullyShardedDataParallel(layers()[0])
+    replicated = ddp_models.wrap(layers()[0])
+    for module, what in (
+        (sharded, "Sequential, is sharded,"),
+        (torch.nn.Sequential(sharded), "Sequential, is sharded,"),
+        (wrapped, "FullyShardedDataParallel, is sharded,"),
+        (replicated, "DistributedDataParallel, is in DistributedDataParallel,"),
+        (torch.nn.Sequential(replicated), "Sequential, is in DistributedDataParallel,"),
+    ):
         stage = PipelineStage(module, dist.get_rank(), NUM_RANKS, torch.device("cpu"))
         # What the schedules call; a step would leave messages to other stages behind.
-        with pytest.raises(ArgumentError, match=r"Sequential, is sharded, .* \(zero bubble\)"):
+        with pytest.raises(ArgumentError, match=rf"{what} .* \(zero bubble\)"):
             stage.backward_maybe_with_nosync("input", {})
 
 

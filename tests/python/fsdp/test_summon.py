@@ -47,16 +47,14 @@ def wrap_by_torch(**arguments):
     )
 
 
-def plain_names(named):
-    return {name.replace("_fsdp_wrapped_module.", ""): value for name, value in named}
-
-
 def shapes(model):
-    return {name: tuple(p.shape) for name, p in plain_names(model.named_parameters()).items()}
+    return {
+        name: tuple(p.shape) for name, p in models.plain_names(model.named_parameters()).items()
+    }
 
 
 def gradients(model):
-    named = plain_names(model.named_parameters())
+    named = models.plain_names(model.named_parameters())
     return {name: None if p.grad is None else p.grad.clone() for name, p in named.items()}
 
 
@@ -248,6 +246,31 @@ def check_another_shape_inside():
         raise ValueError("not kept")
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+def check_names_are_those_of_a_walk_over_the_modules():
+    """As scripts choose which parameters get weight decay; under summon_full_params plain ones."""
+    fsdp = models.libddp_fsdp().FullyShardedDataParallel
+    model = fsdp(fsdp(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))))
+
+    def walked(module, registry):
+        for name, child in module.named_children():
+            yield from (f"{name}.{below}" for below in walked(child, registry))
+        yield from registry(module)
+
+    parameters = sorted(walked(model, lambda module: module._parameters))
+    assert parameters == sorted(name for name, _ in model.named_parameters())
+    assert all(name.startswith("_fsdp_wrapped_module.") for name in parameters)
+    buffers = sorted(walked(model, lambda module: module._buffers))
+    assert buffers == sorted(name for name, _ in model.named_buffers())
+    with fsdp.summon_full_params(model):
+        assert [n for n, _ in model.named_parameters()] == [
+            "0.weight",
+            "0.bias",
+            "1.weight",
+            "1.bias",
+        ]
+        assert "1.running_mean" in dict(model.named_buffers())
 
 
 results, test_summon = checks.suite(globals(), 2)

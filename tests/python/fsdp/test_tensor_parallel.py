@@ -1,5 +1,7 @@
 """fully_shard of models that are tensor-parallel already, on a mesh of two dimensions."""
 
+from itertools import product
+
 import checks
 import fsdp_models as models
 import pytest
@@ -114,11 +116,13 @@ def check_norms_of_sequences_in_low_precision():
 
     mesh = mesh_of()
     low = torch.bfloat16
-    for reduce in (torch.float32, None, low):
-        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce)
+    # An RMSNorm's backward gives gradients of its weight in float32.
+    norms = (nn.LayerNorm, nn.RMSNorm)
+    for norm, param, reduce in product(norms, (low, None), (torch.float32, None, low)):
+        policy = MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
         found = []
         for fully_shard in (models.libddp_fsdp().fully_shard, torchs):
-            model = nn.Sequential(nn.LayerNorm(8))
+            model = nn.Sequential(norm(8))
             parallelize_module(model, mesh["tp"], {"0": SequenceParallel(sequence_dim=0)})
             fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
             torch.manual_seed(5 + mesh.get_local_rank("dp"))
@@ -128,7 +132,7 @@ def check_norms_of_sequences_in_low_precision():
                 (y * distribute_tensor(weight, mesh["tp"], [Shard(0)])).sum().backward()
             found.append([parameter.grad.full_tensor() for parameter in model.parameters()])
         for mine, other in zip(*found, strict=True):
-            assert torch.equal(mine, other), reduce
+            assert torch.equal(mine, other), (norm, param, reduce)
 
 
 results, test_on_four_ranks = checks.suite(globals(), 4)

@@ -178,6 +178,11 @@ def whole_parameters(model):
     return _whole(model, lambda parameter: parameter.detach())
 
 
+def plain_names(named):
+    """Values by the names from before wrapping."""
+    return {name.replace("_fsdp_wrapped_module.", ""): value for name, value in named}
+
+
 def whole_gradients(model):
     """Of the parameters that have some, by name; a collective."""
     return _whole(model, lambda parameter: parameter.grad)
@@ -187,7 +192,7 @@ def _whole(model, what):
     from libddp.distributed.fsdp.state._shard_specs import shard_specs_of
 
     specs, found = shard_specs_of(model), {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in plain_names(model.named_parameters()).items():
         tensor = what(parameter)
         if hasattr(tensor, "full_tensor"):
             found[name] = tensor.full_tensor().clone()

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.utils import _get_root_modules
 
-from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler, split_backward
+from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler
 from libddp.distributed._init import init_process_group
 from libddp.distributed.fsdp import _argument_checks
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
@@ -107,7 +107,6 @@ def fully_shard(
     name = ", ".join(type(each).__name__ for each in modules)
     wrapped = _wrapped_module.attach(modules, name, parameters, sharding, ignored)
     _state_hooks.watch(wrapped)
-    split_backward.put(_is_sharded)
     if not use_dtensor:
         for patch in (clip_grad_norm, grad_scaler, checkpoint_state):
             patch.put()
@@ -128,10 +127,6 @@ def _keeping_dtype(parameters: list, policy: MixedPrecisionPolicy) -> set[str]:
     resolved = ((name, policy._resolve_for_param(parameter)) for name, parameter in parameters)
     differing = {name for name, of_one in resolved if of_one.param_dtype != policy.param_dtype}
     return differing if policy.param_dtype is not None else set()
-
-
-def _is_sharded(module: torch.nn.Module) -> bool:
-    return any(True for _ in _wrapped_module.wrapped_modules_in(module))
 
 
 def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool, device_type: str) -> Sharding:

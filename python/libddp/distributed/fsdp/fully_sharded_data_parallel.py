@@ -154,7 +154,7 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
         self.limit_all_gathers, self.rank = limit_all_gathers, dist.get_rank()
         self.world_size = native(shard or replicate).size()
         _modules.place(module, device, param_init_fn, ignored)
-        parameters = _wrapped_module.own_parameters(module, ignored.parameters)
+        parameters = self._own(module, ignored.parameters)
         if sync_module_states:
             _modules.take_from_first(parameters, module, shard, replicate)
         self._buffer_dtypes = _modules.buffers_to_cast(module, precision.buffer_dtype, ignored)
@@ -177,6 +177,12 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
             compute_device=self._offloaded_from(parameters, device),
         )
         self._make(parameters, sharding)
+
+    @staticmethod
+    def _own(module: torch.nn.Module, ignored: set[torch.nn.Parameter]) -> list:
+        """Of a module that is wrapped already, none: the inner one has them."""
+        is_wrapped = isinstance(module, FullyShardedDataParallel)
+        return [] if is_wrapped else _wrapped_module.own_parameters(module, ignored)
 
     def _offloaded_from(self, parameters: list, device) -> torch.device | None:
         own = [parameter for _, parameter in parameters]
@@ -251,14 +257,16 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
         return self._fsdp_wrapped_module[key]
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """As torch's, with the names from before the wrapping."""
-        for name, parameter in super().named_parameters(*args, **kwargs):
-            yield canonical(name), parameter
+        """As torch's: `_fsdp_wrapped_module.` is in names, except under summon_full_params."""
+        return self._as_summoned(super().named_parameters(*args, **kwargs))
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """As torch's, with the names from before the wrapping."""
-        for name, buffer in super().named_buffers(*args, **kwargs):
-            yield canonical(name), buffer
+        """As torch's: `_fsdp_wrapped_module.` is in names, except under summon_full_params."""
+        return self._as_summoned(super().named_buffers(*args, **kwargs))
+
+    def _as_summoned(self, named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        for name, value in named:
+            yield name if self._wrapped.summoned is None else canonical(name), value
 
     def check_is_root(self) -> bool:
         """Whether this is the outermost wrapped module."""

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.join import Joinable
 from torch.distributed.utils import _cast_forward_inputs
 
 from libddp._load import load
-from libddp._torch_patches import dynamo
+from libddp._torch_patches import dynamo, split_backward
 from libddp.distributed._exit import describe
 from libddp.distributed._groups import native
 from libddp.errors import StateError
@@ -41,6 +41,16 @@ _NOT_PICKLED = (
     "_buffer_futures",
     "_stepped",
 )
+
+
+def _objection(module: torch.nn.Module) -> str | None:
+    """See split_backward."""
+    for part in module.modules():
+        if isinstance(part, DistributedDataParallel) and part.process_group.size() > 1:
+            return (
+                "is in DistributedDataParallel, so its gradients are averaged in whole passes only"
+            )
+    return None
 
 
 class DistributedDataParallel(
@@ -204,6 +214,7 @@ class DistributedDataParallel(
         if self._require_manual_backward_finalization:
             self._replica.set_manual_finish(True)
         _backward_errors.watch(self)
+        split_backward.put(_objection)
 
     def _rebuild_replica(self) -> None:
         """The C++ side anew, without a word to other ranks."""

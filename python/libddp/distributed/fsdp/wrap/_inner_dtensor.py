@@ -16,11 +16,9 @@ from torch.distributed.tensor import DTensor, Replicate
 if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-    from libddp.distributed.fsdp.wrap._sharding import Sharding
 
-
-class SummedWide(torch.autograd.Function):
-    """DTensor.from_local, whose backward adds up parts of a sum in a wider dtype."""
+class SummedIn(torch.autograd.Function):
+    """DTensor.from_local, whose backward adds up parts of a sum in another dtype."""
 
     @staticmethod
     def forward(ctx, local: torch.Tensor, spec: DTensorSpec, dtype: torch.dtype) -> DTensor:
@@ -36,21 +34,11 @@ class SummedWide(torch.autograd.Function):
         return local.wait() if isinstance(local, AsyncCollectiveTensor) else local, None, None
 
 
-def wide_dtype(
-    spec: DTensorSpec, name: str, dtype: torch.dtype, sharding: Sharding
-) -> torch.dtype | None:
-    """In which parts of a sum are added up; None: as autograd does."""
-    if not sharding.wide_gradients or not any(isinstance(p, Replicate) for p in spec.placements):
-        return None
-    low = dtype if name in sharding.keep_dtype else sharding.param_dtype or dtype
-    wide = sharding.reduce_dtype or dtype
-    both_float = wide.is_floating_point and low.is_floating_point
-    return wide if both_float and wide.itemsize > low.itemsize else None
-
-
-def whole(local: torch.Tensor, spec: DTensorSpec, wide: torch.dtype | None) -> DTensor:
-    """With a graph to `local`; `wide`: as wide_dtype answers."""
-    return _from_local(local, spec) if wide is None else SummedWide.apply(local, spec, wide)
+def whole(local: torch.Tensor, spec: DTensorSpec, dtype: torch.dtype | None) -> DTensor:
+    """With a graph to `local`; `dtype`: that sums of parts are made in, None = as they come."""
+    if dtype is None or not any(isinstance(p, Replicate) for p in spec.placements):
+        return _from_local(local, spec)
+    return SummedIn.apply(local, spec, dtype)
 
 
 def _from_local(local: torch.Tensor, spec: DTensorSpec) -> DTensor:

@@ -39,6 +39,7 @@ class ShardedParam:
     __slots__ = (
         "dim",
         "extension",
+        "gradient_dtype",
         "inner",
         "local",
         "name",
@@ -49,7 +50,6 @@ class ShardedParam:
         "spec",
         "unit_shape",
         "unsharded",
-        "wide_dtype",
     )
 
     def __init__(
@@ -66,10 +66,8 @@ class ShardedParam:
         self.dim = dim
         #: Of a parameter that is a DTensor by itself (tensor parallelism): what it is whole.
         self.inner: DTensorSpec | None = getattr(parameter, "_spec", None)
-        #: In which parts of a sum over that mesh are added up; None: as they come.
-        self.wide_dtype: torch.dtype | None = None
-        if self.inner is not None:
-            self.wide_dtype = _inner_dtensor.wide_dtype(self.inner, name, parameter.dtype, sharding)
+        #: See Sharding.
+        self.gradient_dtype = sharding.gradient_dtype(name, parameter.dtype)
         self.spec = _placement.spec_of(name, parameter, sharding, dim)
         #: What the unit has.
         self.unsharded: torch.nn.Parameter | None = parameter
@@ -120,10 +118,11 @@ class ShardedParam:
             if self.extension is not None:
                 return self.extension.whole(self.unsharded, self.sharded._local_tensor)
             whole = self.from_unit(self.unsharded)
-            inner = self.inner
-            if inner is None:
-                return whole
-            return _inner_dtensor.whole(whole, inner, self.wide_dtype)
+            if self.inner is not None:
+                whole = _inner_dtensor.whole(whole, self.inner, self.gradient_dtype)
+        if self.gradient_dtype is not None:
+            _C.keep_gradient_dtype(whole)
+        return whole
 
     def is_special(self) -> bool:
         """Whether the two forms differ in more than who owns what."""

@@ -56,6 +56,15 @@ class Sharding:
         """Ranks that have a part of a parameter each."""
         return self.shard.size() if self.shard is not None else 1
 
+    def gradient_dtype(self, name: str, dtype: torch.dtype) -> torch.dtype | None:
+        """That gradients of a parameter of the unit, which is of `dtype`, are added up in; None: as
+        autograd does, in the dtype that the module computes in.
+        """
+        computes_in = dtype if name in self.keep_dtype else self.param_dtype or dtype
+        wanted = self.reduce_dtype or dtype
+        both_float = wanted.is_floating_point and computes_in.is_floating_point
+        return wanted if self.wide_gradients and both_float and wanted != computes_in else None
+
     def over(self, groups) -> Sharding:
         """The same over other groups (_process_groups.Groups)."""
         shard, replicate = groups.natives()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.utils import _apply_to_tensors
 
 from libddp._load import load
-from libddp._torch_patches import dynamo
+from libddp._torch_patches import dynamo, split_backward
 from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp.wrap import (
     _discarding,
@@ -27,6 +27,7 @@ from libddp.distributed.fsdp.wrap import (
     _offload,
     _one_unit_warning,
     _optimizers,
+    _pending_inputs,
     _refusals,
     _sharded_place,
 )
@@ -278,6 +279,7 @@ class WrappedModule:
         sharding = self.sharding
         if sharding.cast_inputs or (self.is_root and sharding.cast_root_inputs):
             args, kwargs = _cast((args, kwargs), sharding.param_dtype)
+        args, kwargs = _pending_inputs.awaited(args, kwargs)
         try:
             if self.is_root and not self.is_running:
                 self.parts.withdraw()
@@ -478,7 +480,15 @@ def attach(
         wrapped.show_on_meta()
     for each in modules:
         each.__dict__[_WRAPPED] = wrapped
+    split_backward.put(_objection)
     return wrapped
+
+
+def _objection(module: torch.nn.Module) -> str | None:
+    """See split_backward."""
+    if next(wrapped_modules_in(module), None) is None:
+        return None
+    return "is sharded, so its weights are whole in whole passes only and would not be trained"
 
 
 def next_number() -> int:
