@@ -166,6 +166,7 @@ void bind_fsdp(py::module_& module) {
       .def("divide_gradients_by", &ParamGroup::divide_gradients_by, py::arg("divisor"))
       .def("zero_unused", &ParamGroup::zero_unused, py::arg("zeroes"))
       .def("show_waiting", &ParamGroup::show_waiting, py::arg("shows"))
+      .def("set_sync", &ParamGroup::set_sync, py::arg("sync"))
       .def("reduce_by", &reduce_by, py::arg("hook"));
   py::class_<ShardedModel, std::shared_ptr<ShardedModel>>(module, "ShardedModel")
       .def(py::init(&make_model), py::arg("units"), py::kw_only(), py::arg("forward_prefetch"),

@@ -101,6 +101,11 @@ class ParamGroup {
   void reduce_by(const ReduceHook& hook);
   bool has_reduce_hook() const;
 
+  /// Whether passes that average do so with this unit's gradients; else they wait for one that
+  /// does.
+  void set_sync(bool sync) { syncs_ = sync; }
+  bool syncs() const { return syncs_; }
+
   /// The part of a pass that concerns this unit. `adds_up`: several gradients of a parameter come
   /// together, and are added in the precision of the average; else in that of the computation.
   void begin_pass(bool averages, bool adds_up = false);
@@ -171,6 +176,7 @@ class ParamGroup {
   GradientHandler handler_;
   std::function<void(std::exception_ptr)> on_error_;
   std::vector<std::unique_ptr<FlatParameter>> flats_;
+  bool syncs_ = true;
   TrainingState state_ = TrainingState::Idle;
   Values values_ = Values::Shards;
   /// Of flats_. Last: destroyed first, so no hook runs into a half-destroyed object.

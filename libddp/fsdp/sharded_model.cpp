@@ -351,12 +351,12 @@ void ShardedModel::reach(ParamGroup& unit, bool accumulates, bool is_apart) {
   if (!unit.is_in_pass()) note_call(unit, Call::Backward);
   if (accumulates) {
     pass_->accumulates = true;
-    unit.begin_pass(pass_->syncs, is_apart);
+    unit.begin_pass(pass_->averages(unit), is_apart);
     if (has_late_hooks(unit)) pass_->has_late_hooks = true;
   }
   unshard_values(unit);
   if (!unit.trains_all()) pass_->lingering.push_back(&unit);
-  if (!unit.trains_all() || !pass_->syncs) pass_->must_meet = true;
+  if (!unit.trains_all() || !pass_->averages(unit)) pass_->must_meet = true;
 }
 
 void ShardedModel::begin_pass() {
@@ -415,7 +415,7 @@ void ShardedModel::take_gradient(ParamGroup& unit, std::size_t flat, std::size_t
   const bool is_left = unit.trains_all();
   // See NOTE [Outputs on the CPU].
   const bool waits = is_root(unit) && runs_in_two_threads_;
-  if (pass_->syncs && !waits) reduce(unit);
+  if (pass_->averages(unit) && !waits) reduce(unit);
   if (!is_left) return;
   // See NOTE [Gradients that come again].
   if (is_nested_backward()) {
@@ -523,7 +523,7 @@ void ShardedModel::average_waiting() {
 bool ShardedModel::reduce_rest() {
   bool is_any = false;
   for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
-    if ((*unit)->is_reducing()) continue;
+    if ((*unit)->is_reducing() || !(*unit)->syncs()) continue;
     if (!(*unit)->is_in_pass() && !(*unit)->has_waiting()) continue;
     (*unit)->begin_pass(/*averages=*/true);
     if (!(*unit)->wants_average()) continue;

@@ -131,7 +131,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   bool backward_failed(const std::string& what) noexcept;
   bool is_root(const ParamGroup& unit) const { return units_.front().get() == &unit; }
 
-  /// Whether backward passes average their gradients (the opposite of no_sync).
+  /// Whether backward passes average their gradients (the opposite of no_sync), of the units that
+  /// do (ParamGroup::syncs).
   void set_sync(bool sync) { syncs_ = sync; }
   bool syncs() const { return syncs_; }
 
@@ -169,6 +170,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   struct Pass {
     Pass(std::weak_ptr<ShardedModel> of, bool averages);
     ~Pass();
+    bool averages(const ParamGroup& unit) const { return syncs && unit.syncs(); }
     /// Empty once the pass has ended as it should.
     std::weak_ptr<ShardedModel> model;
     const bool syncs;

@@ -20,6 +20,11 @@ def ours(**arguments):
     return models.libddp_fsdp().fully_shard(model)
 
 
+def theirs_in_two_units():
+    model = layers()
+    return models.theirs(model, parts=[model[0]])
+
+
 def one_pass(model):
     loss_of(model).backward()
 
@@ -48,31 +53,86 @@ def differing():
     )
 
 
-def check_units_that_differ_are_refused_in_the_forward():
+def assert_shows_as_torch(model, theirs):
+    for mine, other in zip(model.parameters(), theirs.parameters(), strict=True):
+        assert (mine.grad is None) == (other.grad is None)
+        if mine.grad is not None:
+            torch.testing.assert_close(mine.grad.full_tensor(), other.grad.full_tensor())
+
+
+def check_units_that_differ():
+    """Some average in a pass in which others add up."""
     for differ in differing():
         for has_run in (False, True):
-            model = ours()
-            if has_run:
-                one_pass(model)
-                model.zero_grad()
-            differ(model)
-            with torch.no_grad():
-                loss_of(model)
-            with pytest.raises(RuntimeError, match=r"and not of .*a pass averages those of all"):
-                loss_of(model)
-            theirs = models.theirs(layers(), parts=[])
-            assert_trains_as_torch(model, theirs)
+            for passes in (1, 2):
+                for is_late in (False, True):
+                    found = ours(), theirs_in_two_units()
+                    for each in found:
+                        if has_run:
+                            one_pass(each)
+                        loss = loss_of(each)
+                        differ(each)
+                        if is_late:
+                            loss.backward()
+                        for _ in range(passes):
+                            one_pass(each)
+                    assert_shows_as_torch(*found)
+                    assert_trains_as_torch(*found)
 
 
-def check_units_that_differ_are_refused_in_the_backward_pass():
-    for differ in differing():
-        model = ours()
-        loss = loss_of(model)
-        differ(model)
-        with pytest.raises(RuntimeError, match="a pass averages those of all"):
-            loss.backward()
-        model.zero_grad()
-        assert_trains_as_torch(model, models.theirs(layers(), parts=[]))
+class Chunked(nn.Module):
+    """The last unit is a list of modules, one of which is called in chunks behind the forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 3, bias=False)
+
+    def forward(self, x):
+        return self.norm(self.body(x))
+
+
+def chunked_pass(model, step):
+    """As trainers do that never have the logits of a whole batch in memory."""
+    torch.manual_seed(10 * step + dist.get_rank())
+    hidden = model(torch.randn(6, 4))
+    head, gradients = model.head, []
+    head.set_reshard_after_forward(False)
+    head.set_reshard_after_backward(False)
+    head.set_requires_gradient_sync(False, recurse=False)
+    head.unshard()
+    chunks = hidden.detach().split(2)
+    for number, chunk in enumerate(chunks):
+        if number == len(chunks) - 1:
+            head.set_requires_gradient_sync(True, recurse=False)
+        chunk = chunk.clone().requires_grad_()
+        head(chunk).pow(2).sum().backward()
+        gradients.append(chunk.grad)
+    head.set_reshard_after_forward(True)
+    head.set_reshard_after_backward(True)
+    head.set_requires_gradient_sync(True, recurse=False)
+    head.reshard()
+    hidden.backward(torch.cat(gradients))
+
+
+def check_chunks_of_the_last_unit():
+    found = []
+    for shard in (models.libddp_fsdp().fully_shard, models.theirs_of):
+        torch.manual_seed(1)
+        model = Chunked()
+        shard(model.body)
+        shard([model.norm, model.head])
+        shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            chunked_pass(model, step)
+            found.append([p.grad.full_tensor().clone() for p in model.parameters()])
+            optimizer.step()
+            optimizer.zero_grad()
+    for mine, other in zip(found[:3], found[3:], strict=True):
+        for gradient, wanted in zip(mine, other, strict=True):
+            torch.testing.assert_close(gradient, wanted)
 
 
 def check_all_units_alike_however_they_were_set():

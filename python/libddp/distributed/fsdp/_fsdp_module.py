@@ -147,8 +147,8 @@ class FSDPModule:
     ) -> None:
         """Whether backward passes average gradients: of this module's unit and of those under it.
 
-        Units of one model must agree when a pass needs it: a forward with gradients, or a backward
-        pass, raises StateError where they do not.
+        It counts from the next backward pass on. What passes without have summed is averaged by the
+        end of the first one with it. All ranks say the same.
         """
         units = wrapped_modules_in(self) if recurse else [wrapped_module_of(self)]
         roots = {}

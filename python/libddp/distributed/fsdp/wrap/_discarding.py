@@ -50,8 +50,6 @@ def finish(root: WrappedModule) -> None:
         if _has_waiting(wrapped):
             begin(root)
             _refuse_forward(wrapped)
-    if root.flags_differ:
-        _gradient_sync.settle(root)
 
 
 def _clear(wrapped: WrappedModule) -> None:
@@ -78,11 +76,13 @@ def _average(root: WrappedModule) -> None:
                     f"libddp fsdp: reset_iter_state: parameter {name!r} of unit {wrapped.name!r} "
                     "is not cut, and its hooks would run once more. Hint: remove them for the call."
                 )
-    before, root.model.syncs = root.model.syncs, True
+    for wrapped in root.all_wrapped:
+        wrapped.unit.set_sync(True)
+    root.model.syncs = True
     try:
         root.model.average_waiting()
     finally:
-        root.model.syncs = before
+        _gradient_sync.settle(root)
     for wrapped in root.all_wrapped:
         _clear(wrapped)
 

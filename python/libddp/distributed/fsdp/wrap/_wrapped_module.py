@@ -81,9 +81,8 @@ class WrappedModule:
     model: Any = None
     is_root: bool = False
     root: WrappedModule | None = None
-    #: What set_requires_gradient_sync has said; of the root: whether its units' flags differ.
+    #: What set_requires_gradient_sync has said.
     syncs: bool = True
-    flags_differ: bool = False
     #: What waits in the unit, or of the root in any, is to go with the next forward.
     discards: bool = False
     #: (registry of a module, name in it, name in the unit, parameter) wherever one is registered.
@@ -153,7 +152,7 @@ class WrappedModule:
             self.parts.withdraw()
         self.model, self.root, self.is_root, self.all_wrapped = None, None, False, []
         self.faces, self.open_units, self.parts = None, None, None
-        self.is_stale = self.flags_differ = False
+        self.is_stale = False
 
     def leave_group(self) -> None:
         """Parameters show undefined values: whole ones, or the rows of the groups that `sharding`
@@ -284,7 +283,6 @@ class WrappedModule:
             if self.is_root and not self.is_running:
                 self.parts.withdraw()
                 self._check_parameters()
-                _gradient_sync.check(self)
                 model = self.model
             unit = self.unit
             opened = self.open_units if self.is_root else None
