@@ -145,6 +145,14 @@ def check_removed_hooks_leave_gradients_local():
         model.register_comm_hook(None, answer)
 
 
+def check_the_range_that_profilers_show():
+    model = wrap(nn.Linear(2, 2))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        model(torch.ones(1, 2)).sum().backward()
+    ranges = [e for e in profile.events() if e.name == "DistributedDataParallel.forward"]
+    assert len(ranges) == 1
+
+
 def check_small_names():
     model = wrap()
     assert model._distributed_rank == RANK

@@ -89,6 +89,8 @@ def said(function):
     return [str(w.message) for w in found if "libddp:" in str(w.message)]
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+from torch.distributed._composable import replicate  # makes torch's on purpose
+assert said(lambda: replicate(torch.nn.Linear(2, 2))(torch.ones(1, 2))) == []
 first = said(lambda: Early(torch.nn.Linear(2, 2)))
 assert len(first) == 1 and "torch's own, with torch's reducer" in first[0], first
 assert "Hint: call libddp.install() before" in first[0]

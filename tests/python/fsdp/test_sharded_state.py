@@ -176,6 +176,21 @@ def check_groups_in_another_order():
     assert_equal([found], [get_optimizer_state_dict(model, optimizer, options=WHOLE)["state"]])
 
 
+def check_whole_optimizer_states_are_copies():
+    """Also of what is not cut: kept, they do not change with later steps."""
+    for build in (models.shard_plain, models.wrap):
+        model = build()
+        optimizer = models.adamw(model.parameters())
+        models.train(model, 2, lambda _, found=optimizer: found)
+        for cpu_offload in (False, True):
+            options = StateDictOptions(full_state_dict=True, cpu_offload=cpu_offload)
+            kept = get_optimizer_state_dict(model, optimizer, options=options)
+            steps = {name: int(values["step"]) for name, values in kept.get("state", {}).items()}
+            models.train(model, 1, lambda _, found=optimizer: found)
+            for name, step in steps.items():
+                assert kept["state"][name]["step"] == step, name
+
+
 def check_frozen_parameters_may_be_left_out():
     model = models.build()
     model.embedding.requires_grad_(False)

@@ -33,7 +33,7 @@ def put(replacements: Replacements) -> None:
     theirs.register(Ours)
     for owner in (parallel, parallel.distributed):
         replacements.put(owner, "DistributedDataParallel", DistributedDataParallel)
-    announcing.put(theirs, _KEPT, replacements)
+    announcing.put(theirs, _KEPT, replacements, _KEEP_TORCHS)
     for module in _KEEP_TORCHS:
         replacements.put_after_import(
             module, lambda found: replacements.put(found, "DistributedDataParallel", theirs)

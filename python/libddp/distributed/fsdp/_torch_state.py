@@ -67,7 +67,7 @@ def get_optimizers(model, optimizers, info) -> dict[str, Any]:
         state["param_groups"] += found["param_groups"]
     if info.flatten_optimizer_state_dict:
         state = torchs._flatten_optim_state_dict(state)
-    return _finished(state, info)
+    return _finished(state, info, copies=True)
 
 
 def load_model(model, state, info):
@@ -128,13 +128,19 @@ def _canonical(info):
     return replace(info, **names)
 
 
-def _finished(state: dict[str, Any], info) -> dict[str, Any]:
-    """As the options want it: shards, or whole tensors on all ranks or on rank 0."""
+def _finished(state: dict[str, Any], info, copies: bool = False) -> dict[str, Any]:
+    """As the options want it: shards, or whole tensors on all ranks or on rank 0.
+
+    Args:
+        copies: whole tensors are in memory of their own (an optimizer's `step`), as torch's.
+    """
     wants = not info.full_state_dict or not info.cpu_offload or dist.get_rank() == 0
 
     def finish(_, value):
         if info.full_state_dict:
-            value = whole_of(value)
+            whole = whole_of(value)
+            is_own = whole is not value or not isinstance(value, torch.Tensor)
+            value = whole.clone() if copies and not is_own else whole
         return value if wants else None
 
     finished = _mapped(state, finish)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import _profiler_enabled
+from torch.autograd.profiler import record_function
 from torch.distributed.algorithms.join import Joinable
 from torch.distributed.utils import _cast_forward_inputs
 
@@ -230,6 +232,12 @@ class DistributedDataParallel(
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's own forward; its backward averages gradients."""
+        if _profiler_enabled():
+            with record_function("DistributedDataParallel.forward"):
+                return self._run(inputs, kwargs)
+        return self._run(inputs, kwargs)
+
+    def _run(self, inputs: tuple, kwargs: dict) -> Any:
         inputs, kwargs = self._pre_forward(*inputs, **kwargs)
         # torch.compile asks whose forward runs; a context manager would cost a microsecond.
         outer = _TorchsClass._active_ddp_module
