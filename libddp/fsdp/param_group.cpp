@@ -254,7 +254,8 @@ void ParamGroup::accumulate(std::size_t flat, std::size_t index) {
     throw StateError(fmt::format(
         "libddp unit '{}': parameter '{}' got a gradient in a backward pass that reached none of "
         "the tensors that the module returned. Hint: return tensors, or tuples, lists, dicts or "
-        "dataclasses of them, and use the parameters in their module's forward only.",
+        "dataclasses of them, use the parameters in their module's forward only, and change no "
+        "output in place that is a view (return it from clone()).",
         name_, flats_[flat]->parameters()[index].name));
   }
   flats_[flat]->memory().note_use();

@@ -12,16 +12,21 @@ import atexit
 import multiprocessing
 import os
 import sys
+import time
 from functools import cache
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
+from pathlib import Path
 
 import torch.distributed.distributed_c10d as c10d
 
 from libddp import _worker
 from libddp._program_line import program_line
+from libddp.errors import PeerError
 
 _MAX_TEXT = 500
+#: How long a child waits for the end of the one that has failed before it.
+_SECONDS_TO_END = 2.0
 #: This process's rank in its first group, by process: a forked child is another rank.
 _ranks: dict[int, int] = {}
 
@@ -99,6 +104,27 @@ def end_child_with(error: BaseException | None) -> None:
     if error is not None:
         _worker.record_spawned(error, _ranks[os.getpid()])
         abort(describe(error))
+    if isinstance(error, PeerError):
+        _end_after(error.peer_pid)
+
+
+def _end_after(culprit: int) -> None:
+    """Waits for its end, for a moment, if it is a child of the same parent: the traceback that a
+    parent shows is that of the child that ends first.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_END
+    while _is_sibling(culprit) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _is_sibling(pid: int) -> bool:
+    """Whether this process's parent has a child of that number that runs."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    kind, parent = state.rpartition(")")[2].split()[:2]
+    return kind not in "ZX" and int(parent) == os.getppid() and pid != os.getpid()
 
 
 def _behind_exit(error: BaseException | None) -> BaseException | None:

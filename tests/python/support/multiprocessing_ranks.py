@@ -1,5 +1,7 @@
 """Ranks as children of multiprocessing: one raises, the other writes what it learns, and when.
 
+Behind that both raise, and torch's parent shows the traceback of the one to blame.
+
 python multiprocessing_ranks.py FOLDER      # FOLDER/{torch,spawn,fork}/{raised,learned}
 """
 
@@ -19,7 +21,7 @@ from libddp.errors import PeerError
 from libddp import distributed as dist
 
 
-def work(rank: int, folder: Path) -> None:
+def work(rank: int, folder: Path, raises: bool = False) -> None:
     # torch's parent ends the others as soon as one child has failed.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist.init_process_group(
@@ -38,11 +40,19 @@ def work(rank: int, folder: Path) -> None:
     except PeerError as error:
         learned = {"at": time.monotonic(), "text": str(error)}
         (folder / "learned").write_text(json.dumps(learned))
+        if raises:
+            raise
 
 
 def spawn_torchs(folder: Path) -> None:
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="no such shard"):
         torch.multiprocessing.spawn(work, args=(folder,), nprocs=2)
+    for again in range(2):
+        (folder / str(again)).mkdir()
+        with pytest.raises(torch.multiprocessing.ProcessRaisedException) as caught:
+            torch.multiprocessing.spawn(work, args=(folder / str(again), True), nprocs=2)
+        assert "Process 1 terminated" in str(caught.value)
+        assert 'raise ValueError("no such shard")' in str(caught.value)
 
 
 def start(method: str, folder: Path) -> None:
