@@ -107,17 +107,6 @@ def check_modules_that_cannot_be_sharded():
             group_is_usable()
 
 
-def check_what_accelerate_cannot_convert():
-    wrapper = models.libddp_fsdp().FullyShardedDataParallel
-    assert not any(unit._has_params for unit in wrapper.fsdp_modules(wrap_layers()))
-    frozen = two_layers().bfloat16().requires_grad_(False)
-    assert not any(unit._has_params for unit in wrapper.fsdp_modules(wrap_layers(frozen)))
-    low = wrapper.fsdp_modules(wrap_layers(two_layers().bfloat16()))[-1]
-    message = message_of(lambda: low._has_params)
-    assert "parameter 'weight' is torch.bfloat16" in message
-    assert "model.float() before accelerator.prepare()" in message
-
-
 def check_backward_twice():
     wanted = wrap_layers()
     wanted(batch()).sum().backward()

@@ -69,6 +69,26 @@ def check_conversion_after_training():
     same(model.state_dict(), before)
 
 
+def check_what_accelerate_makes_float32():
+    """It asks each unit, the outermost first; the parameters stay the same objects."""
+    policy = MixedPrecision(param_dtype=torch.bfloat16)
+    wanted = trained(models.wrap(models.build().bfloat16().float(), mixed_precision=policy))
+    model = models.wrap(models.build().bfloat16(), mixed_precision=policy)
+    parameters = list(model.parameters())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert not any(unit._has_params for unit in model.fsdp_modules(model))
+    said = [str(warning.message) for warning in told if "made float32" in str(warning.message)]
+    assert len(said) == (dist.get_rank() == 0)
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    found = trained(model)
+    assert found[0] == wanted[0]
+    same(found[1], wanted[1])
+    frozen = models.wrap(models.build().bfloat16().requires_grad_(False))
+    assert not any(unit._has_params for unit in frozen.fsdp_modules(frozen))
+    assert {p.dtype for p in frozen.parameters()} == {torch.bfloat16}
+
+
 def check_full_precision_in_eval():
     patch = pytest.MonkeyPatch()
     patch.setenv("FSDP_USE_FULL_PREC_IN_EVAL", "1")

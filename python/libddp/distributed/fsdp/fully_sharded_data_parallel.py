@@ -43,7 +43,7 @@ from libddp.distributed.fsdp.wrap import (
 )
 from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.distributed.fsdp.wrap._sharding import Sharding
-from libddp.errors import ArgumentError, StateError
+from libddp.errors import StateError
 
 
 class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
@@ -224,19 +224,10 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
 
     @property
     def _has_params(self) -> bool:
-        """What Accelerate asks of torch's class before it makes trained parameters float32.
-
-        Raises:
-            ArgumentError: there are such, of a smaller or larger dtype.
+        """What Accelerate asks of torch's class before it makes trained parameters float32, for
+        mixed precision. They are made that here, in a collective then, and nothing is left to do.
         """
-        for name, parameter in self._wrapped.parameters:
-            if parameter.requires_grad and parameter.dtype != torch.float32:
-                raise ArgumentError(
-                    f"libddp fsdp: parameter '{name}' is {parameter.dtype}. For mixed precision "
-                    "Accelerate makes parameters float32 once they are sharded, which is not "
-                    "possible here. Hint: model.float() before accelerator.prepare(), or "
-                    "Accelerator(mixed_precision='no')."
-                )
+        _conversion.upcast(self._wrapped)
         return False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

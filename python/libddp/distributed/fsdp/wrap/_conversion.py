@@ -7,10 +7,12 @@ unsharded model; it is a collective of all ranks of the model.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecision
 
 from libddp.distributed.fsdp.wrap._sharding import Sharding
@@ -61,6 +63,37 @@ def convert(root: WrappedModule, change: Callable[[], object]) -> None:
     for wrapped in wrapped_modules:
         wrapped.make()
         _give_back(wrapped, gradients)
+
+
+def upcast(root: WrappedModule) -> None:
+    """Makes the parameters of units that train some float32; where that changes any, with a
+    warning, and a collective.
+    """
+    low = [wrapped for wrapped in wrapped_modules_in(root.module) if _trains_low(wrapped)]
+    if not low:
+        return
+
+    def change() -> None:
+        for wrapped in low:
+            for _, parameter in wrapped.parameters:
+                if parameter.is_floating_point():
+                    parameter.data = parameter.data.float()
+
+    convert(root, change)
+    if dist.get_rank() == 0:
+        units = ", ".join(sorted({wrapped.name for wrapped in low}))
+        warnings.warn(
+            f"libddp fsdp: the parameters of {units} have been made float32, as Accelerate does it "
+            "for mixed precision. Hint: build the model in float32, or leave mixed precision out.",
+            stacklevel=4,
+        )
+
+
+def _trains_low(wrapped: WrappedModule) -> bool:
+    return any(
+        p.requires_grad and p.is_floating_point() and p.dtype != torch.float32 and not p.is_meta
+        for _, p in wrapped.parameters
+    )
 
 
 def _refuse(root: WrappedModule, wrapped_modules: list[WrappedModule]) -> None:
