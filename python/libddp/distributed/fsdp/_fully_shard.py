@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -24,6 +23,7 @@ from libddp.distributed.fsdp.wrap import (
     _modules,
     _process_groups,
     _state_hooks,
+    _tied,
     _wrapped_module,
 )
 from libddp.distributed.fsdp.wrap._sharding import Sharding
@@ -112,7 +112,7 @@ def fully_shard(
             patch.put()
     for each in modules:
         _composable.mark_sharded(each)
-        each.__class__ = _sharded_class(type(each))
+        each.__class__ = _tied.sharded_class(FSDPModule, type(each))
     return module
 
 
@@ -157,11 +157,6 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool, device_typ
         shows_waiting=False,
         use_dtensor=use_dtensor,
     )
-
-
-@cache
-def _sharded_class(cls: type) -> type:
-    return type(f"FSDP{cls.__name__}", (FSDPModule, cls), {})
 
 
 def _modules_of(module, dp_mesh_dims) -> list[torch.nn.Module]:

@@ -92,6 +92,10 @@ class ShardedParam:
         #: (registry of a module, name in it) wherever it is registered.
         self.places: list[tuple[dict, str]] = []
 
+    def is_at_a_place(self, parameter: torch.Tensor) -> bool:
+        """Whether a module has `parameter` where it had this one."""
+        return any(registry.get(key) is parameter for registry, key in self.places)
+
     def to_unit(self, tensor: torch.Tensor) -> torch.Tensor:
         """As the unit has it."""
         return tensor.movedim(self.dim, 0) if self.dim else tensor

@@ -30,6 +30,7 @@ from libddp.distributed.fsdp.wrap import (
     _pending_inputs,
     _refusals,
     _sharded_place,
+    _tied,
 )
 from libddp.distributed.fsdp.wrap._dtensors import is_dtensor
 from libddp.distributed.fsdp.wrap._faces import Faces
@@ -262,6 +263,14 @@ class WrappedModule:
         """Whether a script wants whole parameters outside of the forward."""
         return self.made is not None and self.made.is_held
 
+    def take_in(self, part: torch.nn.Module, tied: ShardedParam) -> None:
+        """`part`, to which a script has given one of the unit's parameters, is of the unit too."""
+        self.modules.append(part)
+        part.__dict__[_WRAPPED] = self
+        part.__class__ = _tied.sharded_class(type(self.module).__bases__[0], type(part))
+        tied.places += [(part._parameters, key) for key in part._parameters]
+        self._take_rows()
+
     def _make_deferred(self) -> None:
         """Of what the module has by now: parameters may have been replaced, or tied."""
         announcing(self._find_and_make)()
@@ -403,8 +412,13 @@ def own_parameters(
         if id(part) in inside:
             continue
         for own, parameter in part.named_parameters(name, recurse=False):
-            if id(parameter) in owners and id(parameter) not in taken:
+            if id(parameter) not in owners or id(parameter) in taken:
+                continue
+            owner = wrapped_module_of(owners[id(parameter)])
+            tied = _tied.find(owner, parameter)
+            if tied is None or not _tied.has_no_other(part, parameter):
                 _refuse_shared(module, own, owners[id(parameter)])
+            owner.take_in(part, tied)
     taken.update(owners)
     return [(n, p) for n, p in module.named_parameters() if id(p) not in taken]
 
