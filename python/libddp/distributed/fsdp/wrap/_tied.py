@@ -33,6 +33,12 @@ def sharded_class(face: type, cls: type) -> type:
     return cls if issubclass(cls, face) else _made_class(face, cls)
 
 
+def class_like(module: torch.nn.Module, cls: type) -> type:
+    """The same with the face that `module` has."""
+    face = next(base for base in type(module).__mro__ if base.__name__ == "FSDPModule")
+    return sharded_class(face, cls)
+
+
 @cache
 def _made_class(face: type, cls: type) -> type:
     return type(f"FSDP{cls.__name__}", (face, cls), {})

@@ -267,7 +267,7 @@ class WrappedModule:
         """`part`, to which a script has given one of the unit's parameters, is of the unit too."""
         self.modules.append(part)
         part.__dict__[_WRAPPED] = self
-        part.__class__ = _tied.sharded_class(type(self.module).__bases__[0], type(part))
+        part.__class__ = _tied.class_like(self.module, type(part))
         tied.places += [(part._parameters, key) for key in part._parameters]
         self._take_rows()
 
