@@ -40,8 +40,9 @@ def moments(model: FSDP, optimizer: torch.optim.Optimizer) -> dict:
 
 
 def _names(model: FSDP, optimizer) -> dict[int, str]:
-    """Number of a parameter in the optimizer -> its name."""
-    names = {id(p): name for name, p in model.named_parameters()}
+    """Number of a parameter in the optimizer -> its name in the network, without FSDP's own."""
+    named = model.named_parameters()
+    names = {id(p): name.replace("_fsdp_wrapped_module.", "") for name, p in named}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {number: names[id(p)] for number, p in enumerate(parameters)}
 

@@ -61,6 +61,8 @@ class ForeignBackend final : public Backend {
   bool is_in_arena(const at::Tensor&) const override { return false; }
   std::unique_ptr<Backend> split(const std::vector<int>& ranks, const GroupIdentity& part) override;
   void abort(const std::string& reason) noexcept override;
+  /// On the host; what is ordered with a device's stream is the other library's.
+  bool is_idle() const override { return waiters_->is_idle(); }
   std::exception_ptr failure() const override;
   void shutdown() override;
 
