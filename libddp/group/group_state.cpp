@@ -138,18 +138,20 @@ void ProcessGroup::State::retire(const std::string& reason) {
     const std::lock_guard lock(retired_mutex);
     if (retired_because.empty()) retired_because = reason;
   }
-  Backend* const device = known_device_backend.load();
-  if (!is_closed && !(backend->is_idle() && (device == nullptr || device->is_idle()))) {
+  if (!is_closed && !is_idle()) {
     backend->abort(reason);
-    if (device != nullptr) device->abort(reason);
+    if (Backend* const device = known_device_backend.load()) device->abort(reason);
   }
   shut_down();
 }
 
-void ProcessGroup::State::drop() noexcept {
-  if (is_shut_down || std::uncaught_exceptions() > 0 || backend->failure()) return;
+bool ProcessGroup::State::is_idle() const {
   const Backend* const device = known_device_backend.load();
-  if (!backend->is_idle() || (device != nullptr && !device->is_idle())) return;
+  return backend->is_idle() && (device == nullptr || device->is_idle());
+}
+
+void ProcessGroup::State::drop() noexcept {
+  if (is_shut_down || std::uncaught_exceptions() > 0 || backend->failure() || !is_idle()) return;
   try {
     shut_down();
   } catch (const std::exception& error) {

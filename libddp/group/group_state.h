@@ -101,6 +101,8 @@ struct ProcessGroup::State {
   /// is then done on every rank.
   std::optional<c10::Device> device_of_barrier() const;
   void shut_down();
+  /// Whether nothing is in flight, on the host and on a device.
+  bool is_idle() const;
   /// See ProcessGroup::retire.
   void retire(const std::string& reason);
   /// The group's owner lets go of it. With nothing in flight and no exception on its way, as at the

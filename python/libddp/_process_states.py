@@ -19,6 +19,12 @@ def state_of(pid: int) -> str:
     return _fields_of(pid)[0]
 
 
+def runs_under(pid: int, parent: int) -> bool:
+    """Whether it is a child of `parent` that has not ended."""
+    state, of = _fields_of(pid)[:2]
+    return state not in ("", "Z", "X") and int(of) == parent
+
+
 def is_exiting(pid: int) -> bool:
     """Whether its first thread is ending or has ended; False where there is none of that number."""
     fields = _fields_of(pid)

@@ -16,11 +16,11 @@ import time
 from functools import cache
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from pathlib import Path
 
 import torch.distributed.distributed_c10d as c10d
 
 from libddp import _worker
+from libddp._process_states import runs_under
 from libddp._program_line import program_line
 from libddp.errors import PeerError
 
@@ -113,18 +113,10 @@ def _end_after(culprit: int) -> None:
     parent shows is that of the child that ends first.
     """
     deadline = time.monotonic() + _SECONDS_TO_END
-    while _is_sibling(culprit) and time.monotonic() < deadline:
+    while culprit != os.getpid() and runs_under(culprit, os.getppid()):
+        if time.monotonic() > deadline:
+            return
         time.sleep(0.01)
-
-
-def _is_sibling(pid: int) -> bool:
-    """Whether this process's parent has a child of that number that runs."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    kind, parent = state.rpartition(")")[2].split()[:2]
-    return kind not in "ZX" and int(parent) == os.getppid() and pid != os.getpid()
 
 
 def _behind_exit(error: BaseException | None) -> BaseException | None:

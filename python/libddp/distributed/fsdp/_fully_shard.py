@@ -22,8 +22,8 @@ from libddp.distributed.fsdp.wrap import (
     _composable,
     _modules,
     _process_groups,
+    _sharded_class,
     _state_hooks,
-    _tied,
     _wrapped_module,
 )
 from libddp.distributed.fsdp.wrap._sharding import Sharding
@@ -112,7 +112,7 @@ def fully_shard(
             patch.put()
     for each in modules:
         _composable.mark_sharded(each)
-        each.__class__ = _tied.sharded_class(FSDPModule, type(each))
+        each.__class__ = _sharded_class.sharded_class(FSDPModule, type(each))
     return module
 
 

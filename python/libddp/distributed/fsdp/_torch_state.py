@@ -139,8 +139,9 @@ def _finished(state: dict[str, Any], info, copies: bool = False) -> dict[str, An
     def finish(_, value):
         if info.full_state_dict:
             whole = whole_of(value)
-            is_own = whole is not value or not isinstance(value, torch.Tensor)
-            value = whole.clone() if copies and not is_own else whole
+            if copies and whole is value and isinstance(whole, torch.Tensor):
+                whole = whole.clone()
+            value = whole
         return value if wants else None
 
     finished = _mapped(state, finish)

@@ -31,7 +31,7 @@ def refuse_replicated(module: torch.nn.Module) -> None:
     """Raises ArgumentError if `replicate` was applied to `module` itself."""
     if _is_replicated(module):
         raise ArgumentError(
-            f"libddp fsdp: Cannot apply `fully_shard` on a Module already managed by `replicate`: "
+            "libddp fsdp: Cannot apply `fully_shard` on a Module already managed by `replicate`: "
             f"{type(module).__name__}. Hint: fully_shard with a mesh of two dimensions (replicate, "
             "shard) does both."
         )

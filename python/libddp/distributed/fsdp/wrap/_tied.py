@@ -7,7 +7,6 @@ share one DTensor, and its gradients are added up: both become one unit, as of
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,19 +25,3 @@ def find(wrapped: WrappedModule | None, parameter: torch.Tensor) -> ShardedParam
 def has_no_other(part: torch.nn.Module, parameter: torch.Tensor) -> bool:
     """Whether it is all that `part` has: others stay in a unit that is not open with this one."""
     return all(other is parameter for other in part.parameters())
-
-
-def sharded_class(face: type, cls: type) -> type:
-    """`cls` as what fully_shard makes of its modules; `face`: FSDPModule."""
-    return cls if issubclass(cls, face) else _made_class(face, cls)
-
-
-def class_like(module: torch.nn.Module, cls: type) -> type:
-    """The same with the face that `module` has."""
-    face = next(base for base in type(module).__mro__ if base.__name__ == "FSDPModule")
-    return sharded_class(face, cls)
-
-
-@cache
-def _made_class(face: type, cls: type) -> type:
-    return type(f"FSDP{cls.__name__}", (face, cls), {})

@@ -29,6 +29,7 @@ from libddp.distributed.fsdp.wrap import (
     _optimizers,
     _pending_inputs,
     _refusals,
+    _sharded_class,
     _sharded_place,
     _tied,
 )
@@ -267,7 +268,7 @@ class WrappedModule:
         """`part`, to which a script has given one of the unit's parameters, is of the unit too."""
         self.modules.append(part)
         part.__dict__[_WRAPPED] = self
-        part.__class__ = _tied.class_like(self.module, type(part))
+        part.__class__ = _sharded_class.class_like(self.module, type(part))
         tied.places += [(part._parameters, key) for key in part._parameters]
         self._take_rows()
 
