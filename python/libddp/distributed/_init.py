@@ -47,6 +47,7 @@ def init_process_group(
     group_name: str = "",
     pg_options=None,
     device_id: torch.device | int | None = None,
+    _ranks: list[int] | None = None,
     enable_reconfigure: bool = False,
     require_key: bool = False,
     *,
@@ -63,10 +64,9 @@ def init_process_group(
             variable of a launcher is set, this process is a group of one, and a warning says so),
             "tcp://host:port" or "file:///path".
         timeout: deadline of every operation and of joining; None = 30 minutes.
-        world_size: number of ranks; -1 = from the environment or the URL.
-        rank: this process's rank; -1 = from the environment or the URL.
+        world_size, rank: number of ranks, and this process's; -1 = from the environment or the URL.
         store: used instead of `init_method`; `rank` and `world_size` are then required.
-        group_name: without effect, as in torch.
+        group_name: without effect, as in torch; it names the group by `_ranks`, if there are any.
         pg_options: handed to the backend, of which libddp's own takes none.
         device_id: the CUDA device of this process; a CPU device is accepted and has no effect.
         enable_reconfigure: torch.distributed._reconfigure() names the members (docs/c10d.md).
@@ -74,11 +74,11 @@ def init_process_group(
             LIBDDP_REQUIRE_KEY=1. Without it they start with a warning.
         inter: what moves collectives between hosts: None (libddp's TCP links), "gloo", "ucc", a
             torch group of one rank per host, or a function that makes a backend (docs/hosts.md).
-            Groups made later have it too.
+            This one and the next two count for groups made later, too.
         wire_dtype: torch.bfloat16 = large float32 sums travel between hosts as bf16; torch.float32
-            = they do not; None = as LIBDDP_WIRE_DTYPE says. Groups made later have it too.
+            = they do not; None = as LIBDDP_WIRE_DTYPE says.
         sockets_per_link: connections between each two hosts and each kind of bytes, 1 to 8; None =
-            as LIBDDP_SOCKETS_PER_LINK says. Groups made later have it too.
+            as LIBDDP_SOCKETS_PER_LINK says.
 
     Raises:
         ArgumentError: a missing, contradictory or impossible argument or variable; it is named.
@@ -97,7 +97,7 @@ def init_process_group(
             "libddp: trying to initialize the default process group twice! "
             "Hint: call destroy_process_group() before the second init_process_group()."
         )
-    more = _reconfiguring(enable_reconfigure)
+    more = _reconfiguring(enable_reconfigure) | ({"_ranks": _ranks} if _ranks else {})
     choice = _backend.choose(backend)
     timeout = _checked_timeout(timeout)
     _links.set_default(inter, wire_dtype, sockets_per_link)

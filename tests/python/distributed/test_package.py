@@ -55,6 +55,8 @@ def test_our_functions_have_torchs_signatures(name):
     assert ours.__doc__
     common = len(parameters(theirs))
     assert parameters(ours)[:common] == parameters(theirs)
+    taken = inspect.signature(ours).parameters
+    assert set(inspect.signature(theirs).parameters) <= set(taken), "torchtitan passes _ranks"
     # What only newer versions of torch have comes after that, and is optional.
     assert all(
         default is not inspect.Parameter.empty for _, _, default in parameters(ours)[common:]

@@ -3,6 +3,7 @@
 import functools
 import time
 import warnings
+from types import SimpleNamespace
 
 import checks
 import ddp_models
@@ -407,7 +408,10 @@ def check_methods_of_torch():
     model.set_requires_all_reduce(False)
     model.set_force_sum_reduction_for_comms(True)
     model.set_allocate_memory_from_process_group_for_comm(True)
-    model.set_post_optim_event(None)
+    waited = []
+    model.set_post_optim_event(SimpleNamespace(wait=lambda: waited.append(True)))
+    assert waited, "gathers would not wait for an optimizer on another stream"
+    model._set_unshard_async_op(True)
     fsdp.share_comm_ctx([model])
     model.set_gradient_divide_factor(2.0)
     model.set_manual_backward_finalization(True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_module_of
+from libddp.distributed.fsdp.wrap._lookup import wrapped_module_of
 from libddp.errors import ArgumentError
 
 

@@ -24,12 +24,8 @@ from libddp.distributed.fsdp.wrap import (
     _process_groups,
     _rejoin,
 )
-from libddp.distributed.fsdp.wrap._wrapped_module import (
-    WrappedModule,
-    announcing,
-    wrapped_module_of,
-    wrapped_modules_in,
-)
+from libddp.distributed.fsdp.wrap._lookup import wrapped_module_of, wrapped_modules_in
+from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule, announcing
 from libddp.errors import ArgumentError, StateError
 
 
@@ -150,7 +146,7 @@ class FSDPModule:
         It counts from the next backward pass on. What passes without have summed is averaged by the
         end of the first one with it. All ranks say the same.
         """
-        units = wrapped_modules_in(self) if recurse else [wrapped_module_of(self)]
+        units = wrapped_modules_in(self) if recurse else wrapped_module_of(self).together
         roots = {}
         for wrapped in units:
             wrapped.syncs = bool(requires_gradient_sync)
@@ -209,12 +205,11 @@ class FSDPModule:
         """Whether parameters of a used unit that got no gradient on any rank have zeros then;
         otherwise their gradients stay what they were. On some ranks only, zeros count in any case.
         """
-        for module in self.modules() if recurse else [self]:
-            wrapped = wrapped_module_of(module)
-            if wrapped is not None:
-                wrapped.sharding.zeroes_unused = reduce_scatter_unused_params
-                if wrapped.made is not None:
-                    wrapped.made.zero_unused(reduce_scatter_unused_params)
+        units = wrapped_modules_in(self) if recurse else wrapped_module_of(self).together
+        for wrapped in units:
+            wrapped.sharding.zeroes_unused = reduce_scatter_unused_params
+            if wrapped.made is not None:
+                wrapped.made.zero_unused(reduce_scatter_unused_params)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Gradients become their sum over all ranks divided by `factor`, of this module's unit."""
@@ -222,14 +217,21 @@ class FSDPModule:
             raise ArgumentError(
                 f"libddp fsdp: gradients cannot be divided by {factor}. Hint: a number above zero."
             )
-        wrapped = wrapped_module_of(self)
-        wrapped.divisor = float(factor)
-        if wrapped.made is not None:
-            wrapped.made.divide_gradients_by(wrapped.divisor)
+        for wrapped in wrapped_module_of(self).together:
+            wrapped.divisor = float(factor)
+            if wrapped.made is not None:
+                wrapped.made.divide_gradients_by(wrapped.divisor)
 
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
         """set_gradient_divide_factor, under torch's older name."""
         self.set_gradient_divide_factor(factor)
+
+    def set_post_optim_event(self, event: torch.Event) -> None:
+        """The next gathers come after `event`, recorded behind an optimizer's step: the current
+        stream waits for it, and gathers for the current stream.
+        """
+        if event is not None:
+            event.wait()
 
     def _get_fsdp_state(self) -> FsdpState:
         """For torch's own code."""

@@ -26,6 +26,9 @@ from libddp.distributed.fsdp.wrap import (
     _state_hooks,
     _wrapped_module,
 )
+from libddp.distributed.fsdp.wrap._divided import divided
+from libddp.distributed.fsdp.wrap._lookup import own_parameters_of
+from libddp.distributed.fsdp.wrap._mesh_info import MeshInfo
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import ArgumentError
 
@@ -70,8 +73,11 @@ def fully_shard(
             the CPU's memory, while a GPU computes; without effect on the CPU.
         ignored_params: are left alone, as are those of modules under torch's `replicate`.
         shard_placement_fn: gives torch.distributed.tensor.Shard(dim) for a parameter, or None for
-            dim 0; other dimensions than 0 must be divisible by the number of ranks.
-        dp_mesh_dims: not supported; ArgumentError.
+            dim 0; other dimensions than 0 must be divisible by the number of ranks. torch's
+            ShardPlacementResult names other ranks for it, too.
+        dp_mesh_dims: DataParallelMeshDims: names the dimensions of `mesh`, which has all of them,
+            that shard and replicate; parameters are DTensors on it then, replicated on these, or
+            have annotations of spmd_types.
         use_dtensor: False = parameters stay the same objects and plain tensors, which show the rows
             that this rank owns outside of a forward or backward; torch's optimizers are faster
             then. libddp's own; all modules of a model alike.
@@ -87,10 +93,11 @@ def fully_shard(
         >>> for block in model.blocks: fully_shard(block)              # doctest: +SKIP
         >>> fully_shard(model)                                         # doctest: +SKIP
     """
-    modules = _modules_of(module, dp_mesh_dims)
+    modules = _modules_of(module)
     home = _modules.home_on(mesh)
+    mesh_info = MeshInfo.of(mesh, dp_mesh_dims) if dp_mesh_dims is not None else None
     sharding = _sharding_of(
-        mesh, mp_policy or MixedPrecisionPolicy(), shard_placement_fn, use_dtensor, home.type
+        mesh, mesh_info, mp_policy or MixedPrecisionPolicy(), shard_placement_fn, use_dtensor, home
     )
     sharding.keep_unsharded = _argument_checks.keeps_unsharded(
         reshard_after_forward, sharding.num_shards
@@ -98,22 +105,37 @@ def fully_shard(
     ignored = [*(ignored_params or ()), *_composable.replicated_parameters(modules)]
     for each in modules:
         _modules.move(each, home, _modules.Ignored(set(), set(ignored)))
-    parameters = _wrapped_module.own_parameters_of(modules, ignored)
+    parameters = own_parameters_of(modules, ignored)
     sharding.keep_dtype = _keeping_dtype(parameters, sharding.policy)
     if isinstance(offload_policy, CPUOffloadPolicy):
         own = [parameter for _, parameter in parameters]
         sharding.compute_device = _modules.offloaded_from(own, None, mesh)
         sharding.pin_memory = offload_policy.pin_memory
-    name = ", ".join(type(each).__name__ for each in modules)
-    wrapped = _wrapped_module.attach(modules, name, parameters, sharding, ignored)
-    _state_hooks.watch(wrapped)
-    if not use_dtensor:
-        for patch in (clip_grad_norm, grad_scaler, checkpoint_state):
-            patch.put()
+    _attach(modules, parameters, sharding, ignored)
     for each in modules:
         _composable.mark_sharded(each)
         each.__class__ = _sharded_class.sharded_class(FSDPModule, type(each))
     return module
+
+
+def _attach(modules: list[torch.nn.Module], parameters: list, sharding: Sharding, ignored) -> None:
+    """The parameters as one unit, or as several where they are sharded over different ranks."""
+    name = ", ".join(type(each).__name__ for each in modules)
+    (own, first), *others = divided(parameters, sharding)
+    if others and len(modules) > 1:
+        raise ArgumentError(
+            f"libddp fsdp: shard_placement_fn gives different meshes for parameters of {name}, "
+            "which are one unit. Hint: call fully_shard with each of the modules."
+        )
+    wrapped = _wrapped_module.attach(modules, name, first, own, ignored)
+    for other, more in others:
+        named = f"{name} over {', '.join(other.mesh.mesh_dim_names or ())}"
+        _wrapped_module.attach_beside(wrapped, named, more, other)
+    for each in wrapped.together:
+        _state_hooks.watch(each)
+    if not sharding.use_dtensor:
+        for patch in (clip_grad_norm, grad_scaler, checkpoint_state):
+            patch.put()
 
 
 def _keeping_dtype(parameters: list, policy: MixedPrecisionPolicy) -> set[str]:
@@ -129,17 +151,21 @@ def _keeping_dtype(parameters: list, policy: MixedPrecisionPolicy) -> set[str]:
     return differing if policy.param_dtype is not None else set()
 
 
-def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool, device_type: str) -> Sharding:
-    if shard_placement_fn is not None and not use_dtensor:
+def _sharding_of(
+    mesh,
+    mesh_info: MeshInfo | None,
+    policy: MixedPrecisionPolicy,
+    shard_placement_fn: Callable | None,
+    use_dtensor: bool,
+    home: torch.device,
+) -> Sharding:
+    needing = "dp_mesh_dims" if mesh_info is not None else "shard_placement_fn"
+    if not use_dtensor and (mesh_info is not None or shard_placement_fn is not None):
         raise ArgumentError(
-            "libddp fsdp: shard_placement_fn needs DTensors: plain tensors are cut into rows. "
-            "Hint: leave out use_dtensor=False, or shard_placement_fn."
+            f"libddp fsdp: {needing} needs DTensors: plain tensors are cut into rows. "
+            f"Hint: leave out use_dtensor=False, or {needing}."
         )
-    if mesh is None and not dist.is_initialized():
-        init_process_group()
-    is_hybrid = mesh is not None and mesh.ndim == 2
-    strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD
-    groups = _process_groups.groups_of(None, mesh, strategy, device_type)
+    groups = mesh_info.groups() if mesh_info is not None else _groups_of(mesh, home.type)
     shard, replicate = groups.natives()
     return Sharding(
         shard=shard,
@@ -152,6 +178,7 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool, device_typ
         cast_inputs=policy.cast_forward_inputs and policy.param_dtype is not None,
         process_group=groups.shard,
         mesh=groups.mesh,
+        mesh_info=mesh_info,
         choose_placement=shard_placement_fn,
         zeroes_unused=False,
         shows_waiting=False,
@@ -159,13 +186,21 @@ def _sharding_of(mesh, policy, shard_placement_fn, use_dtensor: bool, device_typ
     )
 
 
-def _modules_of(module, dp_mesh_dims) -> list[torch.nn.Module]:
+def _groups_of(mesh, device_type: str) -> _process_groups.Groups:
+    if mesh is None and not dist.is_initialized():
+        init_process_group()
+    is_hybrid = mesh is not None and mesh.ndim == 2
+    strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD
+    return _process_groups.groups_of(None, mesh, strategy, device_type)
+
+
+def _modules_of(module) -> list[torch.nn.Module]:
     if not isinstance(module, (list, tuple)):
-        _refuse(module, dp_mesh_dims)
+        _refuse(module)
         return [module]
     _refuse_empty(module)
     for each in module:
-        _refuse(each, dp_mesh_dims)
+        _refuse(each)
     return list(_get_root_modules(list(module)))
 
 
@@ -178,7 +213,7 @@ def _refuse_empty(modules) -> None:
         )
 
 
-def _refuse(module, dp_mesh_dims) -> None:
+def _refuse(module) -> None:
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(
             "libddp fsdp: fully_shard takes a module or a list of modules, not a "
@@ -190,8 +225,3 @@ def _refuse(module, dp_mesh_dims) -> None:
             f"{type(module).__name__}. Hint: call it once for each element."
         )
     _composable.refuse_replicated(module)
-    if dp_mesh_dims is not None:
-        raise ArgumentError(
-            "libddp fsdp: dp_mesh_dims is not supported. Hint: pass the dimensions to shard over "
-            "as mesh, a slice of the whole mesh: mesh['dp'], or mesh['replicate', 'shard']."
-        )

@@ -74,9 +74,9 @@ _WITHOUT_EFFECT: dict[str, tuple[Callable, str]] = {
         lambda self, enable: None,
         "flat arrays lie in the group's memory anyway",
     ),
-    "set_post_optim_event": (
-        lambda self, event: None,
-        "there are no streams",
+    "_set_unshard_async_op": (
+        lambda self, async_op: None,
+        "every gather is asynchronous",
     ),
 }
 #: name -> signature; libddp's own collectives move what is sharded.

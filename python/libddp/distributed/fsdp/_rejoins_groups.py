@@ -15,6 +15,7 @@ from libddp.distributed.fsdp.wrap import (
     _rejoin,
     _wrapped_module,
 )
+from libddp.distributed.fsdp.wrap._lookup import wrapped_modules_in
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import ArgumentError
 
@@ -76,7 +77,7 @@ class RejoinsGroups:
                     f"group than {self._wrapped.name!r}, and one is given. Hint: wrap the model "
                     "anew."
                 )
-        for wrapped in _wrapped_module.wrapped_modules_in(self):
+        for wrapped in wrapped_modules_in(self):
             if id(wrapped) not in own:
                 raise ArgumentError(
                     f"libddp fsdp: rejoin(): {wrapped.name!r} was sharded by fully_shard, inside "

@@ -22,8 +22,8 @@ from libddp.distributed.fsdp.state._sharded_state_dict import sharded_state
 from libddp.distributed.fsdp.state._sharded_tensors import convert
 from libddp.distributed.fsdp.state._state_methods import StateMethods
 from libddp.distributed.fsdp.wrap import _deferred
+from libddp.distributed.fsdp.wrap._lookup import wrapped_modules_in
 from libddp.distributed.fsdp.wrap._names import canonical
-from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_modules_in
 
 
 def is_torchs(model: torch.nn.Module) -> bool:

@@ -41,6 +41,7 @@ from libddp.distributed.fsdp.wrap import (
     _summon_full_params,
     _wrapped_module,
 )
+from libddp.distributed.fsdp.wrap._lookup import own_parameters
 from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import StateError
@@ -182,7 +183,7 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
     def _own(module: torch.nn.Module, ignored: set[torch.nn.Parameter]) -> list:
         """Of a module that is wrapped already, none: the inner one has them."""
         is_wrapped = isinstance(module, FullyShardedDataParallel)
-        return [] if is_wrapped else _wrapped_module.own_parameters(module, ignored)
+        return [] if is_wrapped else own_parameters(module, ignored)
 
     def _offloaded_from(self, parameters: list, device) -> torch.device | None:
         own = [parameter for _, parameter in parameters]

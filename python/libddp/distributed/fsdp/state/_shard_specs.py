@@ -17,13 +17,10 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.tensor import DTensor
 
 from libddp.distributed.fsdp.wrap import _deferred
+from libddp.distributed.fsdp.wrap._lookup import wrapped_modules_in
 from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.distributed.fsdp.wrap._sharding import Sharding
-from libddp.distributed.fsdp.wrap._wrapped_module import (
-    WrappedModule,
-    own_parameters_of,
-    wrapped_modules_in,
-)
+from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule
 
 
 @dataclass
@@ -151,5 +148,5 @@ def _without_values(wrapped: WrappedModule) -> dict[int, ShardSpec]:
     size = group.size() if group else 1
     return {
         id(p): ShardSpec(name, p.shape, [(0, p.numel())] * size, p.shape, group, sharding=sharding)
-        for name, p in own_parameters_of(wrapped.modules, wrapped.ignored)
+        for name, p in wrapped.own_parameters()
     }

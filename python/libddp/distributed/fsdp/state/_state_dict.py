@@ -12,8 +12,8 @@ import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.fsdp import StateDictType
 
+from libddp.distributed.fsdp.wrap._lookup import wrapped_modules_in
 from libddp.distributed.fsdp.wrap._names import PREFIX, canonical
-from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_modules_in
 
 
 def without_prefix(destination, prefix: str) -> None:

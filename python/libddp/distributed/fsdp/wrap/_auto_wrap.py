@@ -17,8 +17,8 @@ from torch.distributed.fsdp.wrap import (
     _wrap_module_cls_individually,
 )
 
+from libddp.distributed.fsdp.wrap._lookup import wrapped_modules_in
 from libddp.distributed.fsdp.wrap._names import names_of
-from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_modules_in
 from libddp.errors import ArgumentError
 
 #: Names of the modules in the model that is being wrapped.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_modules_in
+from libddp.distributed.fsdp.wrap._lookup import wrapped_modules_in
 from libddp.errors import ArgumentError, StateError
 from libddp.nn.parallel._comm_hooks import state_after
 

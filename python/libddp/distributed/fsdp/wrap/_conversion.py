@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecision
 
+from libddp.distributed.fsdp.wrap._lookup import wrapped_modules_in
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.distributed.fsdp.wrap._summon_full_params import summoned
-from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule, model_of, wrapped_modules_in
+from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule, model_of
 from libddp.errors import StateError
 
 #: Modules whose parameters are being changed as a whole.

@@ -18,21 +18,18 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from libddp.distributed.fsdp.wrap._names import canonical
-from libddp.distributed.fsdp.wrap._wrapped_module import (
-    WrappedModule,
-    own_parameters_of,
+from libddp.distributed.fsdp.wrap._lookup import (
     wrapped_module_of,
     wrapped_modules_in,
 )
+from libddp.distributed.fsdp.wrap._names import canonical
+from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule
 from libddp.errors import ArgumentError
 
 
 def is_on_meta(wrapped: WrappedModule) -> bool:
     """Whether a unit waits for memory."""
-    return wrapped.made is None and any(
-        p.is_meta for _, p in own_parameters_of(wrapped.modules, wrapped.ignored)
-    )
+    return wrapped.made is None and any(p.is_meta for _, p in wrapped.own_parameters())
 
 
 def settle(model: torch.nn.Module) -> None:
@@ -56,7 +53,7 @@ def apply(module: torch.nn.Module, function: Callable, recurse: bool) -> None:
 
 
 def _leave_meta(wrapped: WrappedModule, function: Callable, recurse: bool = True) -> None:
-    for name, parameter in own_parameters_of(wrapped.modules, wrapped.ignored):
+    for name, parameter in wrapped.own_parameters():
         if parameter.is_meta and (recurse or "." not in name):
             with torch.no_grad():
                 replace_inside(parameter, function(parameter))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from libddp.distributed.fsdp.wrap._annotated import unchecked
 from libddp.distributed.fsdp.wrap._sharded_param import NOTHING
 
 if TYPE_CHECKING:
@@ -25,19 +26,22 @@ class Faces:
     @staticmethod
     def show(wrapped: WrappedModule, sharded: bool) -> None:
         """Its parameters are whole from now on, or no longer."""
-        wrapped.show(sharded)
+        with unchecked():
+            wrapped.show(sharded)
 
     @staticmethod
     def take_over(wrapped: WrappedModule) -> None:
         """A step or a pass begins."""
-        for param in wrapped.params:
-            param.take_over()
+        with unchecked():
+            for param in wrapped.params:
+                param.take_over()
 
     @staticmethod
     def show_gradients(wrapped: WrappedModule) -> None:
         """A pass has ended, or averages are there in the middle of one."""
-        for param in wrapped.params:
-            param.show_gradient()
+        with unchecked():
+            for param in wrapped.params:
+                param.show_gradient()
 
     @staticmethod
     def has_late_hooks(wrapped: WrappedModule) -> bool:
@@ -47,8 +51,10 @@ class Faces:
     @torch.no_grad()
     def run_late_hooks(wrapped: WrappedModule, unit: Any) -> None:
         params = [param for param in wrapped.params if param.has_hooks()]
-        if params:
-            averaged = set(unit.averaged())
+        if not params:
+            return
+        averaged = set(unit.averaged())
+        with unchecked():
             for param in params:
                 if param.name in averaged:
                     param.run_hooks()

@@ -1,6 +1,6 @@
-"""What a module has of a tensor-parallel parameter while it computes: a DTensor on the inner mesh.
+"""What a module has of a parameter that is a DTensor by itself while it computes: the same DTensor.
 
-The gradient of a replicated one may be a part of a sum over that mesh (norms under
+The gradient of a replicated one may be a part of a sum over its mesh (norms under
 SequenceParallel). torch's fully_shard adds it up in the dtype that gradients are averaged in, from
 2.15 on; autograd's own way back from a DTensor does it in the dtype that the module computes in.
 """
@@ -17,31 +17,54 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 
-class SummedIn(torch.autograd.Function):
-    """DTensor.from_local, whose backward adds up parts of a sum in another dtype."""
+class InnerDTensor:
+    """Of one parameter; the unit has the local part."""
+
+    def __init__(self, spec: DTensorSpec, averaged: frozenset[int] = frozenset()) -> None:
+        self.spec = spec
+        #: Dimensions of the mesh over which the unit averages gradients.
+        self.averaged = averaged
+        self._may_sum = any(
+            isinstance(placement, Replicate)
+            for dim, placement in enumerate(spec.placements)
+            if dim not in averaged
+        )
+
+    def whole(self, local: torch.Tensor, dtype: torch.dtype | None) -> DTensor:
+        """With a graph to `local`; `dtype`: that sums of parts are made in, None = as they come."""
+        if self.averaged or (dtype is not None and self._may_sum):
+            return _Summed.apply(local, self, dtype)
+        return self.from_local(local)
+
+    def from_local(self, local: torch.Tensor) -> DTensor:
+        spec = self.spec
+        return DTensor.from_local(
+            local, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
+        )
+
+    def summed(self, gradient: DTensor, dtype: torch.dtype | None) -> torch.Tensor:
+        """What the unit averages of a gradient: parts of a sum over other dimensions are added."""
+        placements = tuple(
+            found if dim in self.averaged else wanted
+            for dim, (found, wanted) in enumerate(
+                zip(gradient.placements, self.spec.placements, strict=True)
+            )
+        )
+        if gradient.placements != placements:
+            gradient = gradient if dtype is None else gradient.to(dtype)
+            gradient = gradient.redistribute(self.spec.mesh, placements)
+        local = gradient.to_local()
+        return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+class _Summed(torch.autograd.Function):
+    """InnerDTensor.from_local, whose backward is InnerDTensor.summed."""
 
     @staticmethod
-    def forward(ctx, local: torch.Tensor, spec: DTensorSpec, dtype: torch.dtype) -> DTensor:
-        ctx.spec, ctx.dtype = spec, dtype
-        return _from_local(local, spec)
+    def forward(ctx, local: torch.Tensor, inner: InnerDTensor, dtype: torch.dtype | None):
+        ctx.inner, ctx.dtype = inner, dtype
+        return inner.from_local(local)
 
     @staticmethod
     def backward(ctx, gradient: DTensor):
-        if gradient.placements != ctx.spec.placements:
-            gradient = gradient.to(ctx.dtype)
-            gradient = gradient.redistribute(ctx.spec.mesh, ctx.spec.placements)
-        local = gradient.to_local()
-        return local.wait() if isinstance(local, AsyncCollectiveTensor) else local, None, None
-
-
-def whole(local: torch.Tensor, spec: DTensorSpec, dtype: torch.dtype | None) -> DTensor:
-    """With a graph to `local`; `dtype`: that sums of parts are made in, None = as they come."""
-    if dtype is None or not any(isinstance(p, Replicate) for p in spec.placements):
-        return _from_local(local, spec)
-    return SummedIn.apply(local, spec, dtype)
-
-
-def _from_local(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
-    return DTensor.from_local(
-        local, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
-    )
+        return ctx.inner.summed(gradient, ctx.dtype), None, None

@@ -11,8 +11,8 @@ from torch.distributed.fsdp import CPUOffload
 from torch.distributed.tensor import DTensor
 
 from libddp._load import load
+from libddp.distributed.fsdp.wrap._lookup import wrapped_module_of, wrapped_modules_in
 from libddp.distributed.fsdp.wrap._names import canonical
-from libddp.distributed.fsdp.wrap._wrapped_module import wrapped_module_of, wrapped_modules_in
 from libddp.errors import ArgumentError
 
 _C = load()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -35,17 +36,27 @@ def with_dtype(spec: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
     return DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta)
 
 
+def chosen_by(choose: Callable | None, parameter: torch.nn.Parameter) -> tuple[Any, Any]:
+    """What fully_shard's shard_placement_fn gives: the placement, and torch's mesh info of the
+    ranks that shard; None = dim 0, and those of the module.
+    """
+    found = None if choose is None else choose(parameter)
+    if type(found).__name__ == "ShardPlacementResult":  # torch 2.15, which gives it no public name
+        return found.placement, found.mesh_info
+    return found, None
+
+
 def dim_of(
     name: str, parameter: torch.nn.Parameter, choose: Callable | None, num_ranks: int
 ) -> int:
-    """What fully_shard's shard_placement_fn wants.
+    """That fully_shard's shard_placement_fn wants to be cut.
 
     Raises:
         ArgumentError: it is no dimension of the parameter, or no torch.distributed.tensor.Shard.
         NotSupportedError: (a NotImplementedError too) ranks would have parts of different sizes on
             another dimension than 0, which torch refuses as well.
     """
-    placement = None if choose is None else choose(parameter)
+    placement, _ = chosen_by(choose, parameter)
     if placement is None:
         return 0
     if not isinstance(placement, Shard):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from libddp.distributed.fsdp.wrap import _optimizers, _process_groups
-from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule, wrapped_modules_in
+from libddp.distributed.fsdp.wrap._lookup import wrapped_modules_in
+from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule
 from libddp.errors import ArgumentError, StateError
 
 
@@ -56,6 +57,11 @@ def _refuse(wrapped: WrappedModule, module: torch.nn.Module) -> None:
         raise StateError(
             f"libddp fsdp: rejoin(): {wrapped.name!r} is a part of a sharded model. Hint: call it "
             "on the outermost wrapped module."
+        )
+    if wrapped.beside:
+        raise ArgumentError(
+            f"libddp fsdp: rejoin(): unit {wrapped.name!r} has parameters that are sharded over "
+            "other groups, which cannot go on. Hint: build the model anew."
         )
     for param in wrapped.params:
         if param.inner is None and param.extension is None:

@@ -20,9 +20,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from libddp._load import load
-from libddp.distributed.fsdp.wrap import _inner_dtensor, _placement
-from libddp.distributed.fsdp.wrap._dtensors import local_of
+from libddp.distributed.fsdp.wrap import _placement
+from libddp.distributed.fsdp.wrap._annotated import AnnotatedTensor, unchecked
 from libddp.distributed.fsdp.wrap._extensions import Extension, has_extension
+from libddp.distributed.fsdp.wrap._mesh_info import placed_of
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import ArgumentError, StateError
 
@@ -64,15 +65,14 @@ class ShardedParam:
         self.name = name
         #: That is cut. The unit cuts dim 0, so its parameter has this one there.
         self.dim = dim
-        #: Of a parameter that is a DTensor by itself (tensor parallelism): what it is whole.
-        self.inner: DTensorSpec | None = getattr(parameter, "_spec", None)
         #: See Sharding.
         self.gradient_dtype = sharding.gradient_dtype(name, parameter.dtype)
-        self.spec = _placement.spec_of(name, parameter, sharding, dim)
+        #: `inner`: of a parameter that is placed by itself (tensor parallelism), what it is whole.
+        self.spec, self.inner, own = placed_of(name, parameter, sharding, dim)
         #: What the unit has.
         self.unsharded: torch.nn.Parameter | None = parameter
         if dim or self.inner is not None:
-            own = self.to_unit(local_of(parameter.detach())).contiguous()
+            own = self.to_unit(own.detach()).contiguous()
             self.unsharded = torch.nn.Parameter(own, parameter.requires_grad)
         #: Of a class that says itself what is gathered.
         self.extension: Extension | None = None
@@ -96,6 +96,11 @@ class ShardedParam:
         """Whether a module has `parameter` where it had this one."""
         return any(registry.get(key) is parameter for registry, key in self.places)
 
+    def at_its_place(self) -> torch.nn.Parameter:
+        """What the module has there now."""
+        registry, key = self.places[0]
+        return registry[key]
+
     def to_unit(self, tensor: torch.Tensor) -> torch.Tensor:
         """As the unit has it."""
         return tensor.movedim(self.dim, 0) if self.dim else tensor
@@ -118,15 +123,20 @@ class ShardedParam:
         """What the module has while it computes; where it is no parameter, with a graph."""
         if not self.is_special():
             return self.unsharded
-        with torch.enable_grad():  # a recomputation is announced without
+        with torch.enable_grad(), unchecked():  # a recomputation is announced without gradients
             if self.extension is not None:
                 return self.extension.whole(self.unsharded, self.sharded._local_tensor)
             whole = self.from_unit(self.unsharded)
             if self.inner is not None:
-                whole = _inner_dtensor.whole(whole, self.inner, self.gradient_dtype)
-        if self.gradient_dtype is not None:
+                whole = self.inner.whole(whole, self.gradient_dtype)
+        if self.gradient_dtype is not None and whole is not self.unsharded:
             _C.keep_gradient_dtype(whole)
         return whole
+
+    def annotate(self) -> None:
+        """What the module has now says what it is to spmd_types, where a forward is checked."""
+        if isinstance(self.inner, AnnotatedTensor):
+            self.inner.annotate(self.at_its_place())
 
     def is_special(self) -> bool:
         """Whether the two forms differ in more than who owns what."""

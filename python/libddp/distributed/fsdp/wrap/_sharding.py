@@ -38,6 +38,8 @@ class Sharding:
     process_group: Any = None
     #: The same ranks as a DeviceMesh; None where it is not known.
     mesh: Any = None
+    #: MeshInfo of fully_shard's dp_mesh_dims; None = parameters are not placed on such a mesh.
+    mesh_info: Any = None
     #: Sharded state dicts hold DTensors; else torch's ShardedTensors.
     saves_dtensors: bool = True
     #: torch's MixedPrecisionPolicy, where there is one.

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 
 from libddp.distributed._exit import describe
 from libddp.distributed.fsdp.wrap._errors import NotSupportedError
+from libddp.distributed.fsdp.wrap._lookup import wrapped_modules_in
 from libddp.distributed.fsdp.wrap._summoned_forward import SummonedForward
-from libddp.distributed.fsdp.wrap._wrapped_module import (
-    WrappedModule,
-    model_of,
-    wrapped_modules_in,
-)
+from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule, model_of
 from libddp.errors import StateError
 
 

@@ -7,7 +7,7 @@ the order of all hooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import wraps
@@ -31,10 +31,16 @@ from libddp.distributed.fsdp.wrap import (
     _refusals,
     _sharded_class,
     _sharded_place,
-    _tied,
 )
+from libddp.distributed.fsdp.wrap._annotated import unchecked
 from libddp.distributed.fsdp.wrap._dtensors import is_dtensor
 from libddp.distributed.fsdp.wrap._faces import Faces
+from libddp.distributed.fsdp.wrap._lookup import (
+    WRAPPED,
+    own_parameters_of,
+    wrapped_module_of,
+    wrapped_modules_in,
+)
 from libddp.distributed.fsdp.wrap._open_units import OpenUnits
 from libddp.distributed.fsdp.wrap._placement import dim_of
 from libddp.distributed.fsdp.wrap._root_parts import RootParts
@@ -46,8 +52,6 @@ from libddp.nn.parallel import _backward_errors
 
 _C = load()
 dynamo.keep_out("libddp.distributed.fsdp")
-#: Attribute of a wrapped module.
-_WRAPPED = "_libddp_wrapped_module"
 _numbers = count()
 
 
@@ -63,6 +67,10 @@ class WrappedModule:
     parameters: list[tuple[str, torch.nn.Parameter]]
     #: Parameters of the module that are left alone.
     ignored: list[torch.nn.Parameter] = field(default_factory=list)
+    #: Units of other parameters of the module, over other groups; they run inside of this one.
+    beside: list[WrappedModule] = field(default_factory=list)
+    #: The unit that has this one beside it.
+    main: WrappedModule | None = None
     #: The C++ unit; None while the parameters have no values yet, see _deferred.py.
     made: Any = None
     #: Where scripts see DTensors: both forms of each parameter, in the same order.
@@ -101,6 +109,11 @@ class WrappedModule:
     parts: RootParts | None = None
     #: Of the root, and of units of several modules: which of these are open. None = there are none.
     open_units: OpenUnits | None = None
+
+    @property
+    def together(self) -> list[WrappedModule]:
+        """The unit and those beside it."""
+        return [self, *self.beside]
 
     @property
     def unit(self):
@@ -267,7 +280,7 @@ class WrappedModule:
     def take_in(self, part: torch.nn.Module, tied: ShardedParam) -> None:
         """`part`, to which a script has given one of the unit's parameters, is of the unit too."""
         self.modules.append(part)
-        part.__dict__[_WRAPPED] = self
+        part.__dict__[WRAPPED] = self
         part.__class__ = _sharded_class.class_like(self.module, type(part))
         tied.places += [(part._parameters, key) for key in part._parameters]
         self._take_rows()
@@ -277,28 +290,37 @@ class WrappedModule:
         announcing(self._find_and_make)()
 
     def _find_and_make(self) -> None:
-        self.parameters = own_parameters_of(self.modules, self.ignored)
+        self.parameters = self.own_parameters()
         self.make()
+
+    def own_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """What the modules have for parameters of the unit: others than before, or tied ones."""
+        if not self.beside and self.main is None:
+            return own_parameters_of(self.modules, self.ignored)
+        return [(param.name, param.at_its_place()) for param in self.params]
 
     def run(self, forward, args, kwargs, module: torch.nn.Module | None = None):
         """`forward(*args, **kwargs)` with whole parameters; `module`: of several, whose it is."""
         if self.summoned:
             return self.summoned.run(self.name, forward, args, kwargs)
         model = self.model or join(self)
+        for other in self.beside:
+            forward = other.around(forward)
         sharding = self.sharding
         if sharding.cast_inputs or (self.is_root and sharding.cast_root_inputs):
             args, kwargs = _cast((args, kwargs), sharding.param_dtype)
         args, kwargs = _pending_inputs.awaited(args, kwargs)
         try:
-            if self.is_root and not self.is_running:
-                self.parts.withdraw()
-                self._check_parameters()
-                model = self.model
-            unit = self.unit
-            opened = self.open_units if self.is_root else None
-            shared = self.open_units if module is not None and not self.is_root else None
-            is_apart = shared is not None and not shared.enter(self)
-            model.before_forward(unit)
+            with unchecked():
+                if self.is_root and not self.is_running:
+                    self.parts.withdraw()
+                    self._check_parameters()
+                    model = self.model
+                unit = self.unit
+                opened = self.open_units if self.is_root else None
+                shared = self.open_units if module is not None and not self.is_root else None
+                is_apart = shared is not None and not shared.enter(self)
+                model.before_forward(unit)
         except BaseException as error:
             if self.is_root:
                 model.report_error(f"in forward: {describe(error)}")
@@ -306,6 +328,9 @@ class WrappedModule:
         if opened is not None:
             opened.begin()
         try:
+            if not self.rows:
+                for param in self.params:
+                    param.annotate()
             output = forward(*args, **kwargs)
         except BaseException as error:
             if opened is not None:
@@ -314,25 +339,32 @@ class WrappedModule:
             raise
         if sharding.output_dtype is not None:
             output = _cast(output, sharding.output_dtype)
-        if opened is not None:
-            opened.end(output)
-        if shared is not None and shared.leave(self, module):
-            model.after_forward(unit, ())  # the call's; the unit's own follows
-        model.after_forward(unit, output, is_apart)
-        if self.is_root and not self.is_running:
-            self.parts.offer()
-            if self.discards:
-                _discarding.finish(self)
+        with unchecked():
+            if opened is not None:
+                opened.end(output)
+            if shared is not None and shared.leave(self, module):
+                model.after_forward(unit, ())  # the call's; the unit's own follows
+            model.after_forward(unit, output, is_apart)
+            if self.is_root and not self.is_running:
+                self.parts.offer()
+                if self.discards:
+                    _discarding.finish(self)
         return output
+
+    def around(self, forward: Callable) -> Callable:
+        """`forward` with whole parameters of this unit, too."""
+        return lambda *args, **kwargs: self.run(forward, args, kwargs)
 
     def hold(self) -> None:
         """Whole parameters from now on, until the module's forward has ended; a collective."""
-        model_of(self).unshard(self.unit)
+        for each in self.together:
+            model_of(self).unshard(each.unit)
 
     def let_go(self) -> None:
         """Ends hold()."""
-        if self.is_held:
-            self.model.reshard(self.unit)
+        for each in self.together:
+            if each.is_held:
+                each.model.reshard(each.unit)
 
     def groups(self) -> tuple:
         """C++ groups of the ranks that shard and replicate; either may be None."""
@@ -379,71 +411,6 @@ class WrappedModule:
                 )
 
 
-def wrapped_module_of(module: torch.nn.Module) -> WrappedModule | None:
-    """The state of a module that is wrapped itself."""
-    return module.__dict__.get(_WRAPPED)
-
-
-def wrapped_modules_in(module: torch.nn.Module) -> Iterator[WrappedModule]:
-    """Of `module` and everything under it, in the order of modules(), each once."""
-    found = (wrapped_module_of(child) for child in module.modules())
-    yield from dict.fromkeys(wrapped for wrapped in found if wrapped is not None)
-
-
-def own_parameters(
-    module: torch.nn.Module, ignored: Iterable[torch.nn.Parameter] = ()
-) -> list[tuple[str, torch.nn.Parameter]]:
-    """Those of `module` that no wrapped module under it has; shared ones once.
-
-    Raises:
-        ArgumentError: a wrapped module under it has one that a module outside of it uses as well.
-    """
-    taken = {id(parameter) for parameter in ignored}
-    owners: dict[int, torch.nn.Module] = {}
-    inside: set[int] = set()
-    for child in wrapped_modules_in(module):
-        if module in child.modules:
-            continue
-        # A module outside may have the parameter that is a DTensor inside now.
-        owners.update((id(param.unsharded), child.module) for param in child.params)
-        for other in child.modules:
-            owners.update((id(p), other) for p in other.parameters())
-            inside.update(id(part) for part in other.modules())
-    for name, part in module.named_modules():
-        if id(part) in inside:
-            continue
-        for own, parameter in part.named_parameters(name, recurse=False):
-            if id(parameter) not in owners or id(parameter) in taken:
-                continue
-            owner = wrapped_module_of(owners[id(parameter)])
-            tied = _tied.find(owner, parameter)
-            if tied is None or not _tied.has_no_other(part, parameter):
-                _refuse_shared(module, own, owners[id(parameter)])
-            owner.take_in(part, tied)
-    taken.update(owners)
-    return [(n, p) for n, p in module.named_parameters() if id(p) not in taken]
-
-
-def own_parameters_of(modules, ignored) -> list[tuple[str, torch.nn.Parameter]]:
-    """The same of several modules that are one unit; names tell them apart."""
-    if len(modules) == 1:
-        return own_parameters(modules[0], ignored)
-    found: dict[int, tuple[str, torch.nn.Parameter]] = {}
-    for index, module in enumerate(modules):
-        for name, parameter in own_parameters(module, ignored):
-            found.setdefault(id(parameter), (f"{index}.{name}", parameter))
-    return list(found.values())
-
-
-def _refuse_shared(module: torch.nn.Module, name: str, owner: torch.nn.Module) -> None:
-    where = next((n for n, part in module.named_modules() if part is owner), type(owner).__name__)
-    raise ArgumentError(
-        f"libddp fsdp: parameter {name!r} of {type(module).__name__} belongs to the wrapped module "
-        f"{where!r} too, and would be whole only while that one runs. Hint: leave {where!r} "
-        "unwrapped, so that one unit has all modules that use the parameter."
-    )
-
-
 def announcing(function):
     """The other ranks are told of an error in `function`, which wraps: they would wait for us."""
 
@@ -483,18 +450,33 @@ def attach(
             )
     _refusals.check(modules, parameters)
     wrapped = WrappedModule(modules, name, sharding, parameters, list(ignored or ()))
+    _shard(wrapped, may_wait=ignored is not None)
+    for each in modules:
+        each.__dict__[WRAPPED] = wrapped
+    split_backward.put(_objection)
+    return wrapped
+
+
+def attach_beside(main: WrappedModule, name: str, parameters, sharding: Sharding) -> None:
+    """Shards more parameters of the module, over other groups; a collective."""
+    _refusals.check(main.modules, parameters)
+    wrapped = WrappedModule(main.modules, name, sharding, parameters, main.ignored, main=main)
+    _shard(wrapped, may_wait=True)
+    main.beside.append(wrapped)
+
+
+def _shard(wrapped: WrappedModule, may_wait: bool) -> None:
+    """Now, or, if that may be, once the parameters have values."""
     wrapped.number = next_number()
-    if ignored is not None:
-        wrapped.was_deferred = bool(parameters) and all(p.is_meta for _, p in parameters)
+    if may_wait:
+        wrapped.was_deferred = bool(wrapped.parameters) and all(
+            p.is_meta for _, p in wrapped.parameters
+        )
         wrapped.was_deferred = is_deferred_everywhere(wrapped)
     if not wrapped.was_deferred:
         wrapped.make()
     else:
         wrapped.show_on_meta()
-    for each in modules:
-        each.__dict__[_WRAPPED] = wrapped
-    split_backward.put(_objection)
-    return wrapped
 
 
 def _objection(module: torch.nn.Module) -> str | None:
@@ -542,6 +524,11 @@ def _places(modules: list[torch.nn.Module], parameters) -> list[tuple]:
 
 def join(root: WrappedModule):
     """Makes `root` the root of all units under it, those that had another root before too."""
+    with unchecked():
+        return _join(root)
+
+
+def _join(root: WrappedModule):
     dynamo.keep_out("libddp.distributed.fsdp")
     wrapped_modules = [wrapped for module in root.modules for wrapped in wrapped_modules_in(module)]
     wrapped_modules = list(dict.fromkeys([root, *wrapped_modules]))
