@@ -118,7 +118,8 @@ void GradientSlots::claim() {
   for (GradientSlot& slot : slots_) slot.user().claim();
 }
 
-void GradientSlots::check_users(const std::string& where) const {
+void GradientSlots::check_users(const std::function<std::string()>& where) const {
+  if (!ParameterUser::is_any_common()) return;
   for (const GradientSlot& slot : slots_) {
     if (!slot.user().is_disputed()) continue;
     throw StateError(fmt::format(
@@ -126,7 +127,7 @@ void GradientSlots::check_users(const std::string& where) const {
         "the two has mixed_precision or an optimizer with shard_over, which does not go together. "
         "Hint: delete the wrapper (and its optimizer) that is not used any more, or wrap both "
         "without these.",
-        where, slot.name()));
+        where(), slot.name()));
   }
 }
 

@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -81,7 +82,7 @@ class GradientSlots {
   void claim();
   /// Throws StateError naming one that is common although some reducer has claimed it. `where`: as
   /// that of the constructor.
-  void check_users(const std::string& where) const;
+  void check_users(const std::function<std::string()>& where) const;
   /// Throws StateError naming one whose gradient has not been averaged.
   void check_averaged() const;
 

@@ -40,14 +40,16 @@ std::shared_ptr<ParameterUser::Counts> ParameterUser::counts_of(const at::Tensor
   return counts;
 }
 
+std::atomic<int> ParameterUser::num_common{0};
+
 ParameterUser::ParameterUser(const at::Tensor& parameter) : counts_(counts_of(parameter)) {
-  ++counts_->num_users;
+  if (++counts_->num_users == 2) ++num_common;
 }
 
 ParameterUser::~ParameterUser() {
   if (!counts_) return;
   if (has_claimed_) --counts_->num_claims;
-  --counts_->num_users;
+  if (--counts_->num_users == 1) --num_common;
 }
 
 void ParameterUser::claim() {

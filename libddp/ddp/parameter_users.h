@@ -28,8 +28,12 @@ class ParameterUser {
   ParameterUser& operator=(ParameterUser&&) = delete;
   ~ParameterUser();
 
+  /// Whether any parameter of the process has several users.
+  static bool is_any_common() { return num_common.load(std::memory_order_relaxed) > 0; }
   /// Whether there are others.
-  bool is_common() const { return counts_->num_users.load(std::memory_order_relaxed) > 1; }
+  bool is_common() const {
+    return is_any_common() && counts_->num_users.load(std::memory_order_relaxed) > 1;
+  }
   /// Whether a backward pass of some user runs.
   bool is_in_pass() const { return counts_->num_passes.load(std::memory_order_relaxed) > 0; }
   /// This one cannot share the parameter with others.
@@ -46,6 +50,8 @@ class ParameterUser {
     std::atomic<int> num_passes{0};
   };
   static std::shared_ptr<Counts> counts_of(const at::Tensor& parameter);
+  /// Parameters that have several.
+  static std::atomic<int> num_common;
 
   /// Null where it was moved from.
   std::shared_ptr<Counts> counts_;

@@ -139,6 +139,7 @@ class Reducer::PassGuard {
  public:
   explicit PassGuard(Reducer& reducer)
       : reducer_(reducer.weak_from_this()), number_(reducer.pass_.number()) {
+    if (!ParameterUser::is_any_common()) return;
     for (const GradientSlot& slot : reducer.slots_) parameters_.add(slot.user());
   }
   PassGuard(const PassGuard&) = delete;

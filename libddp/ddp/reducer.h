@@ -143,7 +143,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// No other reducer may have parameters in common with this one.
   void claim_parameters() { slots_.claim(); }
   /// Throws StateError naming a parameter that is common although some reducer has claimed it.
-  void check_users() const { slots_.check_users(where("forward")); }
+  void check_users() const {
+    slots_.check_users([this] { return where("forward"); });
+  }
 
   /// From now on `hook` takes each bucket instead of the average; see bucket_hook.h. Once, and
   /// before the first synchronising pass, on every rank alike.
