@@ -267,6 +267,8 @@ def check_annotated_parameters():
             theirs = annotated(torchs.fully_shard, mesh, dims, mp_policy=policy)
             assert train_annotated(ours, mesh, dims) == train_annotated(theirs, mesh, dims), sizes
             assert_alike(ours, theirs)
+    with pytest.raises(ValueError, match=r"'norm.weight' has annotations .* dp should come first"):
+        annotated(fully_shard, mesh_of({"tp": 2, "dp": 2}), {"shard": "dp"})
     with pytest.raises(ValueError, match=r"'norm.weight' has annotations of spmd_types"):
         fully_shard(Annotated(mesh).annotate(), mesh=mesh["dp"])
 

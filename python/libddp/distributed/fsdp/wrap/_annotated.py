@@ -7,22 +7,19 @@ an annotation says for each dimension of a mesh what they are of the whole.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial
 
+from libddp.distributed.fsdp.wrap._summed import Summed
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
 
     from libddp.distributed.fsdp.wrap._inner_dtensor import InnerDTensor
-
-
-_NOTHING = nullcontext()
 
 
 def annotation_of(parameter: torch.Tensor) -> Any:
@@ -33,11 +30,6 @@ def annotation_of(parameter: torch.Tensor) -> Any:
     import spmd_types
 
     return spmd_types.get_local_type(parameter)
-
-
-def unchecked() -> AbstractContextManager:
-    """What runs inside is libddp's own, and not checked by spmd_types."""
-    return _NOTHING if "spmd_types" not in sys.modules else dist._spmd_no_typecheck()
 
 
 class AnnotatedTensor:
@@ -63,24 +55,14 @@ class AnnotatedTensor:
 
     def whole(self, local: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
         """With a graph to `local`; `dtype`: that sums of parts are made in, None = as they come."""
-        return _Summed.apply(local, self, dtype) if self._sums else local
+        return Summed.apply(local, self, dtype) if self._sums else local
+
+    def of_local(self, local: torch.Tensor) -> torch.Tensor:
+        """What Summed gives."""
+        return local.view_as(local)
 
     def summed(self, gradient: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
         """See InnerDTensor."""
         mesh = self.inner.spec.mesh
         placed = DTensor.from_local(gradient, mesh, self._gradients, run_check=False)
         return self.inner.summed(placed, dtype)
-
-
-class _Summed(torch.autograd.Function):
-    """The same tensor, whose backward is AnnotatedTensor.summed."""
-
-    @staticmethod
-    def forward(ctx, local: torch.Tensor, annotated: AnnotatedTensor, dtype: torch.dtype | None):
-        ctx.annotated, ctx.dtype = annotated, dtype
-        return local.view_as(local)
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor):
-        with unchecked():
-            return ctx.annotated.summed(gradient, ctx.dtype), None, None

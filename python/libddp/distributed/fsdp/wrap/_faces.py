@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from libddp.distributed.fsdp.wrap._annotated import unchecked
 from libddp.distributed.fsdp.wrap._sharded_param import NOTHING
+from libddp.distributed.fsdp.wrap._unchecked import unchecked
 
 if TYPE_CHECKING:
     from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule

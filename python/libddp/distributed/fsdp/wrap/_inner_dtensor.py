@@ -13,6 +13,8 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate
 
+from libddp.distributed.fsdp.wrap._summed import Summed
+
 if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
@@ -33,10 +35,11 @@ class InnerDTensor:
     def whole(self, local: torch.Tensor, dtype: torch.dtype | None) -> DTensor:
         """With a graph to `local`; `dtype`: that sums of parts are made in, None = as they come."""
         if self.averaged or (dtype is not None and self._may_sum):
-            return _Summed.apply(local, self, dtype)
-        return self.from_local(local)
+            return Summed.apply(local, self, dtype)
+        return self.of_local(local)
 
-    def from_local(self, local: torch.Tensor) -> DTensor:
+    def of_local(self, local: torch.Tensor) -> DTensor:
+        """What Summed gives."""
         spec = self.spec
         return DTensor.from_local(
             local, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
@@ -55,16 +58,3 @@ class InnerDTensor:
             gradient = gradient.redistribute(self.spec.mesh, placements)
         local = gradient.to_local()
         return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
-
-
-class _Summed(torch.autograd.Function):
-    """InnerDTensor.from_local, whose backward is InnerDTensor.summed."""
-
-    @staticmethod
-    def forward(ctx, local: torch.Tensor, inner: InnerDTensor, dtype: torch.dtype | None):
-        ctx.inner, ctx.dtype = inner, dtype
-        return inner.from_local(local)
-
-    @staticmethod
-    def backward(ctx, gradient: DTensor):
-        return ctx.inner.summed(gradient, ctx.dtype), None, None

@@ -95,6 +95,7 @@ class MeshInfo:
         try:
             if annotation:
                 spec = _fsdp_param.get_partition_spec(parameter)
+                self._check_order(name, annotation, spec)
                 parameter = asked._resolve_spmd_types_for_storage(
                     parameter, spec, annotation, self._info
                 )
@@ -107,6 +108,26 @@ class MeshInfo:
             gradients = tuple(asked._spmd_grad_placements)
             inner = AnnotatedTensor(inner, gradients, asked._restore_spmd_types)
         return asked._sharding_spec, inner, local
+
+    def _check_order(self, name: str, annotation: dict, spec: Any) -> None:
+        """torch takes what annotations say in another order than the mesh's, and would add up
+        gradients over other ranks than they are parts on.
+        """
+        mesh, dims = self._info.spmd_mesh, self._info.dp_mesh_dims
+        own = {*dims.shard_names, *dims.replicate_names}
+        others = [dim for dim in mesh.mesh_dim_names if dim not in own]
+        said = dict(annotation)
+        if spec is not None:
+            said |= _fsdp_param.partition_spec_to_shard_types(spec)
+        axes = [_fsdp_param.spmd.MeshAxis.of(mesh.get_group(dim)) for dim in others]
+        found = [axis for axis in said if axis in axes]
+        is_first = mesh.mesh_dim_names[len(own) :] == tuple(others)
+        if len(found) == len(axes) and (found != axes or not is_first):
+            raise ArgumentError(
+                f"libddp fsdp: parameter {name!r} has annotations of spmd_types on a mesh of "
+                f"{mesh.mesh_dim_names}, where {', '.join(own)} should come first, and the others "
+                "in the order of the annotations. Hint: name dimensions and annotations so."
+            )
 
 
 def placed_of(

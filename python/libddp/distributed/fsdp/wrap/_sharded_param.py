@@ -21,10 +21,11 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from libddp._load import load
 from libddp.distributed.fsdp.wrap import _placement
-from libddp.distributed.fsdp.wrap._annotated import AnnotatedTensor, unchecked
+from libddp.distributed.fsdp.wrap._annotated import AnnotatedTensor
 from libddp.distributed.fsdp.wrap._extensions import Extension, has_extension
 from libddp.distributed.fsdp.wrap._mesh_info import placed_of
 from libddp.distributed.fsdp.wrap._sharding import Sharding
+from libddp.distributed.fsdp.wrap._unchecked import unchecked
 from libddp.errors import ArgumentError, StateError
 
 _C = load()

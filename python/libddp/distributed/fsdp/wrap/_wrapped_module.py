@@ -32,7 +32,6 @@ from libddp.distributed.fsdp.wrap import (
     _sharded_class,
     _sharded_place,
 )
-from libddp.distributed.fsdp.wrap._annotated import unchecked
 from libddp.distributed.fsdp.wrap._dtensors import is_dtensor
 from libddp.distributed.fsdp.wrap._faces import Faces
 from libddp.distributed.fsdp.wrap._lookup import (
@@ -47,6 +46,7 @@ from libddp.distributed.fsdp.wrap._root_parts import RootParts
 from libddp.distributed.fsdp.wrap._sharded_param import ShardedParam, rows_of
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.distributed.fsdp.wrap._summoned_forward import SummonedForward
+from libddp.distributed.fsdp.wrap._unchecked import unchecked
 from libddp.errors import ArgumentError, StateError
 from libddp.nn.parallel import _backward_errors
 
