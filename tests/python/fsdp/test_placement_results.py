@@ -86,19 +86,6 @@ def train(model, steps=3, passes=1):
     return losses
 
 
-def assert_alike(ours, theirs):
-    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert isinstance(mine, DTensor)
-        assert mine.placements == other.placements, name
-        assert mine.device_mesh.mesh_dim_names == other.device_mesh.mesh_dim_names, name
-        assert torch.equal(mine.to_local(), other.to_local()), name
-        assert torch.equal(mine.grad.to_local(), other.grad.to_local()), name
-    mine, other = ours.state_dict(), theirs.state_dict()
-    assert list(mine) == list(other)
-    for name, value in other.items():
-        assert torch.equal(mine[name].full_tensor(), value.full_tensor()), name
-
-
 def both(**options):
     meshes = Meshes()
     ours = meshes.sharded(models.libddp_fsdp().fully_shard, **options)
@@ -109,7 +96,7 @@ def check_training_is_torchs():
     for options in ({}, {"reshard_after_forward": False}):
         ours, theirs = both(**options)
         assert train(ours) == train(theirs)
-        assert_alike(ours, theirs)
+        models.assert_same_dtensors(ours, theirs)
 
 
 def check_passes_that_add_up_and_divisors():
@@ -121,7 +108,7 @@ def check_passes_that_add_up_and_divisors():
     for model in (ours, theirs):
         model[0].set_gradient_divide_factor(1.0)
     assert train(ours, passes=2) == train(theirs, passes=2)
-    assert_alike(ours, theirs)
+    models.assert_same_dtensors(ours, theirs)
 
 
 def check_experts_cut_on_another_dimension():
@@ -143,7 +130,7 @@ def check_meta_device():
             with torch.no_grad():
                 parameter.to_local().fill_(0.1)
     assert train(ours) == train(theirs)
-    assert_alike(ours, theirs)
+    models.assert_same_dtensors(ours, theirs)
 
 
 def check_unshard_and_state_dicts():

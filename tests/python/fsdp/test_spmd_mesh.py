@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp as torchs
 from torch.distributed.tensor import (
-    DTensor,
     Replicate,
     Shard,
     distribute_module,
@@ -112,26 +111,13 @@ def train(model, mesh, dims, steps=3):
     return found
 
 
-def assert_alike(ours, theirs):
-    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert isinstance(mine, DTensor)
-        assert mine.placements == other.placements, name
-        assert mine.device_mesh.mesh_dim_names == other.device_mesh.mesh_dim_names, name
-        assert torch.equal(mine.to_local(), other.to_local()), name
-        assert torch.equal(mine.grad.to_local(), other.grad.to_local()), name
-    mine, other = ours.state_dict(), theirs.state_dict()
-    assert list(mine) == list(other)
-    for name, value in other.items():
-        assert torch.equal(mine[name].full_tensor(), value.full_tensor()), name
-
-
 def check_training_is_torchs():
     for case, (sizes, dims) in MESHES.items():
         mesh = mesh_of(sizes)
         ours = sharded(models.libddp_fsdp().fully_shard, mesh, dims)
         theirs = sharded(torchs.fully_shard, mesh, dims)
         assert train(ours, mesh, dims) == train(theirs, mesh, dims), case
-        assert_alike(ours, theirs)
+        models.assert_same_dtensors(ours, theirs)
 
 
 def check_low_precision_is_torchs():
@@ -142,7 +128,7 @@ def check_low_precision_is_torchs():
         ours = sharded(models.libddp_fsdp().fully_shard, mesh, dims, mp_policy=policy)
         theirs = sharded(torchs.fully_shard, mesh, dims, mp_policy=policy)
         assert train(ours, mesh, dims) == train(theirs, mesh, dims), reduce
-        assert_alike(ours, theirs)
+        models.assert_same_dtensors(ours, theirs)
 
 
 def check_other_dimensions():
@@ -266,7 +252,7 @@ def check_annotated_parameters():
             ours = annotated(fully_shard, mesh, dims, mp_policy=policy)
             theirs = annotated(torchs.fully_shard, mesh, dims, mp_policy=policy)
             assert train_annotated(ours, mesh, dims) == train_annotated(theirs, mesh, dims), sizes
-            assert_alike(ours, theirs)
+            models.assert_same_dtensors(ours, theirs)
     with pytest.raises(ValueError, match=r"'norm.weight' has annotations .* dp should come first"):
         annotated(fully_shard, mesh_of({"tp": 2, "dp": 2}), {"shard": "dp"})
     with pytest.raises(ValueError, match=r"'norm.weight' has annotations of spmd_types"):

@@ -6,6 +6,7 @@ import ddp_models
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 
 class Block(nn.Module):
@@ -200,3 +201,17 @@ def _whole(model, what):
             spec = specs.get(id(parameter))
             found[name] = tensor.clone() if spec is None else spec.gather(tensor)
     return found
+
+
+def assert_same_dtensors(ours, theirs):
+    """Parameters, their gradients and state dicts, to the bit."""
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert isinstance(mine, DTensor)
+        assert mine.placements == other.placements, name
+        assert mine.device_mesh.mesh_dim_names == other.device_mesh.mesh_dim_names, name
+        assert torch.equal(mine.to_local(), other.to_local()), name
+        assert torch.equal(mine.grad.to_local(), other.grad.to_local()), name
+    mine, other = ours.state_dict(), theirs.state_dict()
+    assert list(mine) == list(other)
+    for name, value in other.items():
+        assert torch.equal(mine[name].full_tensor(), value.full_tensor()), name
