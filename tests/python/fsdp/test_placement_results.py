@@ -5,10 +5,12 @@ import fsdp_models as models
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard as torchs
 from torch.distributed.fsdp._fully_shard import _fsdp_common as common
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 pytestmark = pytest.mark.skipif(
     not hasattr(common, "ShardPlacementResult"), reason="this torch has no ShardPlacementResult"
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Block(nn.Module):
-    """Each rank of "ep" has experts of its own; the rest is the same on all ranks."""
+    """Half of the experts are on each rank of "ep"; the rest is the same on all ranks."""
 
     def __init__(self):
         super().__init__()
@@ -32,12 +34,19 @@ class Block(nn.Module):
         nn.init.normal_(self.experts, std=0.3)
         nn.init.zeros_(self.bias)
 
+    def distribute(self, mesh):
+        for name in ("experts", "bias"):
+            placed = distribute_tensor(getattr(self, name).detach(), mesh, [Shard(0)])
+            setattr(self, name, nn.Parameter(placed))
+        self.own = slice(2 * mesh.get_local_rank(), 2 * mesh.get_local_rank() + 2)
+
     def forward(self, x):
         x = self.norm(x)
-        weights = self.router(x).softmax(-1)
-        return x + (torch.einsum("bi,eio->beo", x, self.experts) + self.bias).mul(
-            weights.unsqueeze(-1)
-        ).sum(1)
+        weights = self.router(x).softmax(-1)[:, self.own]
+        experts, bias = self.experts.to_local(), self.bias.to_local()
+        return x + (torch.einsum("bi,eio->beo", x, experts) + bias).mul(weights.unsqueeze(-1)).sum(
+            1
+        )
 
     def expert_parameters(self):
         return {self.experts, self.bias}
@@ -47,7 +56,7 @@ class Meshes:
     def __init__(self):
         whole = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("edp", "ep"))
         self.all = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
-        self.few = whole["edp"]
+        self.few, self.experts = whole["edp"], whole["ep"]
         self.all_info = common.FSDPMeshInfo(self.all, shard_mesh_dim=0)
         self.few_info = common.FSDPMeshInfo(self.few, shard_mesh_dim=0)
 
@@ -66,6 +75,7 @@ class Meshes:
         with torch.device(device):
             model = nn.Sequential(Block(), nn.Linear(8, 8), Block())
         for block in (model[0], model[2]):
+            block.distribute(self.experts)
             place = self.placing(block, dim)
             fully_shard(block, mesh=self.all, shard_placement_fn=place, **options)
         return fully_shard(model, mesh=self.all, **options)
@@ -73,16 +83,20 @@ class Meshes:
 
 def train(model, steps=3, passes=1):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
+    return [step(model, optimizer, number, passes) for number in range(steps)]
+
+
+def step(model, optimizer, number, passes=1):
+    """Losses of its passes."""
     losses = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        for part in range(passes):
-            generator = torch.Generator().manual_seed(100 * step + 10 * part + dist.get_rank())
-            model.set_requires_gradient_sync(part == passes - 1)
-            loss = model(torch.randn(6, 8, generator=generator)).pow(2).mean()
-            loss.backward()
-            losses.append(loss.item())
-        optimizer.step()
+    optimizer.zero_grad()
+    for part in range(passes):
+        generator = torch.Generator().manual_seed(100 * number + 10 * part + dist.get_rank())
+        model.set_requires_gradient_sync(part == passes - 1)
+        loss = model(torch.randn(6, 8, generator=generator)).pow(2).mean()
+        loss.backward()
+        losses.append(loss.item())
+    optimizer.step()
     return losses
 
 
@@ -138,15 +152,40 @@ def check_unshard_and_state_dicts():
     train(ours, 1)
     block, whole = ours[0], ours[0].experts.full_tensor()
     block.unshard()
-    assert not isinstance(block.experts, DTensor)
     assert not isinstance(block.router.weight, DTensor)
-    assert torch.equal(block.experts, whole)
+    assert torch.equal(block.experts.to_local(), whole[block.own])
     state = ours.state_dict()  # ends unshard
-    assert isinstance(block.experts, DTensor)
+    assert block.experts.device_mesh.ndim == 2
     again = Meshes().sharded(models.libddp_fsdp().fully_shard)
-    again.load_state_dict({name: value.full_tensor() for name, value in state.items()})
+    again.load_state_dict(state)
     for mine, other in zip(again.parameters(), ours.parameters(), strict=True):
         assert torch.equal(mine.to_local(), other.to_local())
+
+
+def check_checkpoints_go_both_ways():
+    """What torch's models save, optimizers' states too, libddp's load, and go on alike."""
+    ours, theirs = both()
+    folder = checks.shared_folder()
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1, foreach=False) for m in (ours, theirs)]
+    for saving, loading in ((theirs, ours), (ours, theirs)):
+        pairs = dict(zip((ours, theirs), optimizers, strict=True))
+        step(saving, pairs[saving], 0)
+        dcp.save(states(saving, pairs[saving]), checkpoint_id=f"{folder}/{type(saving).__name__}")
+        state = states(loading, pairs[loading])
+        dcp.load(state, checkpoint_id=f"{folder}/{type(saving).__name__}")
+        set_state_dict(
+            loading,
+            pairs[loading],
+            model_state_dict=state["model"],
+            optim_state_dict=state["optim"],
+        )
+        assert step(saving, pairs[saving], 1) == step(loading, pairs[loading], 1)
+        models.assert_same_dtensors(ours, theirs)
+
+
+def states(model, optimizer):
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optim": optimizer_state}
 
 
 def check_refusals():
