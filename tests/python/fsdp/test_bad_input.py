@@ -218,6 +218,17 @@ def check_a_parameter_that_is_replaced():
     model(batch()).sum().backward()
 
 
+def check_the_inside_of_torchs_class():
+    model = wrap_layers()
+    for name in ("_handle", "_all_handles", "_flat_param"):
+        assert "parameters() are this rank's rows" in message_of(
+            lambda name=name: getattr(model, name), AttributeError
+        )
+        assert not hasattr(model, name)
+    model.module._handle = "its own"
+    assert model._handle == "its own"
+
+
 def check_a_parameter_that_is_resized():
     model = wrap_layers()
     parameter = model[0]._fsdp_wrapped_module.weight

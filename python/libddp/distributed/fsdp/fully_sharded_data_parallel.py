@@ -46,6 +46,9 @@ from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import StateError
 
+#: Of the inside of torch's class; trainers move what these have between devices.
+_OF_FLAT_PARAMETERS = ("_all_handles", "_flat_param", "_handle")
+
 
 class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
     """Shards the parameters of a module over the ranks of a process group.
@@ -243,7 +246,15 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
         except AttributeError:
             if name == "_fsdp_wrapped_module":
                 raise
+        try:
             return getattr(self._fsdp_wrapped_module, name)
+        except AttributeError as error:
+            if name not in _OF_FLAT_PARAMETERS:
+                raise
+            raise AttributeError(
+                f"libddp fsdp: {error}. Hint: torch's class keeps a flat parameter there; here "
+                "parameters() are this rank's rows of each, whole under summon_full_params."
+            ) from None
 
     def __getitem__(self, key: int) -> Any:
         return self._fsdp_wrapped_module[key]
