@@ -171,7 +171,8 @@ void bind_fsdp(py::module_& module) {
   py::class_<ShardedModel, std::shared_ptr<ShardedModel>>(module, "ShardedModel")
       .def(py::init(&make_model), py::arg("units"), py::kw_only(), py::arg("forward_prefetch"),
            py::arg("backward_prefetch"), py::arg("faces") = py::none())
-      .def("before_forward", &ShardedModel::before_forward, py::arg("unit"), unlocked)
+      .def("before_forward", &ShardedModel::before_forward, py::arg("unit"),
+           py::arg("is_apart") = false, unlocked)
       .def("after_forward", &finish_forward, py::arg("unit"), py::arg("output"),
            py::arg("is_apart") = false)
       .def("forward_failed", &ShardedModel::forward_failed, py::arg("unit"), py::arg("what"),

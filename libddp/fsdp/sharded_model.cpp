@@ -112,7 +112,12 @@ std::unique_lock<std::recursive_mutex> ShardedModel::lock_hooks() {
   return lock;
 }
 
-void ShardedModel::before_forward(ParamGroup& unit) {
+// See NOTE [When a pass has left a unit].
+bool ShardedModel::is_in_order(const ParamGroup& unit, bool is_apart) const {
+  return !is_apart && (is_root(unit) || units_.front()->forward.running > 0);
+}
+
+void ShardedModel::before_forward(ParamGroup& unit, bool is_apart) {
   const auto lock = lock_hooks();  // a recomputation runs inside of a pass
   // Inside a backward pass it is a recomputation, which reads what the first computation read.
   const bool is_recomputed = is_nested_backward() && (pass_ || keeps_graph_);
@@ -122,7 +127,8 @@ void ShardedModel::before_forward(ParamGroup& unit) {
     pass_->makes_graph = true;  // for all that is known here
   }
   const bool makes_graph = !pass_ && c10::GradMode::is_enabled();
-  if (depth_ == 0 && makes_graph && !awaits_backward_) graphs_begin_ = ++clock_;
+  const bool is_noted = makes_graph && is_in_order(unit, is_apart);
+  if (depth_ == 0 && is_noted && !awaits_backward_) graphs_begin_ = ++clock_;
   record(unit);
   if (unit.forward.running == 0) {
     unit.forward.is_kept = pass_ && (pass_->makes_graph || unit.is_in_memory());
@@ -136,7 +142,7 @@ void ShardedModel::before_forward(ParamGroup& unit) {
   if (options_.forward_prefetch && !pass_) prefetch(unit, 1);
   if (unit.forward.running == 0) {
     for (const auto& flat : unit.flats()) flat->expect_no_writes();
-    if (makes_graph && unit.forward.begin < graphs_begin_) unit.forward.begin = ++clock_;
+    if (is_noted && unit.forward.begin < graphs_begin_) unit.forward.begin = ++clock_;
   }
   ++unit.forward.running;
   ++depth_;  // last: what throws has not begun
@@ -168,7 +174,9 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
   --depth_;
   --unit.forward.running;
   if (is_root(unit)) runs_in_two_threads_ = device_ranks_ && is_any_on_cpu(outputs);
-  if (!pass_ && c10::GradMode::is_enabled()) unit.forward.end = ++clock_;
+  if (!pass_ && c10::GradMode::is_enabled() && is_in_order(unit, is_apart)) {
+    unit.forward.end = ++clock_;
+  }
   bool will_be_back = false;
   if (c10::GradMode::is_enabled()) {
     auto leaves = call_before_any_backward(

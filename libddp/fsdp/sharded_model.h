@@ -23,7 +23,8 @@
 // unit when it comes to one whose forward had ended before this one's began, as autograd runs
 // nodes in the reverse order of their making. Of several forwards since the last pass, which the
 // next may all go through, the first beginning and the last end count; those without gradients
-// leave no nodes.
+// leave no nodes. What is called by itself behind the root's forward (a head, for a loss in chunks)
+// may have passes of its own while the root's still waits: it keeps its place in that forward.
 //
 // NOTE [Gradients that come again]
 // A module that runs twice with checkpoint(use_reentrant=True) gets the gradients of each run by
@@ -115,9 +116,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
                                               ShardedModelOptions options);
   ~ShardedModel();
 
-  void before_forward(ParamGroup& unit);
-  /// `is_apart`: it was one of several calls of a part of the unit, behind its own forward; their
+  /// `is_apart`: it is one of several calls of a part of the unit, behind its own forward; their
   /// gradients are added up, see ParamGroup::begin_pass.
+  void before_forward(ParamGroup& unit, bool is_apart = false);
   void after_forward(ParamGroup& unit, const std::vector<at::Tensor>& outputs,
                      bool is_apart = false);
   /// Instead of after_forward, where the forward threw; `what` in words. The other ranks may wait
@@ -130,6 +131,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// no call: its failure is seen. Returns whether they were told.
   bool backward_failed(const std::string& what) noexcept;
   bool is_root(const ParamGroup& unit) const { return units_.front().get() == &unit; }
+  /// Whether a forward of the unit is the root's, or a part of it.
+  bool is_in_order(const ParamGroup& unit, bool is_apart) const;
 
   /// Whether backward passes average their gradients (the opposite of no_sync), of the units that
   /// do (ParamGroup::syncs).

@@ -177,4 +177,50 @@ def check_parts_of_the_root_between_forward_and_backward():
     assert "forward" not in seen  # in the model's own forward
 
 
+class Stage(nn.Module):
+    """What a pipeline's last stage has; its loss calls the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.block = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.norm(torch.tanh(self.block(torch.tanh(self.first(x)))))
+
+
+def check_passes_of_the_head_before_the_models():
+    """The model's own pass still comes to all that its forward has used."""
+    fully_shard = models.libddp_fsdp().fully_shard
+    for shares, frozen, kind in product((True, False), ("", "norm", "first"), ("grad", "backward")):
+        torch.manual_seed(3)
+        plain = Stage()
+        ours = copy.deepcopy(plain)
+        for model in (plain, ours):
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(not frozen or not name.startswith(frozen))
+        fully_shard(ours.block, reshard_after_forward=False)
+        if shares:
+            fully_shard([ours.norm, ours.head], reshard_after_forward=False)
+        fully_shard(ours)
+        found = [gradient_behind_chunks(model, kind) for model in (plain, ours)]
+        assert torch.equal(*found), (shares, frozen, kind)
+
+
+def gradient_behind_chunks(model, kind):
+    """Of the inputs of two forwards that wait, both beside passes of the head."""
+    torch.manual_seed(dist.get_rank())
+    inputs = [torch.randn(3, 8, requires_grad=True) for _ in range(2)]
+    waiting = [(x, model(x)) for x in inputs]
+    for x, hidden in waiting:
+        chunk = hidden.detach().requires_grad_()
+        for _ in range(3):
+            model.head(chunk).sum().backward()
+        if kind == "grad":
+            (x.grad,) = torch.autograd.grad(hidden, x, chunk.grad)
+        else:
+            hidden.backward(chunk.grad)
+    return torch.stack([x.grad for x in inputs])
+
+
 results, test_on_two_ranks = checks.suite(globals(), 2)

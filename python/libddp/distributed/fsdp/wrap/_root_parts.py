@@ -35,7 +35,7 @@ class Apart:
         root = self._root
         if root.unit.is_whole or root.summoned is not None:
             return self._forward(*args, **kwargs)
-        root.model.before_forward(root.unit)
+        root.model.before_forward(root.unit, is_apart=True)
         try:
             output = self._forward(*args, **kwargs)
         except BaseException as error:

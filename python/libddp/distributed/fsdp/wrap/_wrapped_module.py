@@ -320,7 +320,7 @@ class WrappedModule:
                 opened = self.open_units if self.is_root else None
                 shared = self.open_units if module is not None and not self.is_root else None
                 is_apart = shared is not None and not shared.enter(self)
-                model.before_forward(unit)
+                model.before_forward(unit, is_apart)
         except BaseException as error:
             if self.is_root:
                 model.report_error(f"in forward: {describe(error)}")
