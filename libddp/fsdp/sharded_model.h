@@ -131,8 +131,6 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// no call: its failure is seen. Returns whether they were told.
   bool backward_failed(const std::string& what) noexcept;
   bool is_root(const ParamGroup& unit) const { return units_.front().get() == &unit; }
-  /// Whether a forward of the unit is the root's, or a part of it.
-  bool is_in_order(const ParamGroup& unit, bool is_apart) const;
 
   /// Whether backward passes average their gradients (the opposite of no_sync), of the units that
   /// do (ParamGroup::syncs).
@@ -209,6 +207,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void tell_others(const std::string& what) const noexcept;
   void begin_step();
   void recover();
+  /// Whether a forward of the unit is the root's, or a part of it.
+  bool is_in_order(const ParamGroup& unit, bool is_apart) const;
   void before_backward(ParamGroup& unit, bool accumulates, bool is_apart);
   /// See NOTE [Gradients of gradients].
   void before_backward_of_gradients(const std::vector<ParamGroup*>& units, bool accumulates);

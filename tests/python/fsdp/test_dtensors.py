@@ -400,7 +400,9 @@ def check_placements_that_cannot_be():
             fsdp.fully_shard(torch.nn.Linear(4, 4), shard_placement_fn=lambda _, w=wrong: w)
     with pytest.raises(ValueError, match="needs DTensors"):
         fsdp.fully_shard(torch.nn.Linear(4, 4), shard_placement_fn=longest, use_dtensor=False)
-    with pytest.raises(ValueError, match="not a object"):
+    with pytest.raises(
+        ValueError, match=r"dp_mesh_dims is torch's DataParallelMeshDims, .* not a object"
+    ):
         fsdp.fully_shard(torch.nn.Linear(4, 4), dp_mesh_dims=object())
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp as torchs
+from torch.distributed.nn.functional import all_reduce
 from torch.distributed.tensor import (
     Replicate,
     Shard,
@@ -87,28 +88,38 @@ def sharded(fully_shard, mesh, dims, **options):
     model = nn.Sequential(Mlp(), Mlp())
     for mlp in model:
         on_mesh(mlp, mesh)
+    return shard_parts(fully_shard, model, mesh, dims, divisor=1.0, **options)
+
+
+def shard_parts(fully_shard, model, mesh, dims, divisor=None, **options):
     options |= {"mesh": mesh, "dp_mesh_dims": torchs.DataParallelMeshDims(**dims)}
     for part in (*model, model):
         fully_shard(part, **options)
-        part.set_gradient_divide_factor(1.0)
+        if divisor is not None:
+            part.set_gradient_divide_factor(divisor)
     return model
 
 
-def train(model, mesh, dims, steps=3):
-    """Losses and norms of gradients."""
+def train(model, mesh, dims):
+    """Losses and norms of gradients; ranks that are data-parallel have parts of one batch."""
+
+    def batch(step):
+        whole = torch.randn(8, 8, generator=torch.Generator().manual_seed(step))
+        return distribute_tensor(whole, mesh, placements(mesh, None, names_in(dims)))
+
+    return [(loss.full_tensor().item(), norm) for loss, norm in steps(model, batch)]
+
+
+def steps(model, batch):
+    """Loss and norm of gradients of each; `batch(step)`: what the model is given."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    found = []
-    for step in range(steps):
+    for step in range(3):
         optimizer.zero_grad()
-        generator = torch.Generator().manual_seed(step)
-        batch = torch.randn(8, 8, generator=generator)
-        batch = distribute_tensor(batch, mesh, placements(mesh, None, names_in(dims)))
-        loss = model(batch).pow(2).mean()
+        loss = model(batch(step)).pow(2).mean()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-        found.append((loss.full_tensor().item(), norm.full_tensor().item()))
-    return found
+        yield loss.detach(), norm.full_tensor().item()
 
 
 def check_training_is_torchs():
@@ -202,8 +213,6 @@ class Annotated(nn.Module):
         tp = self.mesh.get_group("tp")
         # Each rank of "tp" has a part of the sum: gradients of the norm are parts, too.
         part = self.down(torch.relu(self.up(self.norm(x))))
-        from torch.distributed.nn.functional import all_reduce
-
         return x + all_reduce(part, group=tp)
 
 
@@ -217,25 +226,17 @@ def annotated(fully_shard, mesh, dims, **options):
             if layer.bias is not None:
                 nn.init.normal_(layer.bias, std=0.3, generator=generator)
         part.annotate()
-    options |= {"mesh": mesh, "dp_mesh_dims": torchs.DataParallelMeshDims(**dims)}
-    for part in (*model, model):
-        fully_shard(part, **options)
-    return model
+    return shard_parts(fully_shard, model, mesh, dims, **options)
 
 
-def train_annotated(model, mesh, dims, steps=3):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    found = []
-    for step in range(steps):
-        optimizer.zero_grad()
+def train_annotated(model, mesh, dims):
+    """The same; each rank that is data-parallel has a batch of its own."""
+
+    def batch(step):
         shift = sum(mesh.get_local_rank(n) << i for i, n in enumerate(sorted(names_in(dims))))
-        generator = torch.Generator().manual_seed(10 * step + shift)
-        loss = model(torch.randn(4, 8, generator=generator)).pow(2).mean()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        found.append((loss.item(), norm.full_tensor().item()))
-    return found
+        return torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + shift))
+
+    return [(loss.item(), norm) for loss, norm in steps(model, batch)]
 
 
 def check_annotated_parameters():

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -41,7 +42,7 @@ def chosen_by(choose: Callable | None, parameter: torch.nn.Parameter) -> tuple[A
     ranks that shard; None = dim 0, and those of the module.
     """
     found = None if choose is None else choose(parameter)
-    if type(found).__name__ == "ShardPlacementResult":  # torch 2.15, which gives it no public name
+    if isinstance(found, getattr(_fsdp_common, "ShardPlacementResult", ())):  # torch 2.15
         return found.placement, found.mesh_info
     return found, None
 
