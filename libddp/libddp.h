@@ -22,3 +22,4 @@
 #include "libddp/optim/adamw.h"
 #include "libddp/rendezvous/rendezvous.h"
 #include "libddp/snapshot/snapshot.h"
+#include "libddp/training/training_state.h"

@@ -64,6 +64,7 @@ set(public_headers
     rendezvous/rendezvous.h
     snapshot/snapshot.h
     snapshot/snapshot_tensor.h
+    training/training_state.h
 )
 foreach(header IN LISTS public_headers)
     get_filename_component(room "${header}" DIRECTORY)

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "libddp/fsdp/wrapped_module.h"
+#include "libddp/module/each_once.h"
 #include "libddp/module/grad_norm.h"
 
 namespace libddp {
@@ -32,9 +33,10 @@ std::vector<RankGradients> gradients_by_group(const std::vector<at::Tensor>& par
 
 }  // namespace
 
-at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm,
+at::Tensor clip_grad_norm(const std::vector<at::Tensor>& listed, double max_norm,
                           double norm_type) {
   const c10::NoGradGuard no_grad;
+  const std::vector<at::Tensor> parameters = each_once(listed);
   const at::Tensor norm = total_norm(gradients_by_group(parameters), norm_type);
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& parameter : parameters) gradients.push_back(parameter.grad());

@@ -13,7 +13,7 @@
 namespace libddp {
 
 /// Parameters of sharded units and ordinary ones; `norm_type` may be infinity. Returns the norm
-/// before, the same on every rank.
+/// before, the same on every rank. One that is listed twice (tied weights) counts once.
 at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm,
                           double norm_type = 2.0);
 

@@ -20,7 +20,7 @@ namespace libddp {
 namespace {
 
 NamedTensors parameters_and_buffers(const torch::nn::Module& module) {
-  NamedTensors all = named_parameters(module);
+  NamedTensors all = registered_parameters(module);
   for (NamedTensor& buffer : named_buffers(module)) all.push_back(std::move(buffer));
   return all;
 }
@@ -97,7 +97,7 @@ void with_full_params(ShardedModel& model, const std::function<void()>& function
 FullState full_state(ShardedModel& model, const torch::nn::Module& module) {
   FullState state;
   const auto copy = [&] {
-    for (const NamedTensor& parameter : named_parameters(module)) {
+    for (const NamedTensor& parameter : registered_parameters(module)) {
       // A copy that nobody else keeps.
       state[parameter.name] = parameter.tensor.tensor_data();
     }

@@ -131,6 +131,29 @@ std::unordered_map<const void*, Group> WrappedModule::owners() {
   return owners;
 }
 
+std::unordered_map<const void*, OwnedPart> WrappedModule::owned_parts(
+    const torch::nn::Module& root) {
+  std::unordered_map<const void*, OwnedPart> parts;
+  for (const auto& wrapped : all_in(root)) {
+    if (!wrapped) continue;
+    if (!wrapped->unit_) {
+      throw StateError(fmt::format(
+          "libddp fsdp: the parameters of module '{}' are of no process group: its last rejoin() "
+          "has failed. Hint: call it again, on all ranks.",
+          wrapped->name_));
+    }
+    for (const auto& flat : wrapped->unit_->flats()) {
+      const FlatSpec& spec = flat->spec();
+      for (std::size_t i = 0; i < spec.size(); ++i) {
+        const FlatLayout::ShardSpec own = spec.layout.shard(i, spec.rank());
+        parts[spec.parameters[i].tensor.unsafeGetTensorImpl()] = {spec.layout.shape(i), own.begin,
+                                                                  own.end, spec.is_sharded()};
+      }
+    }
+  }
+  return parts;
+}
+
 void WrappedModule::forget(const torch::nn::Module& root) {
   const auto under = root.modules(/*include_self=*/false);
   std::vector<std::shared_ptr<WrappedModule>> ended;  // their units end outside of the lock

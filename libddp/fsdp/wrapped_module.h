@@ -31,6 +31,15 @@ namespace libddp {
 class ParamGroup;
 class ShardedModel;
 
+/// Elements [begin, end) of a parameter of this shape, in C order.
+struct OwnedPart {
+  std::vector<std::int64_t> shape;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  /// Other ranks have others.
+  bool is_sharded = false;
+};
+
 class WrappedModule {
  public:
   /// Shards what `module` holds and no wrapped module under it does. Collective.
@@ -51,6 +60,9 @@ class WrappedModule {
   /// TensorImpl of each parameter -> the ranks that own a part each of it (null: this rank has
   /// all).
   static std::unordered_map<const void*, Group> owners();
+  /// TensorImpl of each parameter of the wrapped modules of `root` -> what this rank has of it.
+  /// Throws StateError for one that has left its group: its rejoin has failed, or is to come.
+  static std::unordered_map<const void*, OwnedPart> owned_parts(const torch::nn::Module& root);
   /// `root` and what is under it are not found any more.
   static void forget(const torch::nn::Module& root);
 

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -26,10 +27,19 @@ std::shared_ptr<Module> required(std::shared_ptr<Module> module, const char* who
                       ": the module is null. Hint: an empty module holder (nullptr) has none.");
 }
 
-/// With full names; LibTorch lists a tensor once for each place where it is registered.
-inline NamedTensors named_parameters(const torch::nn::Module& module) {
+/// With full names, once for each place where a tensor is registered, as LibTorch lists them.
+inline NamedTensors registered_parameters(const torch::nn::Module& module) {
   NamedTensors found;
   for (const auto& item : module.named_parameters()) found.push_back({item.key(), item.value()});
+  return found;
+}
+/// Each tensor once, under its first name, as Python's named_parameters() has them.
+inline NamedTensors named_parameters(const torch::nn::Module& module) {
+  NamedTensors found;
+  std::unordered_set<const void*> known;
+  for (NamedTensor& each : registered_parameters(module)) {
+    if (known.insert(each.tensor.unsafeGetTensorImpl()).second) found.push_back(std::move(each));
+  }
   return found;
 }
 inline NamedTensors named_buffers(const torch::nn::Module& module) {

@@ -2,13 +2,17 @@
 
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/module/each_once.h"
 #include "libddp/optim/adamw_shards.h"
 #include "libddp/optim/fused_adamw.h"
 
@@ -40,6 +44,24 @@ void set_moments(AdamWParamState& state, const Tensors& moments) {
   if (moments.size() > 2) state.max_exp_avg_sq(moments[2]);
 }
 
+/// Two updates in a step would be those of a learning rate twice as large, and of no other
+/// optimizer.
+std::vector<torch::optim::OptimizerParamGroup> with_each_once(
+    std::vector<torch::optim::OptimizerParamGroup> groups) {
+  std::unordered_set<const void*> known;
+  for (auto& group : groups) {
+    group.params() = each_once(group.params());
+    for (const at::Tensor& parameter : group.params()) {
+      if (known.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      throw ArgumentError(
+          fmt::format("libddp: AdamW: a parameter of shape [{}] is in two groups. Hint: give each "
+                      "group parameters of its own.",
+                      fmt::join(parameter.sizes(), ", ")));
+    }
+  }
+  return groups;
+}
+
 }  // namespace
 
 /// With the step as the kernel wants it.
@@ -54,7 +76,7 @@ struct AdamW::ParamState : AdamWParamState {
 
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
              const AdamWOptions& defaults, AdamWExtras extras)
-    : torch::optim::AdamW(groups, defaults), maximize_(extras.maximize) {
+    : torch::optim::AdamW(with_each_once(groups), defaults), maximize_(extras.maximize) {
   if (extras.shard_over == nullptr) {
     if (!extras.shard_gradients) return;
     throw ArgumentError(
@@ -179,6 +201,10 @@ void AdamW::add_states(const Tensors& parameters, bool amsgrad) {
   }
 }
 
+void AdamW::make_states(const Tensors& parameters, bool amsgrad) {
+  if (!shards_) states_of(parameters, amsgrad);
+}
+
 at::Tensor AdamW::clip_grad_norm(double max_norm, double norm_type) {
   if (!shards_) {
     throw StateError(
@@ -204,17 +230,24 @@ void AdamW::rejoin(ReplicatedModel& replica) {
 }
 
 void AdamW::save(torch::serialize::OutputArchive& archive) const {
+  const auto whole = with_whole_state();
+  if (!whole) return torch::optim::AdamW::save(archive);
+  whole->save(archive);
+}
+
+std::unique_ptr<torch::optim::AdamW> AdamW::with_whole_state() const {
   if (shards_) shards_->check_member();
-  if (!shards_ || !shards_->is_ready()) return torch::optim::AdamW::save(archive);
-  torch::optim::AdamW whole(param_groups(), static_cast<const AdamWOptions&>(defaults()));
+  if (!shards_ || !shards_->is_ready()) return nullptr;
+  auto whole = std::make_unique<torch::optim::AdamW>(param_groups(),
+                                                     static_cast<const AdamWOptions&>(defaults()));
   for (const at::Tensor& parameter : all_parameters()) {
     const auto entry = state().find(parameter.unsafeGetTensorImpl());
     if (entry == state().end()) continue;
     AdamWParamState copy = static_cast<const AdamWParamState&>(*entry->second);
     set_moments(copy, shards_->whole_moments(parameter));
-    whole.state()[entry->first] = std::make_unique<AdamWParamState>(std::move(copy));
+    whole->state()[entry->first] = std::make_unique<AdamWParamState>(std::move(copy));
   }
-  whole.save(archive);
+  return whole;
 }
 
 void AdamW::load(torch::serialize::InputArchive& archive) {
@@ -226,11 +259,11 @@ void AdamW::load(torch::serialize::InputArchive& archive) {
     state_ = std::move(before);
     throw;
   }
-  if (shards_ && shards_->is_ready()) cut_state();
+  cut_state();
 }
 
-// Whole states that were loaded become this rank's part of them.
 void AdamW::cut_state() {
+  if (!shards_ || !shards_->is_ready()) return;
   for (const at::Tensor& parameter : all_parameters()) {
     const auto entry = state_.find(parameter.unsafeGetTensorImpl());
     if (entry == state_.end()) continue;

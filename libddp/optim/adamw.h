@@ -40,7 +40,9 @@ struct AdamWExtras {
 
 class AdamW : public torch::optim::AdamW {
  public:
-  /// Throws what AdamwShards throws, and ArgumentError for shard_gradients without shard_over.
+  /// A parameter that a group lists twice, as net->parameters() does with tied weights, is updated
+  /// once. Throws what AdamwShards throws, and ArgumentError for shard_gradients without shard_over
+  /// and for a parameter in two groups.
   explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  const torch::optim::AdamWOptions& defaults = {}, AdamWExtras extras = {});
   explicit AdamW(std::vector<at::Tensor> parameters,
@@ -66,6 +68,17 @@ class AdamW : public torch::optim::AdamW {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
+  // For who keeps the state elsewhere than in an archive.
+  bool maximizes() const { return maximize_; }
+  /// With `shard_over`, a copy whose state() has whole tensors, a collective as save(); null where
+  /// the optimizer's own has them.
+  std::unique_ptr<torch::optim::AdamW> with_whole_state() const;
+  /// Whole tensors were put into state(): with `shard_over`, this rank keeps its part of them.
+  void cut_state();
+  /// Zeros in state() for those that have none there, as their first step makes them: what is
+  /// adjacent in the parameters is adjacent in the moments. With `shard_over` nothing.
+  void make_states(const std::vector<at::Tensor>& parameters, bool amsgrad);
+
  private:
   struct ParamState;
 
@@ -74,7 +87,6 @@ class AdamW : public torch::optim::AdamW {
   void update(torch::optim::OptimizerParamGroup& group);
   std::vector<ParamState*> states_of(const std::vector<at::Tensor>& parameters, bool amsgrad);
   void add_states(const std::vector<at::Tensor>& parameters, bool amsgrad);
-  void cut_state();
   std::vector<at::Tensor> all_parameters() const;
 
   const bool maximize_;

@@ -530,11 +530,20 @@ void Snapshot::go_on_from(const SavedVersion& version) {
 
 std::optional<std::int64_t> Snapshot::load(const std::vector<SnapshotTensor>& tensors,
                                            std::string* values) {
+  const auto step = load_newest([&](SavedVersion& version) {
+    open(version);
+    read(version, tensors);
+    if (values) *values = version.values();
+  });
+  if (!step) prepare(tensors);
+  return step;
+}
+
+std::optional<std::int64_t> Snapshot::load_newest(const std::function<void(SavedVersion&)>& take) {
   LoadAttempts attempts;
   for (const auto& version : versions()) {
     try {
-      open(*version);
-      read(*version, tensors);
+      take(*version);
     } catch (const ArgumentError& error) {
       if (!attempts.pass_over(error.what(), /*is_damaged=*/false)) throw;
       continue;
@@ -546,12 +555,17 @@ std::optional<std::int64_t> Snapshot::load(const std::vector<SnapshotTensor>& te
     if (attempts.has_passed_over()) {
       log(LogLevel::Warn, "snapshot_older_loaded", {{"reason", attempts.went_on(version->name())}});
     }
-    if (values) *values = version->values();
     return version->saved().step;
   }
   attempts.check();
-  prepare(tensors);
   return std::nullopt;
+}
+
+int Snapshot::rank() const { return ranks_->rank(); }
+
+void Snapshot::together(const std::string& what, const std::function<void()>& work) const {
+  check_process();
+  ranks_->together(what, work);
 }
 
 void Snapshot::wait(std::chrono::milliseconds timeout) {

@@ -24,6 +24,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -108,6 +109,9 @@ class Snapshot {
                                    std::string* values = nullptr);
 
   // The same in steps, for tensors whose shapes the values tell.
+  /// `take` opens and reads a version; the newest one that it can take is the one that is loaded,
+  /// as above. Nothing, without prepare(), where there is none.
+  std::optional<std::int64_t> load_newest(const std::function<void(SavedVersion&)>& take);
   /// The newest first; at one step memory goes before the folder.
   std::vector<std::shared_ptr<SavedVersion>> versions();
   /// Throws SnapshotError on all ranks if it is damaged on one: the next one may do.
@@ -132,6 +136,11 @@ class Snapshot {
   void close();
 
   const Options& options() const { return options_; }
+  int rank() const;
+  /// For what goes into a save and comes out of one: where `work` throws on one rank, it throws on
+  /// all, its own error there, else one that says which rank failed, in `what`, and of what. A
+  /// collective.
+  void together(const std::string& what, const std::function<void()>& work) const;
   /// Of the keeper, as JSON: docs/snapshots.md. No collective. "null" where there is none yet.
   std::string status();
 

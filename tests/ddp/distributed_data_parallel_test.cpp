@@ -1,7 +1,9 @@
 #include "libddp/ddp/distributed_data_parallel.h"
 
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros.h>
@@ -130,6 +132,38 @@ TEST_CASE("guards of accumulation may be made where they are needed", "[ddp]") {
       expect(is_mine == !is_last, "averaged after the last alone");
     }
     expect(at::equal(net->weight.grad(), at::full({1, 3}, 3.0)), "of both passes");
+  });
+}
+
+TEST_CASE("a parameter that is registered under two names is one", "[ddp]") {
+  struct Tied : torch::nn::Module {
+    Tied() {
+      in = register_module("in", torch::nn::Linear(4, 4));
+      tied = register_parameter("tied", in->weight);
+    }
+    at::Tensor forward(const at::Tensor& x) { return at::linear(in->forward(x), tied); }
+    torch::nn::Linear in = nullptr;
+    at::Tensor tied;
+  };
+  const auto set = [](Tied& net) {
+    const c10::NoGradGuard no_grad;
+    for (at::Tensor& each : net.parameters()) each.fill_(0.1);
+  };
+  Tied alone;
+  set(alone);
+  at::Tensor loss = at::zeros({});
+  for (int rank = 0; rank < 2; ++rank) loss = loss + alone.forward(batch_of(rank, 0)).sum() / 2;
+  loss.backward();
+  with_groups(2, [&](const Group& group) {
+    const auto net = std::make_shared<Tied>();
+    set(*net);
+    DistributedDataParallel model(net, group);
+    for (int pass = 0; pass < 2; ++pass) {
+      net->zero_grad();
+      model.forward(batch_of(group->rank(), 0)).sum().backward();
+      expect(at::allclose(net->in->weight.grad(), alone.in->weight.grad()), "the average");
+      expect(at::allclose(net->in->bias.grad(), alone.in->bias.grad()), "of the others");
+    }
   });
 }
 

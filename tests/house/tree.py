@@ -52,6 +52,7 @@ ROOMS = {
         "kernels",
         "base",
     },
+    "training": {"snapshot", "slots", "optim", "fsdp", "module", "group", "base"},
 }
 #: Rooms that know no torch.
 CORE = {

@@ -148,6 +148,29 @@ TEST_CASE("AdamW takes a parameter's gradient when there is one", "[adamw]") {
   REQUIRE(steps_of(net->parameters()[0]) == 1);
 }
 
+TEST_CASE("AdamW updates a parameter that is listed twice once", "[adamw]") {
+  Net net = uneven_net();
+  Net twice = uneven_net();
+  twice->register_parameter("tied", twice->parameters()[0]);
+  AdamW optimizer(net->parameters(), AdamWOptions(0.1));
+  AdamW other(twice->parameters(), AdamWOptions(0.1));
+  REQUIRE(other.parameters().size() == net->parameters().size());
+  for (int step = 0; step < 2; ++step) {
+    for (const Net& each : {net, twice}) {
+      backward_at([&](const at::Tensor& x) { return Net(each)->forward(x); }, 0, step);
+    }
+    optimizer.step();
+    other.step();
+  }
+  for (std::size_t i = 0; i < other.parameters().size(); ++i) {
+    REQUIRE(torch::equal(other.parameters()[i], optimizer.parameters()[i]));
+  }
+  Groups groups;
+  for (int i = 0; i < 2; ++i) groups.emplace_back(net->parameters());
+  REQUIRE(contains(message_of<ArgumentError>([&] { AdamW(std::move(groups)); }),
+                   "a parameter of shape [33, 5] is in two groups"));
+}
+
 TEST_CASE("AdamW shared over the ranks is AdamW on each of them, bit for bit", "[adamw]") {
   const auto [hosts, amsgrad] =
       GENERATE(table<std::vector<int>, bool>({{{0}, false}, {{0, 0}, true}, {{0, 1}, false}}));

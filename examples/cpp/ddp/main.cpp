@@ -23,7 +23,7 @@ void train(const Options& options, const Text& text) {
   libddp::DistributedDataParallel model(net, group);
   const auto forward = [&](const at::Tensor& tokens) { return model.forward(tokens); };
   const auto optimizer = make_optimizer(options, net->parameters(), &model.replica());
-  Restarts restarts(options, group, net->named_parameters(), *optimizer, Parameters::Alike);
+  Restarts restarts(options, group, net.ptr(), *optimizer);
   for (std::int64_t step = restarts.resume(); step < options.steps; ++step) {
     optimizer->zero_grad();
     Batch batch = text.batch(options.seed, step, group->rank());

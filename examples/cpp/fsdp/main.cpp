@@ -27,7 +27,7 @@ void train(const Options& options, const Text& text) {
   libddp::FullyShardedDataParallel model(net, sharding);
   const auto forward = [&](const at::Tensor& tokens) { return model.forward(tokens); };
   const auto optimizer = make_optimizer(options, net->parameters());
-  Restarts restarts(options, group, net->named_parameters(), *optimizer, Parameters::Sharded);
+  Restarts restarts(options, group, net.ptr(), *optimizer);
   for (std::int64_t step = restarts.resume(); step < options.steps; ++step) {
     optimizer->zero_grad();
     Batch batch = text.batch(options.seed, step, group->rank());

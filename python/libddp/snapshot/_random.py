@@ -22,8 +22,11 @@ def state() -> dict[str, Any]:
 
 
 def restore(saved: dict[str, Any]) -> None:
-    """Sets those that were saved; devices that are not here are passed over."""
-    random.setstate(saved["python"])
+    """Sets those that were saved (a program in C++ has torch's alone); devices that are not here
+    are passed over.
+    """
+    if "python" in saved:
+        random.setstate(saved["python"])
     torch.set_rng_state(saved["torch"])
     if "numpy" in saved:
         import numpy

@@ -455,7 +455,8 @@ def _values_of(version) -> dict[str, Any]:
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
         raise ArgumentError(
             f"libddp snapshot: {version.name} was not saved by libddp.Snapshot of this version. "
-            "Hint: a C++ program loads what a C++ program has saved."
+            "Hint: a C++ program loads what its Snapshot::save has saved; a TrainingState's loads "
+            "here, too."
         )
     return values
 

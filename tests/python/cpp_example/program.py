@@ -184,9 +184,36 @@ def check_restarted(train: Path, folder: Path, *options: str) -> None:
     assert len(list((folder / "snapshots").glob("step-*"))) == 2
 
 
-def losses(output: str) -> list[tuple[float, float]]:
+def check_goes_on_in_python(command: list, wanted: list, folder: Path, twin) -> None:
+    """The first half of a training in C++, the second in Python, and the other way round.
+
+    Args:
+        command: of a training without a number of steps.
+        wanted: the losses of the whole one.
+        twin: (steps, folder) -> losses of the training in Python that goes on from the folder.
+    """
+    half, steps = len(wanted) // 2, len(wanted)
+    from_cpp, from_python = folder / "from_cpp", folder / "from_python"
+    for place, until in ((from_cpp, half), (from_python, steps)):
+        if place == from_python:
+            assert twin(half, str(place)) == wanted[:half]
+        first, second = run_by_hand(
+            [*command, f"--steps={until}", f"--snapshot-storage={until}"]
+            + [f"--snapshot-folder={place}"]
+        )
+        assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+        if place == from_cpp:
+            assert losses(first.stdout) == wanted[:half]
+            assert twin(steps, str(place)) == wanted[half:]
+        else:
+            resumed, printed = first.stdout.split("\n", 1)
+            assert resumed == f"resuming at step {half}"
+            assert losses(printed, first=half) == wanted[half:]
+
+
+def losses(output: str, first: int = 0) -> list[tuple[float, float]]:
     """Loss and average of each printed step, in order; %.9g holds a float32 exactly."""
     found = LINE.findall(output)
-    assert [int(step) for step, _, _ in found] == list(range(len(found))), output
+    assert [int(step) - first for step, _, _ in found] == list(range(len(found))), output
     as_float32 = torch.tensor([[float(own), float(mean)] for _, own, mean in found])
     return [tuple(row) for row in as_float32.tolist()]

@@ -123,3 +123,12 @@ def test_when_a_rank_is_killed_the_other_ends_and_names_it(train, killed):
 @pytest.mark.parametrize("optimizer", ["adamw", "zero1"])
 def test_a_rank_that_is_killed_costs_less_than_an_interval(train, tmp_path, optimizer):
     program.check_restarted(train, tmp_path, f"--optimizer={optimizer}")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "zero1"])
+def test_a_training_goes_on_in_the_other_language(train, tmp_path, optimizer):
+    def twins(steps, folder=None):
+        return ranks.run(twin.train, 2, TEXT, steps, optimizer, 0.001, folder)[0]
+
+    arguments = [train, f"--data={TEXT}", f"--optimizer={optimizer}", "--lr=0.001", "--device=cpu"]
+    program.check_goes_on_in_python(arguments, twins(10), tmp_path, twins)

@@ -38,3 +38,29 @@ def test_work_that_is_sharded_already_is_not_shared(train):
 
 def test_a_rank_that_is_killed_costs_less_than_an_interval(train, tmp_path):
     program.check_restarted(train, tmp_path, "--optimizer=adamw")
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.1), ("adamw", 0.001)])
+def test_a_training_goes_on_in_the_other_language(train, tmp_path, optimizer, lr):
+    def twins(steps, folder=None):
+        return ranks.run(twin.train_sharded, 2, TEXT, steps, optimizer, lr, folder)[0]
+
+    arguments = [train, f"--data={TEXT}", f"--optimizer={optimizer}", f"--lr={lr}", "--device=cpu"]
+    program.check_goes_on_in_python(arguments, twins(10), tmp_path, twins)
+
+
+def test_a_training_goes_on_on_other_ranks(train, tmp_path):
+    """Two ranks, then one: it sees one rank's batches, and its losses begin where the two's end."""
+    command = [train, f"--data={TEXT}", "--device=cpu", f"--snapshot-folder={tmp_path / 'saved'}"]
+    first, second = program.run_by_hand([*command, "--steps=30", "--snapshot-storage=30"])
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    with program.reserved_port() as port:
+        place = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        alone = program.run([*command, "--steps=32", "--snapshot-storage=32"], RANK="0", **place)
+    assert alone.returncode == 0, alone.stderr
+    resumed, printed = alone.stdout.split("\n", 1)
+    assert resumed == "resuming at step 30"
+    before = program.losses(first.stdout)
+    for own, average in program.losses(printed, first=30):
+        assert own == average
+        assert own < before[10][1]

@@ -105,15 +105,22 @@ def make_optimizer(name: str, model, lr: float) -> torch.optim.Optimizer:
     return AdamW(model.parameters(), lr, weight_decay=0.01, **shared)
 
 
-def train(path: str, steps: int, optimizer_name: str, lr: float) -> list[tuple[float, float]]:
-    """On a rank: this rank's loss and the average over the ranks, for each step."""
+def train(
+    path: str, steps: int, optimizer_name: str, lr: float, folder: str | None = None
+) -> list[tuple[float, float]]:
+    """On a rank: this rank's loss and the average over the ranks, for each step.
+
+    Args:
+        folder: goes on from the newest snapshot in it, and leaves one at its end.
+    """
     from libddp.nn.parallel import DistributedDataParallel
 
-    return _train(DistributedDataParallel, lambda model: None, path, steps, optimizer_name, lr)
+    wrap = DistributedDataParallel
+    return _train(wrap, lambda model: None, path, steps, optimizer_name, lr, folder)
 
 
 def train_sharded(
-    path: str, steps: int, optimizer_name: str, lr: float
+    path: str, steps: int, optimizer_name: str, lr: float, folder: str | None = None
 ) -> list[tuple[float, float]]:
     """The same with sharded parameters and clipped gradients."""
     from libddp.distributed.fsdp import FullyShardedDataParallel
@@ -125,11 +132,13 @@ def train_sharded(
     def clip(model):
         model.clip_grad_norm_(1.0)
 
-    return _train(wrap, clip, path, steps, optimizer_name, lr)
+    return _train(wrap, clip, path, steps, optimizer_name, lr, folder)
 
 
-def _train(wrap, before_step, path, steps, optimizer_name, lr) -> list[tuple[float, float]]:
+def _train(wrap, before_step, path, steps, optimizer_name, lr, folder) -> list[tuple[float, float]]:
     import libddp.distributed as dist
+
+    import libddp
 
     torch.set_num_threads(1)
     dist.init_process_group()
@@ -137,8 +146,11 @@ def _train(wrap, before_step, path, steps, optimizer_name, lr) -> list[tuple[flo
     text, vocabulary = read_text(path)
     model = wrap(Transformer(vocabulary))
     optimizer = make_optimizer(optimizer_name, model, lr)
-    losses = []
-    for step in range(steps):
+    losses, first = [], 0
+    if folder:
+        snapshot = libddp.Snapshot(folder)
+        first = snapshot.load(model, optimizer).get("step", 0)
+    for step in range(first, steps):
         optimizer.zero_grad()
         tokens, targets = batch(text, step, dist.get_rank())
         loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
@@ -148,5 +160,8 @@ def _train(wrap, before_step, path, steps, optimizer_name, lr) -> list[tuple[flo
         average = loss.detach().clone()
         dist.all_reduce(average, dist.ReduceOp.AVG)
         losses.append((loss.item(), average.item()))
+    if folder:
+        snapshot.save(steps, model, optimizer, extra={"step": steps}, storage=True)
+        snapshot.close()
     dist.destroy_process_group()
     return losses
