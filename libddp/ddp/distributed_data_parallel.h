@@ -21,13 +21,16 @@
 #include <torch/nn/pimpl.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "libddp/autograd/output_tensors.h"
+#include "libddp/base/error.h"
 #include "libddp/base/first_line.h"
 #include "libddp/ddp/replicated_model.h"
 #include "libddp/ddp/sparse_modules.h"
+#include "libddp/ddp/uneven_inputs.h"
 #include "libddp/group/process_group.h"
 #include "libddp/module/module_tensors.h"
 
@@ -84,7 +87,10 @@ class DistributedDataParallel {
   /// are off or a NoSync guard lives.
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
-    if (buffers_are_due_ && options_.broadcast_buffers) model_.broadcast(module_->buffers());
+    const bool sends_buffers = buffers_are_due_ && options_.broadcast_buffers;
+    const bool averages = synchronises_ && c10::GradMode::is_enabled();
+    const int root = join_ ? join_->begin_forward(averages, sends_buffers) : 0;
+    if (sends_buffers) model_.broadcast(module_->buffers(), root);
     model_.before_forward();
     auto output = guarded([&]() -> decltype(auto) {
       return module_->forward(
@@ -92,6 +98,40 @@ class DistributedDataParallel {
     });
     buffers_are_due_ = model_.after_forward(output_tensors(output), synchronises_);
     return output;
+  }
+
+  /// Runs `train`, in which ranks may have different numbers of batches: a rank whose loop has
+  /// ended takes part in the others' collectives until all are done, and then has the model of one
+  /// that trained to the end.
+  ///   model.join([&] {
+  ///     for (const Batch& batch : mine) {
+  ///       optimizer.zero_grad();
+  ///       loss_of(model.forward(batch.x), batch.y).backward();
+  ///       optimizer.step();
+  ///     }
+  ///   });
+  /// A collective; what else in `train` is one must be as often on every rank. Where it throws, the
+  /// ranks are out of step, so this one has to leave the group. Throws StateError inside of another
+  /// join, where an optimizer shares its work over the ranks, and see JoinOptions.
+  template <typename Train>
+  void join(const Train& train, JoinOptions join_options = {}) {
+    if (join_) {
+      throw StateError(
+          "libddp: join: the model runs in a join already. Hint: put both loops into one.");
+    }
+    join_.emplace(model_, join_options);
+    try {
+      train();
+      std::vector<at::Tensor> all = module_->parameters();
+      const std::vector<at::Tensor> buffers = module_->buffers();
+      all.insert(all.end(), buffers.begin(), buffers.end());
+      join_->finish(all, buffers);
+    } catch (...) {
+      join_.reset();
+      throw;
+    }
+    join_.reset();
+    buffers_are_due_ = true;
   }
 
   /// If `manual`, each synchronising backward is followed by one call of finalize_backward().
@@ -147,6 +187,8 @@ class DistributedDataParallel {
   /// torch's rule: before the first forward, and before each that follows a synchronising one.
   bool buffers_are_due_ = true;
   ReplicatedModel model_;
+  /// While `join` runs.
+  std::optional<UnevenInputs> join_;
 };
 
 template <typename Module, typename... Rest>
