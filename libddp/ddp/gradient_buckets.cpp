@@ -51,9 +51,10 @@ std::vector<ParameterSize> sizes_of(const NamedTensors& parameters) {
 
 GradientBuckets::GradientBuckets(ProcessGroup& group, const NamedTensors& parameters,
                                  const std::vector<ParameterSize>& sizes, BucketPlan plan,
-                                 bool with_usage, int num_owners)
+                                 bool with_usage, int num_owners, bool is_packed)
     : plan_(std::move(plan)),
       num_owners_(num_owners),
+      is_packed_(is_packed),
       bucket_of_(parameters.size()),
       offset_of_(parameters.size()),
       views_(parameters.size()) {
@@ -63,14 +64,18 @@ GradientBuckets::GradientBuckets(ProcessGroup& group, const NamedTensors& parame
   }
 }
 
+std::size_t GradientBuckets::slot_bytes(std::size_t bytes) const {
+  return is_packed_ ? bytes : padded_bytes(bytes);
+}
+
 GradientBuckets::Bucket GradientBuckets::build(ProcessGroup& group, const NamedTensors& parameters,
                                                const std::vector<ParameterSize>& sizes,
                                                std::size_t bucket, bool with_usage) {
   const std::vector<std::size_t>& members = plan_[bucket];
   const at::ScalarType dtype = sizes[members.front()].dtype;
   std::size_t bytes = 0;
-  for (const std::size_t index : members) bytes += padded_bytes(sizes[index].bytes);
-  bytes = padded_bytes(bytes, num_owners_);
+  for (const std::size_t index : members) bytes += slot_bytes(sizes[index].bytes);
+  if (!is_packed_) bytes = padded_bytes(bytes, num_owners_);
   const std::size_t num_flags = 1 + (with_usage ? members.size() : 0);
 
   Bucket built;
@@ -86,7 +91,7 @@ GradientBuckets::Bucket GradientBuckets::build(ProcessGroup& group, const NamedT
     bucket_of_[index] = bucket;
     offset_of_[index] = static_cast<std::int64_t>(next / built.element_bytes);
     views_[index] = piece_of(built.flat, offset_of_[index], parameters[index].tensor);
-    next += padded_bytes(sizes[index].bytes);
+    next += slot_bytes(sizes[index].bytes);
   }
   return built;
 }

@@ -10,6 +10,8 @@
 // After averaging a flag is 0 exactly if it was 0 on all ranks.
 // On a device, where the host cannot look at them, buckets have no tail: the flags lie in memory of
 // the host and travel in a message of their own (share_flags).
+// For a communication hook the gradients lie one behind the other, as in torch's buckets, so that
+// what it makes of all of them (a mean, the largest ones) is of nothing else.
 // With several owners the gradients of a bucket are padded so that they can be cut into one block
 // for each, of whole cache lines.
 // Thread rule: immutable after construction, except for the bytes.
@@ -50,9 +52,10 @@ class GradientBuckets {
  public:
   /// `sizes`: of the gradients; a parameter itself may have another dtype for a while. A parameter
   /// that the plan leaves out has no bucket: `bucket_of` and `view` are not for it.
+  /// `is_packed`: nothing lies between gradients and behind them. REQUIRES: one owner then.
   GradientBuckets(ProcessGroup& group, const NamedTensors& parameters,
                   const std::vector<ParameterSize>& sizes, BucketPlan plan, bool with_usage,
-                  int num_owners = 1);
+                  int num_owners = 1, bool is_packed = false);
 
   std::size_t size() const { return plan_.size(); }
   std::size_t num_parameters() const { return views_.size(); }
@@ -107,10 +110,13 @@ class GradientBuckets {
   void set_flag(std::size_t bucket, std::size_t position, bool value);
   bool flag(std::size_t bucket, std::size_t position) const;
 
+  /// What a gradient of so many bytes takes.
+  std::size_t slot_bytes(std::size_t bytes) const;
   void place_flags(Bucket& built, std::size_t num_flags);
 
   BucketPlan plan_;
   const int num_owners_;
+  const bool is_packed_;
   /// Of the parameters, where there are any.
   std::optional<c10::Device> device_;
   std::vector<std::size_t> bucket_of_;

@@ -19,7 +19,7 @@ void LearnedBuckets::build(BucketPlan plan) {
   for (GradientSlot& slot : parts_.slots) slot.leave_bucket();
   buckets_ = std::make_shared<GradientBuckets>(*group_, parts_.parameters, order_.sizes(),
                                                std::move(plan), parts_.usage.tolerates_unused(),
-                                               parts_.sharded.num_owners());
+                                               parts_.sharded.num_owners(), is_packed_);
   for (std::size_t index = 0; index < parts_.slots.size(); ++index) {
     if (!parts_.sparse.contains(index)) parts_.slots[index].move_to(buckets_->view(index));
   }
@@ -40,6 +40,11 @@ void LearnedBuckets::describe_layout() {
 }
 
 void LearnedBuckets::rebuild() { build(order_.has_plan() ? order_.take_plan() : buckets_->plan()); }
+
+void LearnedBuckets::pack() {
+  is_packed_ = true;
+  rebuild();
+}
 
 void LearnedBuckets::rebuild_as_learned() {
   if (order_.has_plan()) rebuild();

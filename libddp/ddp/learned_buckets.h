@@ -60,6 +60,8 @@ class LearnedBuckets {
   void rebuild_as_learned();
   /// Learns the order from the pass that ends; a collective.
   void learn();
+  /// From now on for a communication hook: see GradientBuckets.
+  void pack();
   /// Parameters have other dtypes now: learns anew.
   void follow_dtypes();
 
@@ -70,6 +72,7 @@ class LearnedBuckets {
   const Group group_;
   const Parts parts_;
   BucketOrder order_;
+  bool is_packed_ = false;
   std::shared_ptr<GradientBuckets> buckets_;
 };
 

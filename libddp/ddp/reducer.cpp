@@ -330,6 +330,8 @@ void Reducer::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) 
   }
   reduction_.set_hook(std::move(hook), sparse_.indices().size(),
                       [this](std::size_t bucket) { timeline_.done(bucket); });
+  buckets_.pack();
+  restart_pass(pass_.stage());
 }
 
 void Reducer::accept_gradients_of(at::ScalarType dtype) {

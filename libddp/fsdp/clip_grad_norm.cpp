@@ -12,8 +12,9 @@ namespace libddp {
 namespace {
 
 /// In the order of the parameters, which is the same on every rank, whatever gradients it has.
-std::vector<RankGradients> gradients_by_group(const std::vector<at::Tensor>& parameters) {
-  const auto owners = WrappedModule::owners();
+std::vector<RankGradients> gradients_by_group(const std::vector<at::Tensor>& parameters,
+                                              const Group& around) {
+  const auto owners = WrappedModule::owners(around);
   std::vector<RankGradients> all;
   for (const at::Tensor& parameter : parameters) {
     const auto owner = owners.find(parameter.unsafeGetTensorImpl());
@@ -33,11 +34,11 @@ std::vector<RankGradients> gradients_by_group(const std::vector<at::Tensor>& par
 
 }  // namespace
 
-at::Tensor clip_grad_norm(const std::vector<at::Tensor>& listed, double max_norm,
-                          double norm_type) {
+at::Tensor clip_grad_norm(const std::vector<at::Tensor>& listed, double max_norm, double norm_type,
+                          const Group& around) {
   const c10::NoGradGuard no_grad;
   const std::vector<at::Tensor> parameters = each_once(listed);
-  const at::Tensor norm = total_norm(gradients_by_group(parameters), norm_type);
+  const at::Tensor norm = total_norm(gradients_by_group(parameters, around), norm_type);
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& parameter : parameters) gradients.push_back(parameter.grad());
   scale_gradients(gradients, clip_factor(norm, max_norm));

@@ -308,6 +308,15 @@ bool DeviceGradientStore::was_used(std::size_t index) {
   return note.item<double>() != 0;
 }
 
+/// Waits for the device only where nothing came here.
+bool DeviceGradientStore::was_any_used() {
+  if (std::find(came_.begin(), came_.end(), true) != came_.end()) return true;
+  for (std::size_t i = 0; i < spec_.size(); ++i) {
+    if (was_used(i)) return true;
+  }
+  return false;
+}
+
 void DeviceGradientStore::install(const std::vector<bool>& averaged) {
   if (buffers_) buffers_->host_copies().finish();
   const at::Tensor result = std::exchange(buffers_ ? on_host_ : average_, at::Tensor());

@@ -45,6 +45,7 @@ class DeviceGradientStore final : public GradientStore {
   void collect(Work& work, const ReduceOptions& second, const std::string& label) override;
   void end_reduction() override;
   bool was_used(std::size_t index) override;
+  bool was_any_used() override;
   void install(const std::vector<bool>& averaged) override;
   void abandon() override;
 

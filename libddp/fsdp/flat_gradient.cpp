@@ -108,7 +108,7 @@ void FlatGradient::begin_reduction() {
     store_->add(accumulated_.waiting(i), i);
     arrivals_[i] = Arrival::Here;
   }
-  store_->begin_reduction({averaged_flags(), /*notes_used=*/!zeroes_unused_, divisor_});
+  store_->begin_reduction({averaged_flags(), /*notes_used=*/asks_for_used(), divisor_});
   pass_->stage = Stage::Reducing;
 }
 
@@ -140,7 +140,7 @@ void FlatGradient::install() {
   if (pass_->stage == Stage::Gradients) return end_pass_without_average();
   collect();
   const c10::NoGradGuard no_grad;
-  if (!zeroes_unused_) leave_out_unused();
+  if (asks_for_used()) leave_out_unused();
   store_->install(averaged_flags());
   pass_.reset();
   accumulated_.forget_aside();
@@ -177,8 +177,19 @@ void FlatGradient::end_pass_without_average() {
   accumulated_.give_back();
 }
 
-/// What no rank has used gets no gradient.
+/// A hook gets gradients alone.
+bool FlatGradient::asks_for_used() const {
+  return zeroes_unused_ ? !*zeroes_unused_ : !reduce_hook_;
+}
+
+/// What no rank has used gets no gradient, or zeros where others have one.
 void FlatGradient::leave_out_unused() {
+  if (!zeroes_unused_) {
+    if (store_->was_any_used()) return;
+    arrivals_.assign(arrivals_.size(), Arrival::None);
+    for (std::size_t i = 0; i < spec_.size(); ++i) accumulated_.clear_waiting(i);
+    return;
+  }
   for (std::size_t i = 0; i < spec_.size(); ++i) {
     if (store_->was_used(i)) continue;
     arrivals_[i] = Arrival::None;

@@ -84,8 +84,9 @@ class FlatGradient {
   /// In place of the group's collective.
   void reduce_by(ReduceHook hook) { reduce_hook_ = std::move(hook); }
   bool has_reduce_hook() const { return static_cast<bool>(reduce_hook_); }
-  /// Parameters that no rank has used in a pass get zeros; else they keep what they have.
-  void zero_unused(bool zeroes) { zeroes_unused_ = zeroes; }
+  /// Parameters that no rank has used in a pass get zeros, or keep what they have; nullopt: zeros
+  /// beside others that some rank has used.
+  void zero_unused(std::optional<bool> zeroes) { zeroes_unused_ = zeroes; }
 
   /// Waits for what `reduce` started and gives its buffer back.
   void collect();
@@ -129,6 +130,8 @@ class FlatGradient {
   void check(const at::Tensor& grad, std::size_t index) const;
   std::vector<bool> averaged_flags() const;
   void end_pass_without_average();
+  /// Whether `store_` is to tell which parameters were used.
+  bool asks_for_used() const;
   void leave_out_unused();
 
   const FlatSpec& spec_;
@@ -138,7 +141,7 @@ class FlatGradient {
   std::optional<Pass> pass_;
   std::optional<double> divisor_;
   ReduceHook reduce_hook_;
-  bool zeroes_unused_ = true;
+  std::optional<bool> zeroes_unused_;
 };
 
 }  // namespace libddp

@@ -105,7 +105,8 @@ class FullyShardedDataParallel {
 
   /// See clip_grad_norm.h.
   at::Tensor clip_grad_norm(double max_norm, double norm_type = 2.0) {
-    return libddp::clip_grad_norm(module_->parameters(), max_norm, norm_type);
+    return libddp::clip_grad_norm(module_->parameters(), max_norm, norm_type,
+                                  WrappedModule::group_of(*module_));
   }
 
   /// Whole tensors on every rank, by their names in the module.

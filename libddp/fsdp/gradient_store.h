@@ -65,6 +65,8 @@ class GradientStore {
   virtual void end_reduction() = 0;
   /// Whether any rank had a gradient of a parameter.
   virtual bool was_used(std::size_t index) = 0;
+  /// Of any parameter; instead of asking for each.
+  virtual bool was_any_used() = 0;
   /// Hands out averages: what AccumulatedGradients keeps becomes them, or their sum.
   virtual void install(const std::vector<bool>& averaged) = 0;
   /// They are in `.grad`, which alone has them from now on.

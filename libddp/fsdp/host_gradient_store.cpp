@@ -57,6 +57,12 @@ void HostGradientStore::end_reduction() {
   if (spec_.is_sharded()) array_.end();
 }
 
+bool HostGradientStore::was_any_used() {
+  bool any = false;
+  for (std::size_t i = 0; i < spec_.size(); ++i) any |= was_used(i);  // takes every note
+  return any;
+}
+
 void HostGradientStore::install(const std::vector<bool>& averaged) {
   install_block(std::exchange(average_, at::Tensor()), averaged);
   if (!spec_.is_sharded()) array_.end();

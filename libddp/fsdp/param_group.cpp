@@ -197,7 +197,7 @@ void ParamGroup::divide_gradients_by(std::optional<double> divisor) {
   for (const auto& flat : flats_) flat->gradient().divide_by(divisor);
 }
 
-void ParamGroup::zero_unused(bool zeroes) {
+void ParamGroup::zero_unused(std::optional<bool> zeroes) {
   for (const auto& flat : flats_) flat->gradient().zero_unused(zeroes);
 }
 

@@ -89,9 +89,10 @@ class ParamGroup {
   /// Gradients become their sum over all ranks divided by this; nullopt = by the number of ranks.
   void divide_gradients_by(std::optional<double> divisor);
 
-  /// Parameters of a used unit that got no gradient on any rank: zeros, as torch's FSDP1 has it
-  /// (the default), or what they had, as its fully_shard. On some ranks only: zeros count there.
-  void zero_unused(bool zeroes);
+  /// Parameters of a used unit that got no gradient on any rank: zeros; what they had, as under
+  /// torch's fully_shard; nullopt: zeros where others of the unit got one, as under torch's FSDP1
+  /// (the default). On some ranks only: zeros count there.
+  void zero_unused(std::optional<bool> zeroes);
 
   /// Whether `.grad` shows what passes without synchronisation have left (the default).
   void show_waiting(bool shows);

@@ -120,15 +120,24 @@ std::shared_ptr<ShardedModel> WrappedModule::join(const torch::nn::Module& root,
   return model;
 }
 
-std::unordered_map<const void*, Group> WrappedModule::owners() {
+std::unordered_map<const void*, Group> WrappedModule::owners(const Group& around) {
   std::unordered_map<const void*, Group> owners;
   const std::lock_guard lock(wrapped_modules().mutex);
   for (const auto& [module, wrapped] : wrapped_modules().by_module) {
+    const ShardOptions& options = wrapped->options_;
+    const bool is_of_some =
+        around && options.shard && !options.replicate && options.shard->size() < around->size();
     for (const auto& [name, tensor] : wrapped->parameters_) {
-      owners[tensor.unsafeGetTensorImpl()] = wrapped->options_.shard;
+      owners[tensor.unsafeGetTensorImpl()] = is_of_some ? around : options.shard;
     }
   }
   return owners;
+}
+
+Group WrappedModule::group_of(const torch::nn::Module& module) {
+  const auto wrapped = find(module);
+  if (!wrapped) return nullptr;
+  return wrapped->options_.shard ? wrapped->options_.shard : wrapped->options_.replicate;
 }
 
 std::unordered_map<const void*, OwnedPart> WrappedModule::owned_parts(

@@ -58,8 +58,11 @@ class WrappedModule {
   static void rejoin(const torch::nn::Module& root,
                      const std::function<ShardOptions(const ShardOptions&)>& regroup);
   /// TensorImpl of each parameter -> the ranks that own a part each of it (null: this rank has
-  /// all).
-  static std::unordered_map<const void*, Group> owners();
+  /// all). `around`: of the whole model; in the place of groups of some of its ranks where others
+  /// of these have another parameter (experts). Replicas have the same.
+  static std::unordered_map<const void*, Group> owners(const Group& around = nullptr);
+  /// The ranks that a wrapped module's own unit is sharded over, or replicated; null: one rank.
+  static Group group_of(const torch::nn::Module& module);
   /// TensorImpl of each parameter of the wrapped modules of `root` -> what this rank has of it.
   /// Throws StateError for one that has left its group: its rejoin has failed, or is to come.
   static std::unordered_map<const void*, OwnedPart> owned_parts(const torch::nn::Module& root);

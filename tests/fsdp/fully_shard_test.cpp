@@ -177,6 +177,27 @@ TEST_CASE("norms of sharded gradients are those of the whole model", "[fully_sha
   }
 }
 
+TEST_CASE("norms are over experts that only some ranks have", "[fully_shard]") {
+  run_group(4, [&](ProcessGroup& group) {
+    const int half = group.rank() / 2;
+    const std::vector<int> ranks{2 * half, 2 * half + 1};
+    ShardedNet net = make_net();
+    const Group own = group.split(ranks, "experts " + std::to_string(half));
+    fully_shard(net->head, {.shard = own}, "head");  // another one in each half
+    ShardedNetModel model(net, {.shard = group.shared_from_this()});
+    loss_at(model.forward(input_at(group.rank(), 0))).backward();
+    // What each rank has, whichever parameter it is of.
+    at::Tensor sum = torch::zeros({});
+    for (const at::Tensor& each : net->parameters()) sum += each.grad().pow(2).sum();
+    group.all_reduce(sum);
+    expect(torch::allclose(model.clip_grad_norm(0.5), sum.sqrt()), "the norm of all experts");
+    sum.zero_();
+    for (const at::Tensor& each : net->parameters()) sum += each.grad().pow(2).sum();
+    group.all_reduce(sum);
+    expect(torch::allclose(sum.sqrt(), torch::full({}, 0.5), 1e-4), "by one factor");
+  });
+}
+
 TEST_CASE("a rank without gradients takes part in norms", "[fully_shard]") {
   for (const double type : {2.0, std::numeric_limits<double>::infinity()}) {
     run_group(2, [&](ProcessGroup& group) {

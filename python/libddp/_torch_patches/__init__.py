@@ -134,6 +134,7 @@ PATCHES = (
             "fully_shard",
             "register_fsdp_forward_method",
             "share_comm_ctx",
+            "GradientReductionHandle",
         ),
         "libddp's, wherever torch shows the name",
         "as FullyShardedDataParallel",

@@ -25,6 +25,7 @@ _FSDP1 = f"{_PACKAGE}.fully_sharded_data_parallel"
 _FSDP2 = f"{_PACKAGE}._fully_shard._fsdp_state"
 _FSDP2_NAMES = (
     "FSDPModule",
+    "GradientReductionHandle",
     "UnshardHandle",
     "fully_shard",
     "register_fsdp_forward_method",

@@ -127,6 +127,33 @@ def check_a_hook_sees_each_bucket_once_in_order():
         model.zero_grad()
 
 
+def check_a_hook_sees_gradients_and_nothing_else():
+    """What it makes of all of them (a mean, the largest ones) is torch's, then."""
+
+    def scaled_sign(state, bucket):
+        group, seen = state
+        gradients = bucket.buffer()
+        assert gradients.numel() == sum(each.numel() for each in bucket.gradients())
+        seen.append(gradients.numel())
+        signs = gradients.abs().mean() * gradients.sign() / dist.get_world_size()
+        work = dist.all_reduce(signs, group=group, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    found = []
+    for ddp_class, group in ((TorchDDP, gloo()), (libddp_ddp(), None)):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Linear(1, 5))
+        model, seen = ddp_class(net, process_group=group), []
+        model.register_comm_hook((group, seen), scaled_sign)
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.ones(2, 3) * (dist.get_rank() + 1)).sum().backward()
+        assert seen == [14] * 3
+        found.append([p.grad.clone() for p in net.parameters()])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def check_a_copy_keeps_the_hook():
     model = libddp_ddp()(Mlp())
     model.register_comm_hook(None, answer_seven)

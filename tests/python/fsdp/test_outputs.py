@@ -58,6 +58,41 @@ def check_outputs_of_any_class():
                     assert torch.equal(own_rows(own.grad), rows(wanted.grad))
 
 
+class WithBias(nn.Module):
+    """Its forward returns parameters, as SigLIP's gives the loss its bias."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.inner = nn.Linear(4, 1)
+        self.bias = nn.Parameter(torch.full((1,), 2.0))
+        self.table = nn.Parameter(torch.arange(16.0).view(4, 4))
+
+    def forward(self, x):
+        return Plain(self.inner(x), {"bias": self.bias, "more": [self.table]})
+
+
+def check_parameters_that_a_forward_returns():
+    x, plain = torch.ones(3, 4), WithBias()
+
+    def loss_of(output):
+        bias, (table,) = output.rest["bias"], output.rest["more"]
+        return (output.loss * bias).sum() + table.pow(2).sum()
+
+    wanted = loss_of(plain(x))
+    wanted.backward()
+    for face in models.faces():
+        model = face(WithBias())
+        loss = loss_of(model(x))
+        assert torch.equal(loss, wanted)
+        loss.backward()
+        for own, whole in zip(model.parameters(), plain.parameters(), strict=True):
+            if own_rows(own).numel():
+                assert torch.equal(own_rows(own.grad), rows(whole.grad))
+        with torch.no_grad():
+            assert torch.equal(model(x).rest["more"][0], plain.table)
+
+
 def own_rows(grad):
     return grad.to_local() if hasattr(grad, "to_local") else grad
 

@@ -98,6 +98,46 @@ def check_fsdp1_has_zeros():
     assert all(map(torch.equal, found, wanted))
 
 
+def check_fsdp1_leaves_a_unit_alone_that_nobody_uses():
+    """Its forward ran, but the loss needs nothing of it: weight decay must not touch it."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(4)
+            self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x, with_head):
+            y = self.body(x)
+            z = self.head(y)
+            return (z if with_head else y).sum()
+
+    fsdp = torch.distributed.fsdp
+    cpu = {"device_id": torch.device("cpu"), "use_orig_params": True}
+    cpu["process_group"] = ddp_models.gloo()
+    found = []
+    for face, given in ((fsdp.FullyShardedDataParallel, cpu), (ours_class(), {})):
+        net = Net()
+        net.head = face(net.head, **given)
+        model = face(net, **given)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        for with_head in (True, False, False):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4), with_head).backward()
+            optimizer.step()
+            has_none = {p.grad is None for p in net.head.parameters() if p.numel()}
+            found.append(has_none)
+        with face.summon_full_params(model):
+            found.append([p.tolist() for p in model.parameters()])
+    of_torch, of_ours = found[:4], found[4:]
+    assert of_ours[:3] == [{False}, {True}, {True}]
+    assert of_ours[3] == of_torch[3]
+
+
+def ours_class():
+    return models.libddp_fsdp().FullyShardedDataParallel
+
+
 def check_what_some_ranks_use():
     """torch needs its zeros by wish for that."""
     model = ours()

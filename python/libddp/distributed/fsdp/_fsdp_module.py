@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp._fully_shard import _fully_shard as torchs
 
 from libddp.distributed.fsdp import _argument_checks
 from libddp.distributed.fsdp._fsdp_state import FsdpState
@@ -55,11 +56,13 @@ class GradientReductionHandle:
 def register_fsdp_forward_method(module: torch.nn.Module, method_name: str) -> None:
     """Lets a method of a sharded module see whole parameters, as forward does.
 
-    Without effect where the module is not sharded.
+    Without effect where the module is not sharded; torch's own where torch has sharded it.
 
     Raises:
         ArgumentError: (a ValueError) the module has no such method.
     """
+    if isinstance(module, torchs.FSDPModule):
+        return torchs.register_fsdp_forward_method(module, method_name)
     if not isinstance(module, FSDPModule):
         return
     method = getattr(module, method_name, None)

@@ -20,6 +20,7 @@ from libddp.distributed.fsdp import _argument_checks
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
 from libddp.distributed.fsdp.wrap import (
     _composable,
+    _managed,
     _modules,
     _process_groups,
     _sharded_class,
@@ -112,6 +113,7 @@ def fully_shard(
         sharding.compute_device = _modules.offloaded_from(own, None, mesh)
         sharding.pin_memory = offload_policy.pin_memory
     _attach(modules, parameters, sharding, ignored)
+    _managed.mark(modules)
     for each in modules:
         _composable.mark_sharded(each)
         each.__class__ = _sharded_class.sharded_class(FSDPModule, type(each))

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch.distributed as dist
-
-from libddp.distributed._groups import native
 from libddp.distributed.fsdp.wrap import (
     _comm_hooks,
     _conversion,
@@ -71,7 +68,7 @@ class RejoinsGroups:
     def _refuse_different_groups(self, modules: list) -> None:
         own = {id(module._wrapped) for module in modules}
         for module in modules:
-            if module.process_group != self.process_group:
+            if module._given_groups != self._given_groups:
                 raise ArgumentError(
                     f"libddp fsdp: rejoin(): unit {module._wrapped.name!r} is in another process "
                     f"group than {self._wrapped.name!r}, and one is given. Hint: wrap the model "
@@ -95,9 +92,7 @@ class RejoinsGroups:
         if self._precisions is not None:
             full = self._precisions.full.over(groups)
             self._precisions = _conversion.Precisions(wrapped.sharding, full)
-        self.process_group = _process_groups.known(process_group)
-        self._device_mesh, self.rank = device_mesh, dist.get_rank()
-        self.world_size = native(groups.shard or groups.replicate).size()
+        self._note_groups(groups, _process_groups.known(process_group), device_mesh)
         if wrapped.hook is not None:
             after = groups.shard or groups.replicate
             wrapped.hook = _comm_hooks.after_move(wrapped.hook, before, after)

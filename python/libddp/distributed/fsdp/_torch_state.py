@@ -42,14 +42,24 @@ def get_model(model, info) -> dict[str, Any]:
     """_get_model_state_dict: the pieces of this rank, or what the options want."""
     if not info.handle_model:
         return {}
-    state = dict(sharded_state(model, use_dtensor=info.full_state_dict))
+    state = dict(sharded_state(model, use_dtensor=info.full_state_dict, copies=True))
     if info.submodule_prefixes:
-        state = {k: v for k, v in state.items() if k.startswith(tuple(info.submodule_prefixes))}
+        state = _under(state, info)
     if info.ignore_frozen_params:
         for name, parameter in torch.nn.Module.named_parameters(model, remove_duplicate=False):
             if not parameter.requires_grad:
                 state.pop(canonical(name), None)
     return _finished(state, info)
+
+
+def _under(state: dict[str, Any], info) -> dict[str, Any]:
+    """What `submodules` have of a state; torch knows them by names with wrappers in them."""
+    found = {}
+    for prefix in {canonical(prefix): None for prefix in info.submodule_prefixes}:
+        for key, value in state.items():
+            if key.startswith(prefix):
+                found[key if info.keep_submodule_prefixes else key.removeprefix(prefix)] = value
+    return found
 
 
 def get_optimizers(model, optimizers, info) -> dict[str, Any]:
@@ -62,7 +72,7 @@ def get_optimizers(model, optimizers, info) -> dict[str, Any]:
     config = ShardedOptimStateDictConfig(_use_dtensor=info.full_state_dict)
     for optimizer in optimizers:
         torchs._init_optim_state(optimizer)
-        found = _optim_state.sharded_state(model, optimizer, None, config)
+        found = _optim_state.sharded_state(model, optimizer, None, config, copies=True)
         state["state"].update(found["state"])
         state["param_groups"] += found["param_groups"]
     if info.flatten_optimizer_state_dict:
@@ -76,6 +86,7 @@ def load_model(model, state, info):
 
     if not info.handle_model or not (state or info.broadcast_from_rank0):
         return _IncompatibleKeys([], [])
+    state = {canonical(key): value for key, value in state.items()}
     _deferred.settle(model)
     if _deferred.names_on_meta(model):
         keys = [list(state)]
@@ -91,7 +102,10 @@ def load_model(model, state, info):
     state = _loading.local_state(model, state)
     with StateMethods.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
         if isinstance(model, StateMethods):
-            return model.load_state_dict(state, strict=info.strict)
+            from torch.distributed.checkpoint import state_dict as torchs
+
+            takes = torchs._state_dict_fn(model, "load_state_dict")
+            return takes(state_dict=state, strict=info.strict)
         return torch.nn.Module.load_state_dict(model, state, strict=info.strict)
 
 
@@ -110,6 +124,8 @@ def load_optimizers(model, optimizers, state, info) -> None:
         if "state" not in state:
             own = torchs._unflatten_optim_state_dict(optimizer, state, _canonical(info))
         own = _optim_state.only_of(model, optimizer, own)
+        if info.strict:
+            _optim_state.refuse_missing(model, optimizer, own)
         optimizer.load_state_dict(_optim_state.state_to_load(model, optimizer, own))
 
 

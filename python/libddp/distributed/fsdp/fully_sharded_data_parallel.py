@@ -23,6 +23,7 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 from torch.distributed.fsdp import OptimStateKeyType as OptimStateKeyType  # scripts ask for it here
+from torch.distributed.fsdp._common_utils import TrainingState
 
 from libddp._torch_patches import backend_name, checkpoint_state, clip_grad_norm, grad_scaler
 from libddp.distributed._groups import find, native
@@ -35,14 +36,15 @@ from libddp.distributed.fsdp.wrap import (
     _auto_wrap,
     _comm_hooks,
     _conversion,
+    _managed,
     _modules,
     _no_sync,
     _process_groups,
     _summon_full_params,
     _wrapped_module,
 )
-from libddp.distributed.fsdp.wrap._lookup import own_parameters
-from libddp.distributed.fsdp.wrap._names import canonical
+from libddp.distributed.fsdp.wrap._lookup import own_parameters, wrapped_modules_in
+from libddp.distributed.fsdp.wrap._names import without_units
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import StateError
 
@@ -64,7 +66,8 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
             together with `param_init_fn` or modules that have `reset_parameters`.
         process_group: a group of libddp or of torch on backend "libddp", what `from_c10d` made of
             another one, a (shard, replicate) tuple of them for HYBRID_SHARD; None = the default
-            group. The attribute `process_group` is the torch group where there is one.
+            group. The attribute `process_group` is the group to shard over (NO_SHARD: to average
+            over), torch's where there is one; `rank` and `world_size` are those in it.
         sharding_strategy: FULL_SHARD (None), SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD,
             _HYBRID_SHARD_ZERO2.
         cpu_offload: CPUOffload or bool: shards, gradients and so the optimizer's state are in the
@@ -77,7 +80,8 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
             buffers in `buffer_dtype`; parameters, their gradients and the optimizer stay in full
             precision.
         ignored_modules, ignored_states: modules (or parameters) that are left alone.
-        param_init_fn: called with each module that has parameters on the meta device.
+        param_init_fn: called with the module and each one under it, level by level, where there
+            are parameters on the meta device.
         device_id: where the module goes before it is sharded, and where parameters on the meta
             device get their memory; None = where it is.
         sync_module_states: start from rank 0's parameters and buffers.
@@ -150,19 +154,19 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
                 ignored_states=list(ignored.parameters),
                 device_mesh=device_mesh,
             )
-        self.process_group = _process_groups.known(process_group)
-        self._device_mesh, self._sync_module_states = device_mesh, sync_module_states
+        self._note_groups(groups, _process_groups.known(process_group), device_mesh)
+        self._sync_module_states = sync_module_states
         self.sharding_strategy, self.mixed_precision = strategy, precision
         self.cpu_offload = _modules.offload_of(cpu_offload)
         self.backward_prefetch, self.forward_prefetch = backward_prefetch, forward_prefetch
-        self.limit_all_gathers, self.rank = limit_all_gathers, dist.get_rank()
-        self.world_size = native(shard or replicate).size()
+        self.limit_all_gathers = limit_all_gathers
         _modules.place(module, device, param_init_fn, ignored)
         parameters = self._own(module, ignored.parameters)
         if sync_module_states:
             _modules.take_from_first(parameters, module, shard, replicate)
         self._buffer_dtypes = _modules.buffers_to_cast(module, precision.buffer_dtype, ignored)
         self._fsdp_wrapped_module = module
+        _managed.mark([module], ignored.modules)
         casts = precision.param_dtype is not None
         sharding = Sharding(
             shard=shard,
@@ -181,6 +185,17 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
             compute_device=self._offloaded_from(parameters, device),
         )
         self._make(parameters, sharding)
+
+    def _note_groups(self, groups: _process_groups.Groups, given: Any, device_mesh) -> None:
+        """For scripts that ask.
+
+        Args:
+            given: the argument process_group, as torch's functions know it.
+        """
+        self.process_group = groups.shard or groups.replicate
+        own = native(self.process_group)
+        self.rank, self.world_size = own.rank(), own.size()
+        self._given_groups, self._device_mesh = given, device_mesh
 
     @staticmethod
     def _own(module: torch.nn.Module, ignored: set[torch.nn.Parameter]) -> list:
@@ -222,6 +237,20 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
         return self._fsdp_wrapped_module
 
     @property
+    def compute_device(self) -> torch.device:
+        """Where parameters are whole, and the module computes."""
+        own = (parameter.device for parameter in self.params)
+        return self._wrapped.sharding.compute_device or next(own, torch.device("cpu"))
+
+    @property
+    def training_state(self) -> TrainingState:
+        """Of this module, in torch's words."""
+        if self._wrapped.summoned is not None:
+            return TrainingState.SUMMON_FULL_PARAMS
+        is_running = self._wrapped.is_running
+        return TrainingState.FORWARD_BACKWARD if is_running else TrainingState.IDLE
+
+    @property
     def params(self) -> list[torch.nn.Parameter]:
         """The parameters of this unit: without those of wrapped modules under it."""
         return [parameter for _, parameter in self._wrapped.parameters]
@@ -236,7 +265,7 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward, with whole parameters."""
-        if self._precisions is not None:
+        if _conversion.Precisions.num_made:
             _conversion.choose_precision(self, self.fsdp_modules(self))
         return self._wrapped.run(self._fsdp_wrapped_module, args, kwargs)
 
@@ -269,7 +298,7 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
 
     def _as_summoned(self, named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         for name, value in named:
-            yield name if self._wrapped.summoned is None else canonical(name), value
+            yield name if self._wrapped.summoned is None else without_units(name), value
 
     def check_is_root(self) -> bool:
         """Whether this is the outermost wrapped module."""
@@ -299,7 +328,7 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
                 f"{self._wrapped.name!r} is a part of one. Hint: the norm is over the whole model."
             )
         parameters = list(self.parameters())
-        total = _clip.clip_grad_norm(parameters, max_norm, norm_type)
+        total = _clip.clip_grad_norm(parameters, max_norm, norm_type, self._norm_groups())
         if any(parameter.grad is not None for parameter in parameters):
             return total
         warnings.warn(
@@ -309,6 +338,19 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
             stacklevel=2,
         )
         return total
+
+    def _norm_groups(self) -> dict[torch.nn.Parameter, Any]:
+        """Parameters of units that are others in each part of the model's ranks (experts): the norm
+        is over all of them, so over the ranks of the whole model.
+        """
+        around = self._wrapped.sharding.shard or self._wrapped.sharding.replicate
+        found = {}
+        for wrapped in wrapped_modules_in(self):
+            own = wrapped.sharding
+            is_part = own.shard is not None and own.replicate is None
+            if is_part and own.shard.size() < around.size():
+                found.update((parameter, around) for _, parameter in wrapped.parameters)
+        return found
 
     def register_comm_hook(self, state: object, hook: Callable) -> None:
         """Lets `hook` make each unit's averages, in place of libddp's collectives.
@@ -344,8 +386,8 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
         def copy() -> FullyShardedDataParallel:
             made = type(self).__new__(type(self))
             memo[id(self)] = made
-            groups = self.process_group
-            for group in groups if isinstance(groups, tuple) else (groups,):
+            given = self._given_groups
+            for group in (self.process_group, *(given if isinstance(given, tuple) else (given,))):
                 memo[id(group)] = group
             made.__dict__.update(deepcopy(self.__dict__, memo))
             return made

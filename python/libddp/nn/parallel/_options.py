@@ -17,15 +17,10 @@ _FIRST_BUCKET_BYTES = 1 * _MEBIBYTE
 
 
 def bucket_bytes(bucket_cap_mb: float | None, name: str = "bucket_cap_mb") -> int:
-    """A size in bytes; ArgumentError unless it is positive."""
+    """A size in bytes; of 0 MiB and less, as torch has it, one that no two gradients fit in."""
     if bucket_cap_mb is None:
         return _DEFAULT_CAP_MB * _MEBIBYTE
-    cap_bytes = int(bucket_cap_mb * _MEBIBYTE)
-    if cap_bytes < 1:
-        raise ArgumentError(
-            f"libddp: {name} is {bucket_cap_mb}. Hint: pass a positive size in MiB."
-        )
-    return cap_bytes
+    return max(1, int(bucket_cap_mb * _MEBIBYTE))
 
 
 def bucket_bytes_list(bucket_cap_mb_list: Sequence[float] | None) -> list[int]:

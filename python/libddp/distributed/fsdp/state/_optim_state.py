@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import warnings
@@ -25,16 +26,26 @@ def full_state(model: torch.nn.Module, optimizer, state_dict: dict | None) -> di
 
 
 def sharded_state(
-    model: torch.nn.Module, optimizer, state_dict: dict | None, config: Any = None
+    model: torch.nn.Module,
+    optimizer,
+    state_dict: dict | None,
+    config: Any = None,
+    copies: bool = False,
 ) -> dict[str, Any]:
     """The same with what this rank owns, in the optimizer's memory: DTensors, or what torch's
     `config` of sharded optimizer states wants.
+
+    Args:
+        copies: of FullyShardedDataParallel's parameters, as torch has them.
     """
 
     def sharded(entries: dict[str, Any], spec: ShardSpec | None) -> dict[str, Any]:
+        apart = copies and spec is not None and not spec.sharding.use_dtensor
         return {
-            key: convert(value, spec, config)
+            key: convert(value, spec, config, apart)
             if _is_cut(value, spec) and spec.group is not None
+            else _copy(value)
+            if apart
             else value
             for key, value in sorted(entries.items())
         }
@@ -47,11 +58,18 @@ def _by_name(model, optimizer, state_dict, convert, check=None) -> dict[str, Any
     state_dict = state_dict or optimizer.state_dict()
     names = _names(model, _ordered(optimizer))
     specs = {canonical(name): spec for name, spec in _named_specs(model)}
-    found = {_name_of(key, names): _local(entries) for key, entries in state_dict["state"].items()}
     order = names_in_order(model)
+    found, others = {}, {}
+    for key, entries in state_dict["state"].items():
+        name = _name_of(key, names)
+        if name in order or not _is_of_no_parameter(entries):
+            found[name] = _local(entries)
+        else:
+            others[key] = copy.copy(entries)
     if check is not None:
         check([name for name in order if name in found and name in specs], specs)
     state = {name: convert(found[name], specs.get(name)) for name in order if name in found}
+    state.update(others)
     if "param_groups" not in state_dict:
         return {"state": state}
     groups = [
@@ -70,6 +88,14 @@ def _named_specs(model: torch.nn.Module) -> list[tuple[str, ShardSpec]]:
 def _name_of(key: int | str, names: list[str]) -> str:
     """Optimizers that know names (torch's _NamedOptimizer) have them as keys."""
     return canonical(key) if isinstance(key, str) else names[key]
+
+
+def _is_of_no_parameter(entries: Any) -> bool:
+    """A count or setting that an optimizer keeps beside its parameters' states. torch's functions
+    hand it out and back as it is.
+    """
+    values = entries.values() if isinstance(entries, dict) else (entries,)
+    return not any(isinstance(value, torch.Tensor) and value.dim() > 0 for value in values)
 
 
 def _check_alike(names: list[str], specs: dict[str, ShardSpec]) -> None:
@@ -96,11 +122,17 @@ def state_to_load(
     Args:
         with_names: its keys are the names of parameters, as the optimizer has them.
     """
+    if isinstance(optimizer, Order):
+        optimizer = optimizer.of_those_in(model, full)
     parameters = _ordered(optimizer)
     names = _names(model, parameters)
     specs = shard_specs_of(model)
     indices = {name: index for index, name in enumerate(names)}
     unknown = [name for name in full["state"] if name not in indices]
+    others = {
+        n: copy.copy(full["state"][n]) for n in unknown if _is_of_no_parameter(full["state"][n])
+    }
+    unknown = [name for name in unknown if name not in others]
     if unknown:
         raise ArgumentError(
             f"libddp fsdp: the optimizer state has {unknown[0]!r}"
@@ -116,6 +148,7 @@ def state_to_load(
         parameter = parameters[indices[name]]
         spec = specs.get(id(parameter))
         state[keys[name]] = _like(parameter, _cut(name, full["state"][name], spec), spec)
+    state.update(others)
     if "param_groups" not in full:
         return {"state": state}
     foreign = {i for i, p in enumerate(parameters) if specs and id(p) not in specs}
@@ -135,6 +168,8 @@ class Order:
     """In place of an optimizer where only the order of its parameters counts."""
 
     param_groups: list[dict[str, Any]]
+    #: Of all parameters of the model, of which an optimizer may have had some only.
+    is_guess: bool = False
 
     @staticmethod
     def of(model: torch.nn.Module, optim_input, optimizer):
@@ -150,7 +185,20 @@ class Order:
             return optimizer
         entries = list(model.parameters() if optim_input is None else optim_input)
         groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
-        return Order([{**group, "params": list(group["params"])} for group in groups])
+        groups = [{**group, "params": list(group["params"])} for group in groups]
+        return Order(groups, is_guess=optim_input is None)
+
+    def of_those_in(self, model: torch.nn.Module, full: dict[str, Any]) -> Order:
+        """Without parameters that the optimizer of a state had not (frozen ones)."""
+        saved = {name for group in full.get("param_groups", ()) for name in group["params"]}
+        if not self.is_guess or not saved:
+            return self
+        known = {id(p): canonical(name) for name, p in model.named_parameters()}
+        kept = [
+            {**group, "params": [p for p in group["params"] if known[id(p)] in saved]}
+            for group in self.param_groups
+        ]
+        return Order(kept)
 
 
 def rekeyed(
@@ -166,7 +214,12 @@ def rekeyed(
         return state
     names = _names(model, _ordered(optimizer))
     keys = dict(enumerate(names)) if with_names else {name: i for i, name in enumerate(names)}
-    unknown = [key for key in state["state"] if key not in keys]
+    others = {
+        key: entries
+        for key, entries in state["state"].items()
+        if key not in keys and _is_of_no_parameter(entries)
+    }
+    unknown = [key for key in state["state"] if key not in keys and key not in others]
     if unknown:
         raise ArgumentError(
             f"libddp fsdp: the optimizer state has {unknown[0]!r}, which is no parameter of "
@@ -176,14 +229,31 @@ def rekeyed(
         {**group, "params": [keys[key] for key in group["params"]]}
         for group in state["param_groups"]
     ]
-    return {"state": {keys[key]: v for key, v in state["state"].items()}, "param_groups": groups}
+    found = {keys[key]: v for key, v in state["state"].items() if key not in others}
+    return {"state": {**found, **others}, "param_groups": groups}
 
 
 def only_of(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> dict[str, Any]:
     """What a state of several optimizers has of this one."""
     names = set(_names(model, _ordered(optimizer)))
-    state = {name: entries for name, entries in full["state"].items() if name in names}
+    state = {
+        name: entries
+        for name, entries in full["state"].items()
+        if name in names or _is_of_no_parameter(entries)
+    }
     return {**full, "state": state}
+
+
+def refuse_missing(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> None:
+    """torch's error, where a state lacks that of a parameter that is trained."""
+    parameters = _ordered(optimizer)
+    for name, parameter in zip(_names(model, parameters), parameters, strict=True):
+        if parameter.requires_grad and name not in full["state"]:
+            raise RuntimeError(
+                f"libddp fsdp: Missing optimizer state for parameter {name!r} in checkpoint. The "
+                "parameter requires gradients but has no saved optimizer state. Hint: to load "
+                "anyway, use StateDictOptions(strict=False)."
+            )
 
 
 def groups_to_load(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> list[dict]:
@@ -272,8 +342,8 @@ def _cut(name: str, entries: dict[str, Any], spec: ShardSpec | None) -> dict[str
     cut = {}
     for key, value in entries.items():
         own = None if spec is None else own_shard(value, spec)
-        if own is not None:
-            cut[key] = own
+        if own is not None:  # FSDP1's: in memory that the state dict has not, as torch's
+            cut[key] = own if spec.sharding.use_dtensor else own.clone()
             continue
         value = whole_of(value)
         is_whole = spec is not None and isinstance(value, torch.Tensor) and value.dim() > 0

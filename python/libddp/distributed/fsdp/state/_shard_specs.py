@@ -88,10 +88,15 @@ def whole_of(value: Any) -> Any:
     if not isinstance(value, ShardedTensor):
         return value
     group = value._process_group
-    kind = value.metadata().shards_metadata[0].placement.device().type
+    shards = value.metadata().shards_metadata
+    kind = shards[0].placement.device().type
     whole = torch.empty(value.size(), dtype=value.dtype, device=kind)
-    value.gather(0, whole if dist.get_rank(group) == 0 else None)
-    dist.broadcast(whole, group=group, group_src=0)
+    own = {tuple(shard.metadata.shard_offsets): shard.tensor for shard in value.local_shards()}
+    for shard in shards:  # torch's gather takes ranks of the group for those of the job
+        rows = whole.narrow(0, shard.shard_offsets[0], shard.shard_sizes[0])
+        if tuple(shard.shard_offsets) in own:
+            rows.copy_(own[tuple(shard.shard_offsets)])
+        dist.broadcast(rows, src=shard.placement.rank(), group=group)
     return whole
 
 

@@ -91,20 +91,32 @@ def own_shard(value: Any, spec: ShardSpec) -> torch.Tensor | None:
     )
 
 
-def convert(tensor: torch.Tensor, spec: ShardSpec, config: Any = None) -> torch.Tensor:
-    """As torch's configuration of a sharded state dict wants it; None = DTensors."""
+def convert(
+    tensor: torch.Tensor, spec: ShardSpec, config: Any = None, copies: bool = False
+) -> torch.Tensor:
+    """As torch's configuration of a sharded state dict wants it; None = DTensors.
+
+    Args:
+        copies: in memory of its own, as torch's FSDP1 has it.
+    """
     if tensor.shape != spec.own_shape and not tensor.is_meta:
         raise StateError(
             f"libddp fsdp: {spec.name!r} has the shape {list(tensor.shape)}, and this rank owns "
             f"{list(spec.own_shape)} of it. Hint: change shapes before wrapping."
         )
+    if copies and not tensor.is_meta:
+        tensor = tensor.detach().clone()
     wished = config is None or getattr(config, "_use_dtensor", False)
     wants_dtensor = wished or spec.sharding.saves_dtensors
     return (as_dtensor if wants_dtensor and _has_mesh(spec) else as_sharded_tensor)(tensor, spec)
 
 
 def convert_all(
-    state: dict[str, Any], module: torch.nn.Module, prefix: str, config: Any = None
+    state: dict[str, Any],
+    module: torch.nn.Module,
+    prefix: str,
+    config: Any = None,
+    copies: bool = False,
 ) -> None:
     """What a state dict of `module` has of sharded parameters, in place; names are canonical."""
     specs = shard_specs_of(module)
@@ -113,7 +125,9 @@ def convert_all(
         key = prefix + canonical(name)
         is_cut = spec is not None and spec.group is not None
         if is_cut and key in state and not is_sharded(state[key]):
-            state[key] = convert(state[key], spec, config)
+            state[key] = convert(state[key], spec, config, copies)
+        elif copies and spec is not None and key in state and not is_sharded(state[key]):
+            state[key] = state[key].detach().clone()
 
 
 def _has_mesh(spec: ShardSpec) -> bool:

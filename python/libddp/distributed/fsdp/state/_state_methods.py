@@ -30,6 +30,9 @@ from libddp.distributed.fsdp.state import (
 from libddp.distributed.fsdp.wrap._summon_full_params import summoned
 from libddp.errors import ArgumentError
 
+#: Of a configuration: for who fills state dicts, or saves them at once.
+_IN_OWN_MEMORY = "_libddp_in_own_memory"
+
 
 class StateMethods:
     """Methods of FullyShardedDataParallel."""
@@ -38,16 +41,20 @@ class StateMethods:
         """Whole tensors under their names from before the wrapping, or shards; collective.
 
         With SHARDED_STATE_DICT they are torch's: DTensors where the model was given a device_mesh,
-        else ShardedTensors, which LOCAL_STATE_DICT gives too. torch.distributed.checkpoint saves
-        them, and loads in place from a checkpoint of any number of ranks.
+        else ShardedTensors; copies, as torch's. torch.distributed.checkpoint saves them, and loads
+        into them from a checkpoint of any number of ranks; load_state_dict takes them. With
+        LOCAL_STATE_DICT they are in the parameters' memory.
         """
         _refuse_local(self)
-        prefix = kwargs.get("prefix", "")
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         if not _state_dict.is_full(self._state_dict_type):
             state = super().state_dict(*args, **kwargs)
             _state_dict.without_prefix(state, prefix)
-            _sharded_tensors.convert_all(state, self, prefix, self._state_dict_config)
-            if _state_dict.is_sharded(self._state_dict_type):
+            is_sharded = _state_dict.is_sharded(self._state_dict_type)
+            config = self._state_dict_config
+            copies = is_sharded and not getattr(config, _IN_OWN_MEMORY, False)
+            _sharded_tensors.convert_all(state, self, prefix, config, copies)
+            if is_sharded:
                 _state_dict.restore_buffers(state, prefix, self._buffer_dtypes)
             return _state_dict.offloaded(state, self._state_dict_config)
         with summoned(self._wrapped, keep=False) as is_outermost:
@@ -82,6 +89,11 @@ class StateMethods:
                 return load_together()
             with summoned(self._wrapped, keep=True):
                 return load_together()
+
+    @staticmethod
+    def in_own_memory(config: ShardedStateDictConfig, wanted: bool) -> None:
+        """Whether state dicts by this configuration are in the parameters' memory."""
+        setattr(config, _IN_OWN_MEMORY, wanted)
 
     @staticmethod
     def set_state_dict_type(
@@ -155,19 +167,21 @@ class StateMethods:
             model: wrapped, or with wrapped modules under it.
             optim: an optimizer of its parameters.
             optim_state_dict: its state_dict(); None = asked for here.
-            group: not needed.
+            group: of whose ranks the first one gets the state, where a configuration with
+                rank0_only was chosen; None = the default group.
         """
         roots = _roots(model)
         for root in roots:
             _refuse_local(root)
             if _state_dict.is_sharded(root._state_dict_type):
                 config = root._optim_state_dict_config
-                sharded = _optim_state.sharded_state(model, optim, optim_state_dict, config)
+                sharded = _optim_state.sharded_state(model, optim, optim_state_dict, config, True)
                 return _state_dict.offloaded(sharded, config)
         full = _optim_state.full_state(model, optim, optim_state_dict)
         for root in roots:
             full = _state_dict.offloaded(full, root._optim_state_dict_config)
-        if all(_state_dict.wants_result(r._optim_state_dict_config, r.rank) for r in roots):
+        rank = torch.distributed.get_rank(group)
+        if all(_state_dict.wants_result(r._optim_state_dict_config, rank) for r in roots):
             return full
         return {}
 
@@ -175,10 +189,10 @@ class StateMethods:
     def full_optim_state_dict(
         model: torch.nn.Module, optim, optim_input=None, rank0_only: bool = True, group=None
     ) -> dict[str, Any]:
-        """optim_state_dict with whole tensors, on rank 0 (torch's older name)."""
+        """optim_state_dict with whole tensors, on rank 0 of the group (torch's older name)."""
         _optim_state.Order.of(model, optim_input, optim)
         full = _optim_state.full_state(model, optim, None)
-        return full if not rank0_only or torch.distributed.get_rank() == 0 else {}
+        return full if not rank0_only or torch.distributed.get_rank(group) == 0 else {}
 
     @staticmethod
     def scatter_full_optim_state_dict(
@@ -206,7 +220,7 @@ class StateMethods:
     def sharded_optim_state_dict(model: torch.nn.Module, optim, group=None) -> dict[str, Any]:
         """optim_state_dict with shards (torch's older name)."""
         config = ShardedOptimStateDictConfig()
-        return _optim_state.sharded_state(model, optim, None, config)
+        return _optim_state.sharded_state(model, optim, None, config, copies=True)
 
     @staticmethod
     def flatten_sharded_optim_state_dict(

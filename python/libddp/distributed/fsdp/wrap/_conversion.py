@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -137,6 +138,8 @@ class Precisions:
     low: Sharding
     full: Sharding
     is_full: bool = False
+    #: In this process, so that a forward where there are none asks for nothing else.
+    num_made: ClassVar[int] = 0
 
     @staticmethod
     def of(sharding: Sharding, precision: MixedPrecision) -> Precisions | None:
@@ -144,6 +147,7 @@ class Precisions:
         dtypes = (precision.param_dtype, precision.reduce_dtype, precision.buffer_dtype)
         if os.environ.get("FSDP_USE_FULL_PREC_IN_EVAL") != "1" or not any(dtypes):
             return None
+        Precisions.num_made += 1
         low = {"param_dtype": None, "reduce_dtype": None, "keep_low_gradients": False}
         return Precisions(
             sharding, replace(sharding, **low, cast_inputs=False, cast_root_inputs=False)
@@ -157,7 +161,9 @@ def choose_precision(root: torch.nn.Module, modules: list) -> None:
     """Before a forward: shards a model anew whose mode has changed. Only the outermost one does."""
     wrapped, want_full = root._wrapped, not root.training
     is_part = wrapped.model is not None and not wrapped.is_root
-    if is_part or wrapped.is_running or root._precisions.is_full == want_full:
+    if is_part or wrapped.is_running:
+        return
+    if all(m._precisions is None or m._precisions.is_full == want_full for m in modules):
         return
 
     def change() -> None:

@@ -218,14 +218,13 @@ def materialise(
             f"{type(init).__name__}. Hint: pass a function of a module that gives its own "
             "parameters memory and values."
         )
-    for name, part in module.named_modules():
-        if part in ignored.modules:
-            continue
-        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-        if not any(tensor.is_meta for tensor in own):
-            continue
-        if init is not None:
+    parts = _by_levels(module, ignored)
+    has_meta = any(_has_meta(part) for _, part in parts)
+    for name, part in parts:
+        if init is not None and has_meta:
             init(part)
+        elif not _has_meta(part):
+            continue
         elif hasattr(part, "reset_parameters"):
             part.to_empty(device=device or "cpu", recurse=False)
             with torch.no_grad():
@@ -235,6 +234,25 @@ def materialise(
                 f"libddp fsdp: module {name!r} ({type(part).__name__}) has parameters on the meta "
                 "device and no reset_parameters(). Hint: pass param_init_fn."
             )
+
+
+def _by_levels(module: torch.nn.Module, ignored: Ignored) -> list[tuple[str, torch.nn.Module]]:
+    """The module and those under it that no wrapped module has, in torch's order, in which their
+    random numbers are drawn: level by level.
+    """
+    done = {wrapped.module for wrapped in wrapped_modules_in(module)}
+    found, known = [("", module)], {module}
+    for prefix, part in found:  # which grows
+        for name, child in part.named_children():
+            if child not in known and child not in ignored.modules and child not in done:
+                known.add(child)
+                found.append((f"{prefix}.{name}" if prefix else name, child))
+    return found
+
+
+def _has_meta(module: torch.nn.Module) -> bool:
+    own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    return any(tensor.is_meta for tensor in own)
 
 
 def take_from_first(parameters, module: torch.nn.Module, shard, replicate) -> None:

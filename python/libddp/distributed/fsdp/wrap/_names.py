@@ -21,6 +21,11 @@ def canonical(name: str, module: str = "") -> str:
     return name
 
 
+def without_units(name: str) -> str:
+    """The name without what FullyShardedDataParallel puts into it; that of checkpointing stays."""
+    return name.replace(PREFIX, "")
+
+
 def names_of(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[int, str]:
     """id of a module -> its name."""
     return {id(module): name for name, module in modules}

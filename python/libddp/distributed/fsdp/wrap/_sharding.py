@@ -46,8 +46,9 @@ class Sharding:
     policy: Any = None
     #: torch's shard_placement_fn.
     choose_placement: Callable | None = None
-    #: A parameter of a used unit that got no gradient on any rank has zeros; else what it had.
-    zeroes_unused: bool = True
+    #: A parameter of a used unit that got no gradient on any rank has zeros (True), what it had
+    #: (False), zeros where others of the unit got one (None, as torch's FSDP1 has it).
+    zeroes_unused: bool | None = None
     #: `.grad` shows what passes without synchronisation have left: whole gradients of this rank.
     shows_waiting: bool = True
     #: Scripts see DTensors; else the parameters themselves, which show what this rank owns.

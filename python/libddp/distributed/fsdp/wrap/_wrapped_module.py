@@ -34,6 +34,7 @@ from libddp.distributed.fsdp.wrap import (
 )
 from libddp.distributed.fsdp.wrap._dtensors import is_dtensor
 from libddp.distributed.fsdp.wrap._faces import Faces
+from libddp.distributed.fsdp.wrap._handed_out import handed_out
 from libddp.distributed.fsdp.wrap._lookup import (
     WRAPPED,
     own_parameters_of,
@@ -331,7 +332,7 @@ class WrappedModule:
             if not self.rows:
                 for param in self.params:
                     param.annotate()
-            output = forward(*args, **kwargs)
+            output = handed_out(forward(*args, **kwargs), self.modules)
         except BaseException as error:
             if opened is not None:
                 opened.fail(describe(error))
