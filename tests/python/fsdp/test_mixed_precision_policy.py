@@ -106,6 +106,24 @@ def check_gradients_of_columns_are_torchs():
             assert_alike(policy, passes, WideLinear, shard_placement_fn=lambda _: Shard(1))
 
 
+def check_hooks_see_outputs_as_torchs_do():
+    """One from before the sharding sees the computation's dtype, one from after it the caller's."""
+    policy = MixedPrecisionPolicy(param_dtype=BF16, output_dtype=torch.float32)
+    found = []
+    for shard in (ours, theirs):
+        layer, seen = nn.Linear(8, 8), []
+        layer.register_forward_hook(
+            lambda module, args, output, seen=seen: seen.append(output.dtype)
+        )
+        model = shard(layer, mp_policy=policy)
+        model.register_forward_hook(
+            lambda module, args, output, seen=seen: seen.append(output.dtype)
+        )
+        seen.append(model(torch.ones(2, 8)).dtype)
+        found.append(seen)
+    assert found[0] == found[1] == [BF16, torch.float32, torch.float32]
+
+
 def keep_norms(parameter):
     return parameter.dtype if parameter.dim() == 1 else None
 

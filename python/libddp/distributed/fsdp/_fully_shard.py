@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -114,10 +115,20 @@ def fully_shard(
         sharding.pin_memory = offload_policy.pin_memory
     _attach(modules, parameters, sharding, ignored)
     _managed.mark(modules)
+    if sharding.output_dtype is not None:
+        for each in modules:
+            each.register_forward_hook(partial(_cast_output, sharding.output_dtype))
     for each in modules:
         _composable.mark_sharded(each)
         each.__class__ = _sharded_class.sharded_class(FSDPModule, type(each))
     return module
+
+
+def _cast_output(dtype: torch.dtype, module, args, output):
+    """As torch does it, so that hooks from later on see what a caller gets, those from before do
+    not.
+    """
+    return _wrapped_module.cast(output, dtype)
 
 
 def _attach(modules: list[torch.nn.Module], parameters: list, sharding: Sharding, ignored) -> None:

@@ -309,7 +309,7 @@ class WrappedModule:
             forward = other.around(forward)
         sharding = self.sharding
         if sharding.cast_inputs or (self.is_root and sharding.cast_root_inputs):
-            args, kwargs = _cast((args, kwargs), sharding.param_dtype)
+            args, kwargs = cast((args, kwargs), sharding.param_dtype)
         args, kwargs = _pending_inputs.awaited(args, kwargs)
         try:
             with unchecked():
@@ -339,7 +339,7 @@ class WrappedModule:
             model.forward_failed(unit, describe(error))
             raise
         if sharding.output_dtype is not None:
-            output = _cast(output, sharding.output_dtype)
+            output = cast(output, sharding.output_dtype)
         with unchecked():
             if opened is not None:
                 opened.end(output)
@@ -576,12 +576,12 @@ def model_of(wrapped: WrappedModule):
     return wrapped.model or join(wrapped)
 
 
-def _cast(values, dtype: torch.dtype | None):
+def cast(values, dtype: torch.dtype | None):
     """Floating-point tensors in `values` in another dtype."""
     if dtype is None:
         return values
 
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
+    def to_dtype(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    return _apply_to_tensors(cast, values)
+    return _apply_to_tensors(to_dtype, values)
