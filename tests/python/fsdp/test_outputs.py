@@ -93,6 +93,37 @@ def check_parameters_that_a_forward_returns():
             assert torch.equal(model(x).rest["more"][0], plain.table)
 
 
+def check_transforms_of_functions():
+    """As if the weights were constants, also those that are made for it (low precision)."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    x, shard = torch.ones(2, 4), models.libddp_fsdp().fully_shard
+    transforms = (
+        lambda net: torch.func.jvp(net, (x,), (x,))[1],
+        lambda net: torch.func.grad(lambda u: net(u).float().sum())(x),
+        lambda net: torch.vmap(net)(x),
+        lambda net: torch.func.jacrev(net)(x[0]),
+    )
+    for transform in transforms:
+        for dtype in (None, torch.bfloat16):
+            policy = MixedPrecisionPolicy(param_dtype=dtype)
+            sharded = [shard(layer(), mp_policy=policy), shard(layer("meta"), mp_policy=policy)]
+            sharded[1].to_empty(device="cpu")
+            for parameter in sharded[1].parameters():
+                nn.init.constant_(parameter, 0.1)
+            wanted = transform(layer())
+            for model in sharded:
+                found = transform(model).to(wanted.dtype)
+                torch.testing.assert_close(found, wanted, rtol=0 if dtype is None else 1e-2, atol=0)
+
+
+def layer(device="cpu"):
+    made = nn.Linear(4, 4, device=device)
+    for parameter in made.parameters():
+        nn.init.constant_(parameter, 0.1)
+    return made
+
+
 def own_rows(grad):
     return grad.to_local() if hasattr(grad, "to_local") else grad
 

@@ -115,13 +115,17 @@ def fully_shard(
         sharding.pin_memory = offload_policy.pin_memory
     _attach(modules, parameters, sharding, ignored)
     _managed.mark(modules)
-    if sharding.output_dtype is not None:
-        for each in modules:
-            each.register_forward_hook(partial(_cast_output, sharding.output_dtype))
     for each in modules:
-        _composable.mark_sharded(each)
-        each.__class__ = _sharded_class.sharded_class(FSDPModule, type(each))
+        _make_sharded(each, sharding)
     return module
+
+
+def _make_sharded(module: torch.nn.Module, sharding: Sharding) -> None:
+    """It is an FSDPModule from now on."""
+    if sharding.output_dtype is not None:
+        module.register_forward_hook(partial(_cast_output, sharding.output_dtype))
+    _composable.mark_sharded(module)
+    module.__class__ = _sharded_class.sharded_class(FSDPModule, type(module))
 
 
 def _cast_output(dtype: torch.dtype, module, args, output):
