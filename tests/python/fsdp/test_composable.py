@@ -76,4 +76,28 @@ def check_both_on_one_module():
             replicate(model)
 
 
+def check_what_torch_has_sharded_itself():
+    """Functions that take modules hand it to torch's."""
+    import libddp.distributed.fsdp as package
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard as torchs
+
+    class Net(nn.Linear):
+        def features(self, x):
+            return self(x) + nn.functional.linear(x, self.weight)
+
+    gloo = dist.new_group(backend="gloo")
+    torch.manual_seed(0)
+    theirs = torchs(Net(4, 4), mesh=DeviceMesh.from_group(gloo, "cpu"))
+    torch.manual_seed(0)
+    ours = package.fully_shard(Net(4, 4))
+    for model in (theirs, ours):
+        package.register_fsdp_forward_method(model, "features")
+    x = torch.ones(2, 4)
+    assert torch.equal(ours.features(x), theirs.features(x))
+    package.share_comm_ctx([ours, theirs])
+    assert package.fully_shard.state(ours) is not None
+    assert package.fully_shard.state(nn.Linear(2, 2)) is None
+
+
 results, test_on_all_ranks = checks.suite(globals(), 2)

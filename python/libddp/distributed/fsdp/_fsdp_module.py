@@ -31,12 +31,15 @@ from libddp.errors import ArgumentError, StateError
 
 
 def share_comm_ctx(modules: list[FSDPModule]) -> None:
-    """Without effect: there are no streams to share.
+    """Without effect: there are no streams to share. torch gets those that it has sharded itself.
 
     Raises:
         ArgumentError: (a ValueError) something else than sharded modules.
     """
-    _argument_checks.check_sharded("share_comm_ctx", modules)
+    theirs = [module for module in modules if isinstance(module, torchs.FSDPModule)]
+    if theirs:
+        torchs.share_comm_ctx(theirs)
+    _argument_checks.check_sharded("share_comm_ctx", [m for m in modules if m not in theirs])
 
 
 class UnshardHandle:

@@ -19,6 +19,7 @@ from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler
 from libddp.distributed._init import init_process_group
 from libddp.distributed.fsdp import _argument_checks
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
+from libddp.distributed.fsdp._fsdp_state import FsdpState
 from libddp.distributed.fsdp.wrap import (
     _composable,
     _managed,
@@ -206,6 +207,11 @@ def _sharding_of(
 def _groups_of(mesh, device_type: str) -> _process_groups.Groups:
     if mesh is None and not dist.is_initialized():
         init_process_group()
+    if mesh is not None and mesh.ndim > 2:
+        raise ArgumentError(
+            f"libddp fsdp: fully_shard expects a 1D or 2D DeviceMesh but got {mesh}. Hint: take a "
+            "slice of it, or name the dimensions that shard and replicate by dp_mesh_dims."
+        )
     is_hybrid = mesh is not None and mesh.ndim == 2
     strategy = ShardingStrategy.HYBRID_SHARD if is_hybrid else ShardingStrategy.FULL_SHARD
     return _process_groups.groups_of(None, mesh, strategy, device_type)
@@ -242,3 +248,11 @@ def _refuse(module) -> None:
             f"{type(module).__name__}. Hint: call it once for each element."
         )
     _composable.refuse_replicated(module)
+
+
+def _state_of(module: torch.nn.Module) -> FsdpState | None:
+    """What torch's `fully_shard.state` answers: None for a module that it was not called with."""
+    return module._get_fsdp_state() if isinstance(module, FSDPModule) else None
+
+
+fully_shard.state = _state_of
