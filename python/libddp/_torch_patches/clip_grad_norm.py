@@ -70,7 +70,7 @@ def _over_all_ranks(original: Callable) -> Callable:
     @functools.wraps(original)
     def clip(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
         listed = _clip.listed_of(parameters)
-        spread = [_registry.spread_of(parameter) for parameter in listed]
+        spread = [_registry.norm_group_of(parameter) for parameter in listed]
         if not any(spread):
             is_spent = inspect.isgenerator(parameters) and listed
             given = listed if is_spent else parameters

@@ -42,7 +42,7 @@ def _of_whole_gradients(original: Callable) -> Callable:
         tensors = _clip.listed_of(tensors)
         known = _Known()
         found = [known.find(tensor) for tensor in tensors]
-        groups = [place.spread() if place else None for place in found]
+        groups = [place.norm_group() if place else None for place in found]
         if not any(groups):
             return original(tensors, norm_type, error_if_nonfinite, foreach)
         parts: dict[tuple, _clip.Part] = {}

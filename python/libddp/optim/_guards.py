@@ -36,6 +36,9 @@ class SharedWork:
             return None
         return shards.group
 
+    def norm_group(self):
+        return self.spread()
+
     def deciding(self) -> tuple:
         shards = self._shards()
         return () if shards is None or shards.group.size() == 1 else (shards.group,)

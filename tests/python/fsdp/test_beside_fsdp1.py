@@ -94,6 +94,9 @@ def check_norms_are_over_experts_of_all_ranks():
         expert = wrapped_by(face, nn.Linear(4, 4), process_group=half)
         model = wrapped_by(face, nn.Sequential(first, expert), process_group=every)
         model(torch.ones(1, 4) * (1 + dist.get_rank())).pow(2).sum().backward()
+        if face is not torchs.FullyShardedDataParallel:  # torch's function has each rank's norm
+            largest = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+            torch.testing.assert_close(largest, model.clip_grad_norm_(float("inf")))
         norm = model.clip_grad_norm_(1.0)
         with face.summon_full_params(model, with_grads=True, writeback=False):
             return round(norm.item(), 4), [round(g, 4) for g in first.bias.grad.tolist()]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 import torch.nn.utils.clip_grad as torchs
@@ -77,21 +76,13 @@ def total_norm(parts: Iterable[Part], norm_type: float, error_if_nonfinite: bool
 
 @torch.no_grad()
 def clip_grad_norm(
-    parameters: Iterable[torch.nn.Parameter],
-    max_norm: float,
-    norm_type: float = 2.0,
-    groups: Mapping[torch.nn.Parameter, Any] | None = None,
+    parameters: Iterable[torch.nn.Parameter], max_norm: float, norm_type: float = 2.0
 ) -> torch.Tensor:
     """Scales the gradients of a whole model to at most `max_norm`; returns the norm before.
 
     In the dtype of this rank's gradients, as torch's method; float32 without any.
-
-    Args:
-        groups: C++ groups of parameters that have others in another part of it, in place of the
-            one whose ranks have the parts of this one.
     """
-    listed, groups = list(parameters), groups or {}
-    spread = [groups.get(p) or _registry.spread_of(p) for p in listed]
-    total = clip(listed, spread, max_norm, norm_type)
+    listed = list(parameters)
+    total = clip(listed, [_registry.norm_group_of(p) for p in listed], max_norm, norm_type)
     dtypes = [p.grad.dtype for p in listed if p.grad is not None]
     return total.to(functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32)

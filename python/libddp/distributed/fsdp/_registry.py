@@ -25,6 +25,11 @@ class Place(Protocol):
     def spread(self) -> Any:
         """C++ group whose ranks have a part of the gradient each; None where it is whole here."""
 
+    def norm_group(self) -> Any:
+        """The same for a norm: where some ranks of a model have other parameters than others
+        (experts, each sharded over some), all of its ranks, as the norm is over all of these.
+        """
+
     def deciding(self) -> tuple:
         """C++ groups of all ranks that must take a step, or skip it, together."""
 
@@ -52,6 +57,12 @@ def spread_of(parameter: torch.Tensor) -> Any:
     """C++ group whose ranks have a part of the gradient each; None where it is whole here."""
     place = _places.get(parameter)
     return None if place is None else place.spread()
+
+
+def norm_group_of(parameter: torch.Tensor) -> Any:
+    """C++ group over whose ranks a norm of its gradient adds up; None: it is whole here."""
+    place = _places.get(parameter)
+    return None if place is None else place.norm_group()
 
 
 def deciding(parameters: Iterable[torch.Tensor]) -> list:

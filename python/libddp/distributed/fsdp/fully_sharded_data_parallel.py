@@ -43,7 +43,7 @@ from libddp.distributed.fsdp.wrap import (
     _summon_full_params,
     _wrapped_module,
 )
-from libddp.distributed.fsdp.wrap._lookup import own_parameters, wrapped_modules_in
+from libddp.distributed.fsdp.wrap._lookup import own_parameters
 from libddp.distributed.fsdp.wrap._names import without_units
 from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import StateError
@@ -328,7 +328,7 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
                 f"{self._wrapped.name!r} is a part of one. Hint: the norm is over the whole model."
             )
         parameters = list(self.parameters())
-        total = _clip.clip_grad_norm(parameters, max_norm, norm_type, self._norm_groups())
+        total = _clip.clip_grad_norm(parameters, max_norm, norm_type)
         if any(parameter.grad is not None for parameter in parameters):
             return total
         warnings.warn(
@@ -338,19 +338,6 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
             stacklevel=2,
         )
         return total
-
-    def _norm_groups(self) -> dict[torch.nn.Parameter, Any]:
-        """Parameters of units that are others in each part of the model's ranks (experts): the norm
-        is over all of them, so over the ranks of the whole model.
-        """
-        around = self._wrapped.sharding.shard or self._wrapped.sharding.replicate
-        found = {}
-        for wrapped in wrapped_modules_in(self):
-            own = wrapped.sharding
-            is_part = own.shard is not None and own.replicate is None
-            if is_part and own.shard.size() < around.size():
-                found.update((parameter, around) for _, parameter in wrapped.parameters)
-        return found
 
     def register_comm_hook(self, state: object, hook: Callable) -> None:
         """Lets `hook` make each unit's averages, in place of libddp's collectives.

@@ -37,6 +37,16 @@ class ShardedPlace:
         group = wrapped.sharding.shard
         return group if group is not None and group.size() > 1 else None
 
+    def norm_group(self) -> Any:
+        wrapped = self._wrapped()
+        if wrapped is None or wrapped.root is None or self.is_whole(wrapped):
+            return self.spread()
+        own, outermost = wrapped.sharding, wrapped.root.sharding
+        around = outermost.shard or outermost.replicate
+        is_of_some = own.shard is not None and own.replicate is None and around is not None
+        is_of_some = is_of_some and own.shard.size() < around.size()
+        return around if is_of_some else self.spread()
+
     def deciding(self) -> tuple:
         wrapped = self._wrapped()
         groups = () if wrapped is None else wrapped.groups()
