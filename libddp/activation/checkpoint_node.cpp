@@ -66,9 +66,9 @@ class CheckpointNode : public torch::autograd::Node {
   }
 
  private:
-  /// A replay: the block's inputs as leaves, and where its differentiable outputs came from.
+  /// A replay: the block's inputs, and where its differentiable outputs came from.
   struct Replay {
-    std::vector<at::Tensor> leaves;
+    std::vector<at::Tensor> inputs;
     edge_list roots;
     variable_list gradients;
   };
@@ -77,7 +77,7 @@ class CheckpointNode : public torch::autograd::Node {
   void require_usable() const;
   std::vector<at::Tensor> inputs() const;
   std::vector<at::Tensor> leaves() const;
-  std::vector<at::Tensor> continued_inputs() const;
+  std::vector<at::Tensor> continued_inputs(InputGates& gates) const;
   Replay replay(std::vector<at::Tensor> inputs, const variable_list& gradients);
   variable_list continue_pass(torch::autograd::GraphTask& pass, const variable_list& gradients);
   void require_roots(const Replay& run) const;
@@ -180,12 +180,12 @@ std::vector<at::Tensor> CheckpointNode::leaves() const {
   return leaves;
 }
 
-/// With the histories that they had in the forward pass.
-std::vector<at::Tensor> CheckpointNode::continued_inputs() const {
+/// With the histories that they had in the forward pass, behind gates: hooks that the block puts on
+/// an input are to see what this run gives it, not what comes from elsewhere.
+std::vector<at::Tensor> CheckpointNode::continued_inputs(InputGates& gates) const {
   std::vector<at::Tensor> continued = inputs();
   for (std::size_t i = 0; i < continued.size(); ++i) {
-    if (!input_requires_grad_[i]) continue;
-    torch::autograd::impl::set_gradient_edge(continued[i], next_edge(i));
+    if (input_requires_grad_[i]) gates.add(continued[i], next_edge(i));
   }
   return continued;
 }
@@ -193,11 +193,11 @@ std::vector<at::Tensor> CheckpointNode::continued_inputs() const {
 CheckpointNode::Replay CheckpointNode::replay(std::vector<at::Tensor> inputs,
                                               const variable_list& gradients) {
   Replay replay;
-  replay.leaves = std::move(inputs);
+  replay.inputs = std::move(inputs);
   const at::AutoGradMode grad_mode(true);
   const RandomScope random(random_.get());
   const AutocastScope autocast(autocast_);
-  const std::vector<at::Tensor> outputs = function_(replay.leaves);
+  const std::vector<at::Tensor> outputs = function_(replay.inputs);
   if (outputs.size() != is_differentiable_.size()) {
     throw CheckpointError(fmt::format(
         "libddp checkpoint of {}: the block gave {} tensors in the forward pass and {} in the "
@@ -227,7 +227,7 @@ variable_list CheckpointNode::explicit_gradients(const variable_list& gradients)
   const ParameterCollectors collectors(settings_.parameters);
   const Replay run = replay(leaves(), gradients);
   edge_list ends;
-  for (const at::Tensor& leaf : run.leaves) {
+  for (const at::Tensor& leaf : run.inputs) {
     ends.push_back(torch::autograd::impl::gradient_edge(leaf));
   }
   ends.insert(ends.end(), collectors.edges().begin(), collectors.edges().end());
@@ -246,7 +246,7 @@ variable_list CheckpointNode::backward_into_leaves(const Replay& run) {
                                          /*create_graph=*/false, /*accumulate_grad=*/true);
   }
   variable_list results;
-  for (const at::Tensor& leaf : run.leaves) results.push_back(leaf.grad());
+  for (const at::Tensor& leaf : run.inputs) results.push_back(leaf.grad());
   return results;
 }
 
@@ -266,12 +266,14 @@ variable_list CheckpointNode::reentrant_gradients(const variable_list& gradients
 
 variable_list CheckpointNode::continue_pass(torch::autograd::GraphTask& pass,
                                             const variable_list& gradients) {
-  const std::uint64_t start = at::sequence_number::peek();
-  Replay run = replay(continued_inputs(), gradients);
+  JoiningGraph graph;
+  Replay run = replay(continued_inputs(graph.gates), gradients);
   if (settings_.is_reentrant) require_roots(run);
+  graph.roots = std::move(run.roots);
+  const std::uint64_t start = graph.start;
   const Reach reach = settings_.is_reentrant ? Reach::kAnything : Reach::kOwnOnly;
-  edge_list former = join_pass(pass, next_edges_, run.roots, start, reach, settings_.name);
-  restore_when_run(getptr(), std::move(former), run.roots, start);
+  edge_list former = join_pass(pass, next_edges_, std::move(graph), reach, settings_.name);
+  restore_when_run(getptr(), std::move(former), start);
   run.gradients.resize(next_edges_.size());
   return std::move(run.gradients);
 }

@@ -59,11 +59,9 @@ class Foreign {
 /// Adds a graph to what a pass still has to run: how many gradients each node waits for.
 class Joining {
  public:
-  using Dependencies = std::unordered_map<Node*, int>;
-
   /// `former`: the edges that the graph replaces.
-  Joining(Dependencies& dependencies, const edge_list& former, std::uint64_t start, Reach reach)
-      : dependencies_(dependencies), is_foreign_(start), reach_(reach) {
+  Joining(GraphTask& pass, const edge_list& former, const JoiningGraph& graph, Reach reach)
+      : pass_(pass), gates_(graph.gates), is_foreign_(graph.start), reach_(reach) {
     for (const Edge& edge : former) {
       if (edge.is_valid()) ends_.push_back({edge.function.get()});
     }
@@ -71,20 +69,20 @@ class Joining {
               [](const End& a, const End& b) { return std::less<>()(a.node, b.node); });
   }
 
-  void walk(const edge_list& roots, const std::function<std::string()>& name) {
-    for (const Edge& root : roots) visit(root, name);
-    while (!open_.empty()) {
-      const Node* node = open_.back();
-      open_.pop_back();
-      for (const Edge& edge : node->next_edges()) visit(edge, name);
-    }
+  void walk(edge_list& roots, const std::function<std::string()>& name) {
+    visit(roots, name);
+    // What is found goes to its end.
+    for (std::size_t i = 0; i < found_.size(); ++i) visit(found_[i]->next_edges(), name);
+    if (!has_hooks_) return;
+    // Hooks of several tensors ask which of them the pass will run.
+    pass_.nodes_in_graph_.insert(found_.begin(), found_.end());
   }
 
   /// After the walk: whether the graph reaches the node, which then no longer waits for `edge`.
   bool takes_over(const Edge& former) {
     const End* end = find(former.function.get());
     if (end == nullptr || !end->is_reached) return false;
-    --dependencies_[end->node];
+    --pass_.dependencies_[end->node];
     return true;
   }
 
@@ -94,10 +92,16 @@ class Joining {
     bool is_reached = false;
   };
 
-  void visit(const Edge& edge, const std::function<std::string()>& name) {
-    if (!edge.is_valid()) return;
-    Node* node = edge.function.get();
-    const auto [waiting, is_new] = dependencies_.try_emplace(node, 0);
+  void visit(edge_list& edges, const std::function<std::string()>& name) {
+    for (Edge& edge : edges) {
+      if (!edge.is_valid()) continue;
+      gates_.pass_by(edge);
+      visit(edge.function.get(), name);
+    }
+  }
+
+  void visit(Node* node, const std::function<std::string()>& name) {
+    const auto [waiting, is_new] = pass_.dependencies_.try_emplace(node, 0);
     ++waiting->second;
     if (is_foreign_(*node)) {
       // The first of equal ones stands for all.
@@ -107,8 +111,10 @@ class Joining {
       } else if (reach_ == Reach::kOwnOnly) {
         refuse(*node, name);
       }
+    } else if (is_new && !node->tensor_pre_hooks().empty()) {
+      has_hooks_ = true;
     }
-    if (is_new) open_.push_back(node);
+    if (is_new) found_.push_back(node);
   }
 
   End* find(const Node* node) {
@@ -119,11 +125,22 @@ class Joining {
     return found != ends_.end() && found->node == node ? &*found : nullptr;
   }
 
-  Dependencies& dependencies_;
+  GraphTask& pass_;
+  const InputGates& gates_;
   Foreign is_foreign_;
   Reach reach_;
   c10::SmallVector<End, 32> ends_;
-  c10::SmallVector<const Node*, 32> open_;
+  /// Nodes that the pass did not have, in the order in which they were found.
+  c10::SmallVector<Node*, 32> found_;
+  bool has_hooks_ = false;
+};
+
+struct GateNode : public Node {
+  explicit GateNode(edge_list&& onward) : Node(std::move(onward)) {}
+
+  std::string name() const override { return "libddp::InputGate"; }
+
+  variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
 };
 
 class RestoreEdges : public torch::autograd::FunctionPreHook {
@@ -159,12 +176,35 @@ GraphTask* pass_to_join() {
   return torch::autograd::get_current_graph_task_keep_graph() ? nullptr : current_graph_task();
 }
 
-edge_list join_pass(GraphTask& pass, edge_list& edges, const edge_list& roots, std::uint64_t start,
-                    Reach reach, const std::function<std::string()>& name) {
-  edge_list joined = roots;
+void InputGates::add(const at::Tensor& input, const Edge& onward) {
+  edge_list edges;
+  edges.push_back(onward);
+  NodePointer node = make_node<GateNode>(std::move(edges));
+  if (gates_.empty()) first_number_ = node->sequence_nr();
+  torch::autograd::impl::set_gradient_edge(input, Edge(node, 0));
+  gates_.push_back({std::move(node), input});
+}
+
+void InputGates::pass_by(Edge& edge) const {
+  const std::uint64_t index = edge.function->sequence_nr() - first_number_;
+  // Other threads give their nodes the same numbers.
+  if (index >= gates_.size() || gates_[index].node != edge.function) return;
+  Node& node = *gates_[index].node;
+  if (node.tensor_pre_hooks().empty() && node.retains_grad_hooks().empty() &&
+      node.pre_hooks().empty() && node.post_hooks().empty()) {
+    edge = node.next_edge(0);
+  } else if (node.num_inputs() == 0) {
+    // Only now, since most are never run.
+    node.add_input_metadata(gates_[index].input);
+  }
+}
+
+edge_list join_pass(GraphTask& pass, edge_list& edges, JoiningGraph graph, Reach reach,
+                    const std::function<std::string()>& name) {
   const std::lock_guard lock(pass.mutex_);
-  Joining joining(pass.dependencies_, edges, start, reach);
-  joining.walk(roots, name);
+  Joining joining(pass, edges, graph, reach);
+  joining.walk(graph.roots, name);
+  edge_list joined = std::move(graph.roots);
   for (const Edge& edge : edges) {
     if (edge.is_valid() && !joining.takes_over(edge)) joined.push_back(edge);
   }
@@ -172,12 +212,12 @@ edge_list join_pass(GraphTask& pass, edge_list& edges, const edge_list& roots, s
   return joined;
 }
 
-void restore_when_run(const NodePointer& node, edge_list former, const edge_list& roots,
-                      std::uint64_t start) {
+void restore_when_run(const NodePointer& node, edge_list former, std::uint64_t start) {
   const Foreign is_foreign(start);
-  const auto own = std::find_if(roots.begin(), roots.end(),
-                                [&](const Edge& root) { return !is_foreign(*root.function); });
-  if (own == roots.end()) return;
+  const edge_list& joined = node->next_edges();
+  const auto own = std::find_if(joined.begin(), joined.end(),
+                                [&](const Edge& edge) { return !is_foreign(*edge.function); });
+  if (own == joined.end()) return;
   own->function->add_pre_hook(std::make_unique<RestoreEdges>(node, std::move(former)));
 }
 

@@ -4,13 +4,20 @@
 // it too, or it gets a pass of its own that collects the gradients of its leaves.
 // Thread rule: made, used and destroyed by one thread.
 //
-//   if (auto* pass = pass_to_join()) former = join_pass(*pass, edges, roots, start, {}, name);
+//   if (auto* pass = pass_to_join()) {
+//     JoiningGraph graph;
+//     graph.gates.add(input, edge);   // for each input
+//     graph.roots = run();
+//     former = join_pass(*pass, edges, graph, reach, name);
+//   }
 //
 //   ParameterCollectors collectors(parameters);   // the graph ends in them, not in the parameters
 //   outputs = run();
 //   require_own_graph(outputs, collectors.edges() and the inputs' edges, start, name);
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -64,21 +71,49 @@ void require_own_graph(const torch::autograd::edge_list& roots,
 /// and keeps nothing for another pass. Else nullptr.
 torch::autograd::GraphTask* pass_to_join();
 
+/// Each stands between an input of a graph that joins and the history that the input has outside,
+/// so that a hook on the input sees what this graph gives it. One without hooks is left out: then
+/// gradients are added up one by one, in the order that they have without checkpointing.
+class InputGates {
+ public:
+  /// Gives `input` a history that leads to `onward`.
+  void add(const at::Tensor& input, const torch::autograd::Edge& onward);
+
+  /// Leads an edge past its gate, if that has no hooks.
+  void pass_by(torch::autograd::Edge& edge) const;
+
+ private:
+  struct Gate {
+    NodePointer node;
+    at::Tensor input;
+  };
+
+  /// That of the first gate's node; the others follow.
+  std::uint64_t first_number_ = 0;
+  c10::SmallVector<Gate, 4> gates_;
+};
+
+struct JoiningGraph {
+  /// Its nodes are numbered from here on.
+  std::uint64_t start = at::sequence_number::peek();
+  InputGates gates;
+  torch::autograd::edge_list roots;
+};
+
 enum class Reach { kOwnOnly, kAnything };
 
-/// Makes the graph of `roots` a part of the backward pass under way, which then runs it as if it
-/// had been there from the start: without a second pass of the engine, and each leaf is visited
-/// once. `edges`: those of the node being run. They become the roots, and after them those former
-/// ones whose nodes the graph does not reach. Returns the former ones. Throws CheckpointError as
+/// Makes the graph a part of the backward pass under way, which then runs it as if it had been
+/// there from the start: without a second pass of the engine, and each leaf is visited once.
+/// `edges`: those of the node being run. They become the roots, and after them those former ones
+/// whose nodes the graph does not reach. Returns the former ones. Throws CheckpointError as
 /// require_own_graph, unless the graph may reach anything.
 torch::autograd::edge_list join_pass(torch::autograd::GraphTask& pass,
-                                     torch::autograd::edge_list& edges,
-                                     const torch::autograd::edge_list& roots, std::uint64_t start,
+                                     torch::autograd::edge_list& edges, JoiningGraph graph,
                                      Reach reach, const std::function<std::string()>& name);
 
 /// When the joined graph starts to run, `node` gets its former edges back, and so lets go of the
-/// graph: what is still to run is held by the pass.
+/// graph: what is still to run is held by the pass. `start`: the graph's.
 void restore_when_run(const NodePointer& node, torch::autograd::edge_list former,
-                      const torch::autograd::edge_list& roots, std::uint64_t start);
+                      std::uint64_t start);
 
 }  // namespace libddp

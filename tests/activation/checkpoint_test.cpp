@@ -167,6 +167,26 @@ TEST_CASE("several tensors in and out, some of them whole numbers or handed thro
   CHECK(at::equal(weight.grad(), expected_weight.grad()));
 }
 
+TEST_CASE("a hook on the block's input sees the block's part of the gradient") {
+  for (const bool is_leaf : {false, true}) {
+    const at::Tensor start = leaf({1, 2});
+    const at::Tensor x = is_leaf ? start : start * 1;
+    at::Tensor seen;
+    const auto block = [&seen](const at::Tensor& a) {
+      if (at::GradMode::is_enabled()) {
+        a.register_hook([&seen](const at::Tensor& gradient) {
+          seen = gradient;
+          return gradient * 2;
+        });
+      }
+      return a * a;
+    };
+    (x + checkpoint(block, {}, x)).sum().backward();
+    CHECK(at::equal(seen, at::tensor({2.F, 4.F})));
+    CHECK(at::equal(start.grad(), at::tensor({5.F, 9.F})));
+  }
+}
+
 TEST_CASE("several backward passes, and gradients of a part") {
   const Blocks blocks = make_blocks(1);
   const at::Tensor x = at::ones({2, 8}).set_requires_grad(true);
