@@ -3,6 +3,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,11 +26,16 @@ struct Call {
   py::object name_of;
   std::vector<py::object> args;
   std::vector<std::size_t> places;
+  /// Whether a tensor among the arguments is of a class of Python of its own.
+  bool has_subclasses = false;
 
   static Pointer make(py::object function, py::object name_of, const py::tuple& args) {
     auto* call = new Call{std::move(function), std::move(name_of), {}, {}};
     for (py::handle value : args) {
-      if (THPVariable_Check(value.ptr())) call->places.push_back(call->args.size());
+      if (THPVariable_Check(value.ptr())) {
+        call->places.push_back(call->args.size());
+        call->has_subclasses |= !THPVariable_CheckExact(value.ptr());
+      }
       call->args.push_back(py::reinterpret_borrow<py::object>(value));
     }
     return Pointer(call, [](Call* held) {
@@ -74,6 +80,35 @@ std::vector<at::Tensor> tensors_in(const py::object& result) {
   return tensors;
 }
 
+/// A class of Python of its own, which the tensor's data alone would lose.
+bool is_of_subclass(const at::Tensor& tensor) {
+  const py::gil_scoped_acquire gil;
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  return !THPVariable_CheckExact(object.ptr());
+}
+
+/// By the means of its class, which it keeps.
+at::Tensor detached(const at::Tensor& tensor) {
+  const py::gil_scoped_acquire gil;
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  PyObject* result = PyObject_CallMethod(object.ptr(), "detach", nullptr);
+  if (result != nullptr) return THPVariable_Unpack(py::reinterpret_steal<py::object>(result).ptr());
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+/// Inputs that are handed through become tensors of their own by the means of their class.
+void replace_inputs(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  for (at::Tensor& output : outputs) {
+    const auto is_it = [&](const at::Tensor& input) { return input.is_same(output); };
+    if (std::none_of(inputs.begin(), inputs.end(), is_it) || !is_of_subclass(output)) continue;
+    const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(output));
+    const py::object view = object.attr("view_as")(object);
+    output = THPVariable_Unpack(view.ptr());
+  }
+}
+
 /// `result` with its tensors replaced.
 py::object with_tensors(const py::object& result, const std::vector<at::Tensor>& tensors) {
   if (tensors.empty()) return result;
@@ -105,6 +140,8 @@ py::object checkpoint_node(py::object function, py::object name_of, bool preserv
   settings.parameters = std::move(parameters);
   settings.preserve_random = preserve_random;
   settings.is_reentrant = is_reentrant;
+  settings.must_stay = &is_of_subclass;
+  if (call->has_subclasses) settings.detach = &detached;
   settings.name = [call] {
     const py::gil_scoped_acquire gil;
     return call->name_of(call->function).cast<std::string>();
@@ -116,7 +153,10 @@ py::object checkpoint_node(py::object function, py::object name_of, bool preserv
         py::object value = call->run(now);
         std::vector<at::Tensor> found = tensors_in(value);
         // In the forward pass, what is no tensor is wanted too.
-        if (const auto wanted = first.lock()) *wanted = std::move(value);
+        if (const auto wanted = first.lock()) {
+          *wanted = std::move(value);
+          replace_inputs(found, now);
+        }
         return found;
       },
       inputs, std::move(settings));

@@ -30,6 +30,11 @@ struct NodeSettings {
   std::vector<at::Tensor> parameters;
   bool preserve_random = true;
   bool is_reentrant = false;
+  /// Whether an output that is a view must stay the very tensor that the block gave, and not only
+  /// its data. May be empty.
+  std::function<bool(const at::Tensor&)> must_stay = {};
+  /// How an input becomes a tensor without history for the second run; may be empty.
+  std::function<at::Tensor(const at::Tensor&)> detach = {};
   /// For messages only.
   std::function<std::string()> name;
 };

@@ -167,6 +167,42 @@ TEST_CASE("several tensors in and out, some of them whole numbers or handed thro
   CHECK(at::equal(weight.grad(), expected_weight.grad()));
 }
 
+TEST_CASE("outputs that share memory give the right gradient, or refuse a change in place") {
+  const at::Tensor x = leaf({0, 0});
+  const auto twice = [](const at::Tensor& a) {
+    const at::Tensor h = a.exp();
+    return std::make_tuple(h, h);
+  };
+  auto [h, g] = checkpoint(twice, {}, x);
+  CHECK(h.is_same(g));
+  h.mul_(3);
+  (h * g).sum().backward();
+  CHECK(at::equal(x.grad(), at::tensor({18.F, 18.F})));
+
+  const auto with_view = [](const at::Tensor& a) {
+    const at::Tensor made = a.sin();
+    return std::make_tuple(made, made.view({2, 1}));
+  };
+  auto [made, view] = checkpoint(with_view, {}, x);
+  CHECK(contains(message_of<c10::Error>([&, view = view] { view.mul_(2); }), "is a view"));
+  made.mul_(2);
+  const auto use = [&, made = made, view = view] { (made.sum() + view.sum()).backward(); };
+  CHECK(contains(message_of<c10::Error>(use), "modified inplace"));
+
+  const at::Tensor weight = leaf({3, 4});
+  const at::Tensor handed = checkpoint(
+      [weight](const at::Tensor& /*a*/) {
+        return weight.view({2, 1});
+      },
+      {weight}, x);
+  CHECK(contains(message_of<c10::Error>([&] { handed.mul_(2); }), "is a view"));
+
+  at::Tensor alone = checkpoint([](const at::Tensor& a) { return a.exp().view({2, 1}); }, {}, x);
+  x.mutable_grad().reset();
+  alone.mul_(2).sum().backward();
+  CHECK(at::equal(x.grad(), at::tensor({2.F, 2.F})));
+}
+
 TEST_CASE("a hook on the block's input sees the block's part of the gradient") {
   for (const bool is_leaf : {false, true}) {
     const at::Tensor start = leaf({1, 2});
