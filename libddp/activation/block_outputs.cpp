@@ -1,6 +1,7 @@
 #include "libddp/activation/block_outputs.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/DispatchKeySet.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -33,6 +34,18 @@ bool may_share_memory(const at::Tensor& tensor, const at::Tensor& other) {
 at::Tensor view_of(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   return tensor.layout() == at::kStrided ? tensor.view_as(tensor) : tensor.tensor_data();
+}
+
+bool is_transformed(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::FuncTorchBatched,
+                                          c10::DispatchKey::FuncTorchGradWrapper,
+                                          c10::DispatchKey::Functionalize});
+  if (!tensor.defined()) return false;
+  if (tensor.key_set().has_any(kWrapped)) return true;
+  // Most have no tangent; to ask for one, or for that of a view's base, takes a lock.
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (meta == nullptr || (meta->fw_grad_ == nullptr && !meta->is_view_)) return false;
+  return tensor._fw_grad(/*level=*/0).defined();  // the only level there is
 }
 
 }  // namespace
@@ -97,6 +110,18 @@ void BlockOutputs::require_unchanged(const std::function<std::string()>& name) c
         "may see other values. Hint: clone the output before the change.",
         name(), source.output));
   }
+}
+
+void refuse_transforms(const std::vector<at::Tensor>& tensors,
+                       const std::function<std::string()>& name) {
+  if (std::none_of(tensors.begin(), tensors.end(), is_transformed)) return;
+  throw ArgumentError(fmt::format(
+      "libddp checkpoint of {}: a checkpoint that is one node of the graph (use_reentrant=True, "
+      "checkpoint_module, libddp::checkpoint in C++) cannot be used below torch.func's transforms "
+      "(vmap, grad, vjp, jvp, ...) nor with dual tensors of forward-mode AD: the block's second "
+      "run, in backward, is outside of them. Hint: use the transform within the block, or "
+      "use_reentrant=False where torch allows it.",
+      name()));
 }
 
 }  // namespace libddp

@@ -55,4 +55,9 @@ class BlockOutputs {
   std::vector<Source> sources_;
 };
 
+/// Throws ArgumentError if a tensor belongs to a transform of torch.func (vmap, grad, jvp, ...) or
+/// to forward-mode AD: a block's second run is outside of them, so its part would be lost.
+void refuse_transforms(const std::vector<at::Tensor>& tensors,
+                       const std::function<std::string()>& name);
+
 }  // namespace libddp

@@ -127,6 +127,7 @@ std::vector<at::Tensor> CheckpointNode::forward(const NodePointer& self,
     outputs = function_(inputs);
   }
   if (random_ && random_->is_current()) random_.reset();
+  refuse_transforms(outputs, settings_.name);
   outputs_.adopt(self, inputs, outputs, settings_.must_stay);
   return outputs;
 }
@@ -309,11 +310,15 @@ std::vector<at::Tensor> run_checkpointed(TensorFunction function,
                                          const std::vector<at::Tensor>& inputs,
                                          NodeSettings settings) {
   if (!at::GradMode::is_enabled()) return function(inputs);
+  refuse_transforms(inputs, settings.name);
   const bool is_needed = requires_grad(inputs) || requires_grad(settings.parameters);
   if (!is_needed) {
     // As torch's variant: without a graph, which nothing given here needs.
     const at::NoGradGuard no_grad;
-    return function(inputs);
+    std::vector<at::Tensor> outputs = function(inputs);
+    // What the block captures may belong to a transform that does need a graph.
+    refuse_transforms(outputs, settings.name);
+    return outputs;
   }
   require_leaves(settings);
   const auto node = make_node<CheckpointNode>(std::move(function), std::move(settings));

@@ -1,6 +1,7 @@
 #include "libddp/activation/checkpoint.h"
 
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
@@ -221,6 +222,23 @@ TEST_CASE("a hook on the block's input sees the block's part of the gradient") {
     CHECK(at::equal(seen, at::tensor({2.F, 4.F})));
     CHECK(at::equal(start.grad(), at::tensor({5.F, 9.F})));
   }
+}
+
+TEST_CASE("dual tensors of forward-mode AD are refused, as inputs and in the block") {
+  const at::Tensor x = leaf({1, 2});
+  const auto level = torch::autograd::ForwardADLevel::get_next_idx();
+  {
+    const at::Tensor dual = at::_make_dual(x, at::ones({2}), static_cast<std::int64_t>(level));
+    std::string text = message_of<ArgumentError>(
+        [&] { checkpoint([](const at::Tensor& a) { return a * a; }, {}, dual); });
+    CHECK(contains(text, "forward-mode AD"));
+    text = message_of<ArgumentError>(
+        [&] { checkpoint([dual](const at::Tensor& a) { return a * dual; }, {}, x); });
+    CHECK(contains(text, "Hint: use the transform within the block"));
+    const at::NoGradGuard no_grad;
+    CHECK(checkpoint([](const at::Tensor& a) { return a * a; }, {}, dual).defined());
+  }
+  torch::autograd::ForwardADLevel::release_idx(level);
 }
 
 TEST_CASE("several backward passes, and gradients of a part") {
