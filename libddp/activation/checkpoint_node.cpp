@@ -60,6 +60,8 @@ class CheckpointNode : public torch::autograd::Node {
 
   variable_list apply(variable_list&& gradients) override;
 
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override;
+
   void release_variables() override {
     is_released_ = true;
     inputs_.clear();
@@ -287,6 +289,13 @@ variable_list CheckpointNode::apply(variable_list&& gradients) {
     return continue_pass(*pass, gradients);
   }
   return settings_.is_reentrant ? reentrant_gradients(gradients) : explicit_gradients(gradients);
+}
+
+void CheckpointNode::compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const {
+  throw StateError(fmt::format(
+      "libddp checkpoint of {}: compiled autograd cannot see what this node does. Hint: call "
+      "torch.utils.checkpoint.checkpoint for this block, or do without compiled_autograd.",
+      settings_.name()));
 }
 
 void require_leaves(const NodeSettings& settings) {
