@@ -203,6 +203,18 @@ def test_the_reentrant_form_says_what_it_cannot_in_torchs_words_and_goes_on():
     assert torch.equal(x.grad, x.detach().exp())
 
 
+def test_the_reentrant_form_refuses_passes_that_need_its_graph():
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"create_graph\) need a graph of the block"):
+        checkpoint(torch.exp, x, use_reentrant=True).sum().backward(create_graph=True)
+    out = checkpoint(torch.exp, x, use_reentrant=True).sum()
+    with (
+        torch._dynamo.config.patch(compiled_autograd=True),
+        pytest.raises(RuntimeError, match="compiled autograd cannot see what this node does"),
+    ):
+        torch.compile(lambda loss: loss.backward(), backend="eager")(out)
+
+
 def test_a_context_that_swallows_the_blocks_error():
     def contexts():
         return contextlib.suppress(ZeroDivisionError), contextlib.nullcontext()
