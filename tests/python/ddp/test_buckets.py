@@ -32,10 +32,11 @@ def check_a_cap_for_each_bucket():
     assert model.bucket_bytes_cap == int(3 * LAYER_MB * 2**20)
 
 
-def check_caps_must_be_positive():
-    for options in ({"bucket_cap_mb": 0}, {"bucket_cap_mb_list": [1, -1]}):
-        with pytest.raises(ValueError, match="positive size in MiB"):
-            libddp_ddp()(Mlp(), **options)
+def check_caps_that_nothing_fits_in():
+    """torch takes them, and sends each gradient by itself."""
+    for options in ({"bucket_cap_mb": 0}, {"bucket_cap_mb": -1}, {"bucket_cap_mb_list": [-1]}):
+        model = libddp_ddp()(Mlp(8), **options)
+        assert plan_after_rebuilding(model) == [1] * 16
 
 
 def heads(skip):

@@ -80,8 +80,6 @@ def check_bad_arguments():
         wrap(models.Mlp(), mixed_precision="bf16")
     with pytest.raises(ValueError, match="single element"):
         wrap(models.Mlp(), device_ids=[0, 1])
-    with expect("ArgumentError", "bucket_cap_mb is 0"):
-        wrap(models.Mlp(), bucket_cap_mb=0)
     with expect("ArgumentError", "uninitialized parameters"):
         wrap(nn.LazyLinear(3))
 
