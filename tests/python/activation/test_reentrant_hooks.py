@@ -2,30 +2,8 @@
 
 import pytest
 import torch
-from libddp.utils.checkpoint import checkpoint, checkpoint_module
+from reentrant_calls import FORMS, torchs
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils.checkpoint import CheckpointFunction
-
-
-class Module(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
-
-
-def reentrant(function, *args):
-    return checkpoint(function, *args, use_reentrant=True)
-
-
-def by_module(function, *args):
-    return checkpoint_module(Module(function), *args)
-
-
-def torchs(function, *args):
-    return CheckpointFunction.apply(function, True, *args)
 
 
 def block_with(hook):
@@ -47,7 +25,7 @@ def residual_step(call, block, is_leaf=False):
     return a.grad
 
 
-OURS = pytest.mark.parametrize("call", [reentrant, by_module])
+OURS = pytest.mark.parametrize("call", FORMS)
 LEAF = pytest.mark.parametrize("is_leaf", [False, True])
 
 

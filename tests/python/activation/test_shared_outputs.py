@@ -3,32 +3,10 @@
 import pytest
 import torch
 from libddp.utils.checkpoint import checkpoint, checkpoint_module
+from reentrant_calls import FORMS, Module, reentrant, torchs
 from torch import nn
-from torch.utils.checkpoint import CheckpointFunction
 
-
-class Module(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
-
-
-def reentrant(function, *args):
-    return checkpoint(function, *args, use_reentrant=True)
-
-
-def by_module(function, *args):
-    return checkpoint_module(Module(function), *args)
-
-
-def torchs(function, *args):
-    return CheckpointFunction.apply(function, True, *args)
-
-
-OURS = pytest.mark.parametrize("call", [reentrant, by_module])
+OURS = pytest.mark.parametrize("call", FORMS)
 
 
 def gives(*views):
