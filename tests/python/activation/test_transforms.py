@@ -140,7 +140,8 @@ def test_right_or_refused_as_by_torch(form, use):
     found, error = found_or_error(use, forms(ours)[form])
     if form != "module":
         _, expected_error = found_or_error(use, forms(theirs)[form])
-        assert (error is None) == (expected_error is None), error
+        # torch 2.11 refuses forward mode for some forms, where libddp's are right.
+        assert error is None or expected_error is not None, error
     if error is None:
         torch.testing.assert_close(found, right)
     elif form in ("reentrant", "module"):

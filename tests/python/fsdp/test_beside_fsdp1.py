@@ -68,7 +68,7 @@ def check_its_group_is_the_one_that_it_shards_over():
 
 
 def check_the_first_rank_of_the_group_gets_the_state():
-    configs = (FullStateDictConfig(True, True), FullOptimStateDictConfig(True, True))
+    configs = (FullStateDictConfig(rank0_only=True), FullOptimStateDictConfig(rank0_only=True))
 
     def probe(face, groups):
         half = groups[1]
