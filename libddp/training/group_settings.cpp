@@ -40,8 +40,7 @@ const json* only(const json& value, const char* key) {
 [[noreturn]] void refuse(const std::string& where, std::string_view name, const json& value) {
   throw ArgumentError(fmt::format(
       "libddp training state: {} has {} = {}, which this optimizer cannot take. Hint: load with "
-      "the "
-      "class of optimizer that was saved; a learning rate that is a tensor is Python's alone.",
+      "the class of optimizer that was saved; a learning rate that is a tensor is Python's alone.",
       where, name, value.dump()));
 }
 

@@ -11,7 +11,6 @@
 #include "libddp/module/each_once.h"
 #include "libddp/optim/adamw.h"
 #include "libddp/training/group_settings.h"
-#include "libddp/training/optimizer_kind.h"
 
 namespace libddp {
 namespace {
@@ -26,8 +25,7 @@ at::Tensor as_tensor(std::int64_t count) {
 }  // namespace
 
 OptimizerState::OptimizerState(torch::optim::Optimizer& optimizer, const ModuleParts& parts)
-    : optimizer_(optimizer) {
-  const OptimizerKind& kind = OptimizerKind::of(optimizer);
+    : kind_(OptimizerKind::of(optimizer)) {
   std::vector<std::vector<const ModulePart*>> groups;
   for (const auto& group : optimizer.param_groups()) groups.push_back(parts_of(group, parts));
   const auto* const shared = dynamic_cast<const AdamW*>(&optimizer);
@@ -42,7 +40,7 @@ OptimizerState::OptimizerState(torch::optim::Optimizer& optimizer, const ModuleP
       if (found != states.end()) add(*part, *found->second);
     }
     listed.push_back(
-        settings_as_json(kind, optimizer.param_groups()[i].options(), maximizes(optimizer)));
+        settings_as_json(kind_, optimizer.param_groups()[i].options(), maximizes(optimizer)));
     listed.back()["params"] = std::move(names);
   }
   values_ = {{"groups", std::move(listed)},
@@ -51,7 +49,7 @@ OptimizerState::OptimizerState(torch::optim::Optimizer& optimizer, const ModuleP
 }
 
 void OptimizerState::add(const ModulePart& part, torch::optim::OptimizerParamState& state) {
-  for (const StateField& field : OptimizerKind::of(optimizer_).fields(state)) {
+  for (const StateField& field : kind_.fields(state)) {
     const std::string key = OptimizerState::key(part.name, field.name);
     if (const auto* const count = std::get_if<std::int64_t*>(&field.place)) {
       tensors_.push_back(SnapshotTensor::whole(

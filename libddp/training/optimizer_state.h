@@ -18,6 +18,7 @@
 
 #include "libddp/snapshot/snapshot_tensor.h"
 #include "libddp/training/module_parts.h"
+#include "libddp/training/optimizer_kind.h"
 
 namespace libddp {
 
@@ -43,7 +44,7 @@ class OptimizerState {
  private:
   void add(const ModulePart& part, torch::optim::OptimizerParamState& state);
 
-  torch::optim::Optimizer& optimizer_;
+  const OptimizerKind& kind_;
   std::vector<SnapshotTensor> tensors_;
   nlohmann::json values_;
 };

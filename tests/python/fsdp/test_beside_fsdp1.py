@@ -222,6 +222,20 @@ def check_what_an_optimizer_keeps_beside_states():
     assert both(probe) == (7, 7)
 
 
+def check_states_of_two_optimizers_that_have_no_tensors():
+    """Each gets its own parameters' alone, and what the other has is not taken for a count."""
+    face = models.libddp_fsdp().FullyShardedDataParallel
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model = face(net)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in net]
+    for optimizer in optimizers:
+        step(model, optimizer)
+    state = dcp.get_optimizer_state_dict(model, optimizers)
+    dcp.set_optimizer_state_dict(model, optimizers, state)
+    for optimizer, layer in zip(optimizers, net, strict=True):
+        assert set(map(id, optimizer.state)) <= set(map(id, layer.parameters()))
+
+
 def check_states_without_the_optimizer_of_a_model_with_frozen_parameters():
     """torch leaves states out on ranks that have none of a parameter."""
     face = models.libddp_fsdp().FullyShardedDataParallel

@@ -26,7 +26,7 @@ from libddp.distributed.fsdp.wrap import (
     _rejoin,
 )
 from libddp.distributed.fsdp.wrap._lookup import wrapped_module_of, wrapped_modules_in
-from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule, announcing
+from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule, announcing, cast
 from libddp.errors import ArgumentError, StateError
 
 
@@ -77,7 +77,8 @@ def register_fsdp_forward_method(module: torch.nn.Module, method_name: str) -> N
 
     @wraps(method)
     def with_whole_parameters(*args: Any, **kwargs: Any) -> Any:
-        return wrapped_module_of(module).run(method, args, kwargs)
+        wrapped = wrapped_module_of(module)
+        return cast(wrapped.run(method, args, kwargs), wrapped.sharding.output_dtype)
 
     setattr(module, method_name, with_whole_parameters)
 

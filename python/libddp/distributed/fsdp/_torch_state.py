@@ -118,13 +118,16 @@ def load_optimizers(model, optimizers, state, info) -> None:
     if info.broadcast_from_rank0:
         specs = _loading.shard_specs_by_key(model)
         state = _from_first(state, lambda path: specs.get(path[1]) if len(path) > 2 else None)
+    # As torch has it: what an optimizer without moments (SGD) has saved is empty, and torch itself
+    # looks through a flattened state.
+    refuses_missing = info.strict and bool(state.get("state"))
     for optimizer in optimizers:
         torchs._init_optim_state(optimizer)
         own = state
         if "state" not in state:
             own = torchs._unflatten_optim_state_dict(optimizer, state, _canonical(info))
         own = _optim_state.only_of(model, optimizer, own)
-        if info.strict:
+        if refuses_missing:
             _optim_state.refuse_missing(model, optimizer, own)
         optimizer.load_state_dict(_optim_state.state_to_load(model, optimizer, own))
 

@@ -16,7 +16,7 @@ _DEFAULT_CAP_MB = 25
 _FIRST_BUCKET_BYTES = 1 * _MEBIBYTE
 
 
-def bucket_bytes(bucket_cap_mb: float | None, name: str = "bucket_cap_mb") -> int:
+def bucket_bytes(bucket_cap_mb: float | None) -> int:
     """A size in bytes; of 0 MiB and less, as torch has it, one that no two gradients fit in."""
     if bucket_cap_mb is None:
         return _DEFAULT_CAP_MB * _MEBIBYTE
@@ -25,7 +25,7 @@ def bucket_bytes(bucket_cap_mb: float | None, name: str = "bucket_cap_mb") -> in
 
 def bucket_bytes_list(bucket_cap_mb_list: Sequence[float] | None) -> list[int]:
     """The limits of the first, second, ... bucket in bytes."""
-    return [bucket_bytes(cap, "an entry of bucket_cap_mb_list") for cap in bucket_cap_mb_list or ()]
+    return [bucket_bytes(cap) for cap in bucket_cap_mb_list or ()]
 
 
 def largest_bucket(bucket_cap_mb: float | None, each_bytes: list[int]) -> int:

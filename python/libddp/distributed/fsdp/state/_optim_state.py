@@ -58,14 +58,13 @@ def _by_name(model, optimizer, state_dict, convert, check=None) -> dict[str, Any
     state_dict = state_dict or optimizer.state_dict()
     names = _names(model, _ordered(optimizer))
     specs = {canonical(name): spec for name, spec in _named_specs(model)}
+    others = _beside_parameters(model, state_dict["state"])
+    found = {
+        _name_of(key, names): _local(entries)
+        for key, entries in state_dict["state"].items()
+        if key not in others
+    }
     order = names_in_order(model)
-    found, others = {}, {}
-    for key, entries in state_dict["state"].items():
-        name = _name_of(key, names)
-        if name in order or not _is_of_no_parameter(entries):
-            found[name] = _local(entries)
-        else:
-            others[key] = copy.copy(entries)
     if check is not None:
         check([name for name in order if name in found and name in specs], specs)
     state = {name: convert(found[name], specs.get(name)) for name in order if name in found}
@@ -90,12 +89,21 @@ def _name_of(key: int | str, names: list[str]) -> str:
     return canonical(key) if isinstance(key, str) else names[key]
 
 
-def _is_of_no_parameter(entries: Any) -> bool:
-    """A count or setting that an optimizer keeps beside its parameters' states. torch's functions
-    hand it out and back as it is.
+def _beside_parameters(model: torch.nn.Module, state: dict) -> dict[str, Any]:
+    """Counts and settings that an optimizer keeps in its state under names of its own. torch's
+    functions hand them out and back as they are.
     """
-    values = entries.values() if isinstance(entries, dict) else (entries,)
-    return not any(isinstance(value, torch.Tensor) and value.dim() > 0 for value in values)
+    parameters = set(names_in_order(model))
+
+    def has_tensors(entries: Any) -> bool:
+        values = entries.values() if isinstance(entries, dict) else (entries,)
+        return any(isinstance(value, torch.Tensor) and value.dim() > 0 for value in values)
+
+    return {
+        key: copy.copy(entries)
+        for key, entries in state.items()
+        if isinstance(key, str) and canonical(key) not in parameters and not has_tensors(entries)
+    }
 
 
 def _check_alike(names: list[str], specs: dict[str, ShardSpec]) -> None:
@@ -128,11 +136,8 @@ def state_to_load(
     names = _names(model, parameters)
     specs = shard_specs_of(model)
     indices = {name: index for index, name in enumerate(names)}
-    unknown = [name for name in full["state"] if name not in indices]
-    others = {
-        n: copy.copy(full["state"][n]) for n in unknown if _is_of_no_parameter(full["state"][n])
-    }
-    unknown = [name for name in unknown if name not in others]
+    others = _beside_parameters(model, full["state"])
+    unknown = [name for name in full["state"] if name not in indices and name not in others]
     if unknown:
         raise ArgumentError(
             f"libddp fsdp: the optimizer state has {unknown[0]!r}"
@@ -214,11 +219,7 @@ def rekeyed(
         return state
     names = _names(model, _ordered(optimizer))
     keys = dict(enumerate(names)) if with_names else {name: i for i, name in enumerate(names)}
-    others = {
-        key: entries
-        for key, entries in state["state"].items()
-        if key not in keys and _is_of_no_parameter(entries)
-    }
+    others = _beside_parameters(model, state["state"])
     unknown = [key for key in state["state"] if key not in keys and key not in others]
     if unknown:
         raise ArgumentError(
@@ -235,12 +236,8 @@ def rekeyed(
 
 def only_of(model: torch.nn.Module, optimizer, full: dict[str, Any]) -> dict[str, Any]:
     """What a state of several optimizers has of this one."""
-    names = set(_names(model, _ordered(optimizer)))
-    state = {
-        name: entries
-        for name, entries in full["state"].items()
-        if name in names or _is_of_no_parameter(entries)
-    }
+    names = {*_names(model, _ordered(optimizer)), *_beside_parameters(model, full["state"])}
+    state = {name: entries for name, entries in full["state"].items() if name in names}
     return {**full, "state": state}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +29,22 @@ def wrapped_modules_in(module: torch.nn.Module) -> Iterator[WrappedModule]:
     found = (wrapped_module_of(child) for child in module.modules())
     for wrapped in dict.fromkeys(wrapped for wrapped in found if wrapped is not None):
         yield from wrapped.together
+
+
+def by_levels(
+    module: torch.nn.Module, ignored: Container[torch.nn.Module] = ()
+) -> list[tuple[str, torch.nn.Module]]:
+    """The module and those under it that no wrapped module under it has, with names, in the order
+    in which torch takes them: level by level.
+    """
+    found, known = [("", module)], {module}
+    for prefix, part in found:  # which grows
+        for name, child in part.named_children():
+            if child in known or child in ignored or wrapped_module_of(child) is not None:
+                continue
+            known.add(child)
+            found.append((f"{prefix}.{name}" if prefix else name, child))
+    return found
 
 
 def own_parameters(

@@ -11,7 +11,11 @@ from torch.distributed.fsdp import CPUOffload
 from torch.distributed.tensor import DTensor
 
 from libddp._load import load
-from libddp.distributed.fsdp.wrap._lookup import wrapped_module_of, wrapped_modules_in
+from libddp.distributed.fsdp.wrap._lookup import (
+    by_levels,
+    wrapped_module_of,
+    wrapped_modules_in,
+)
 from libddp.distributed.fsdp.wrap._names import canonical
 from libddp.errors import ArgumentError
 
@@ -218,7 +222,7 @@ def materialise(
             f"{type(init).__name__}. Hint: pass a function of a module that gives its own "
             "parameters memory and values."
         )
-    parts = _by_levels(module, ignored)
+    parts = by_levels(module, ignored.modules)
     has_meta = any(_has_meta(part) for _, part in parts)
     for name, part in parts:
         if init is not None and has_meta:
@@ -234,20 +238,6 @@ def materialise(
                 f"libddp fsdp: module {name!r} ({type(part).__name__}) has parameters on the meta "
                 "device and no reset_parameters(). Hint: pass param_init_fn."
             )
-
-
-def _by_levels(module: torch.nn.Module, ignored: Ignored) -> list[tuple[str, torch.nn.Module]]:
-    """The module and those under it that no wrapped module has, in torch's order, in which their
-    random numbers are drawn: level by level.
-    """
-    done = {wrapped.module for wrapped in wrapped_modules_in(module)}
-    found, known = [("", module)], {module}
-    for prefix, part in found:  # which grows
-        for name, child in part.named_children():
-            if child not in known and child not in ignored.modules and child not in done:
-                known.add(child)
-                found.append((f"{prefix}.{name}" if prefix else name, child))
-    return found
 
 
 def _has_meta(module: torch.nn.Module) -> bool:

@@ -43,9 +43,9 @@ class ShardedPlace:
             return self.spread()
         own, outermost = wrapped.sharding, wrapped.root.sharding
         around = outermost.shard or outermost.replicate
-        is_of_some = own.shard is not None and own.replicate is None and around is not None
-        is_of_some = is_of_some and own.shard.size() < around.size()
-        return around if is_of_some else self.spread()
+        if own.shard is None or own.replicate is not None or around is None:
+            return self.spread()
+        return around if own.shard.size() < around.size() else self.spread()
 
     def deciding(self) -> tuple:
         wrapped = self._wrapped()

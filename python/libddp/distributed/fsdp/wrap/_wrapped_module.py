@@ -338,8 +338,6 @@ class WrappedModule:
                 opened.fail(describe(error))
             model.forward_failed(unit, describe(error))
             raise
-        if sharding.output_dtype is not None:
-            output = cast(output, sharding.output_dtype)
         with unchecked():
             if opened is not None:
                 opened.end(output)
