@@ -231,14 +231,14 @@ void HostBackend::tell_departure(const Departure& departure) noexcept {
   if (const auto watchdog = this->watchdog()) watchdog->say_leaving(departure);
 }
 
-void HostBackend::tell_peers() noexcept {
+void HostBackend::tell_peers(bool waits) noexcept {
   const auto failure = comm_->failure();
   if (!failure) return;
   {
     std::lock_guard lock(watchdog_mutex_);
     if (watchdog_) watchdog_->announce(*failure);
   }
-  reporter_.report(/*waits=*/true);
+  reporter_.report(waits);
 }
 
 WorkPtr HostBackend::all_reduce(BackendCall call, const at::Tensor& tensor, double scale) {
@@ -340,7 +340,7 @@ bool HostBackend::is_in_arena(const at::Tensor& tensor) const {
 
 void HostBackend::abort(const std::string& reason) noexcept {
   comm_->fail({GroupFailure::Kind::Aborted, fmt::format("the group was aborted: {}", reason)});
-  tell_peers();
+  tell_peers(/*waits=*/false);  // a peer may have been earlier
 }
 
 void HostBackend::fail(const GroupFailure& failure) noexcept {

@@ -100,7 +100,8 @@ class HostBackend : public Backend {
   /// `last`: the last collective that the rank took part in.
   GroupFailure left_failure(int rank, std::uint64_t last, const std::string& what) const;
   void fail_after_exception(const CommCall& call) noexcept;
-  void tell_peers() noexcept;
+  /// `waits`: an operation of this rank raises the failure.
+  void tell_peers(bool waits = true) noexcept;
   void tell_departure(const Departure& departure) noexcept;
   void stop_parts();
   std::shared_ptr<Watchdog> watchdog() const;

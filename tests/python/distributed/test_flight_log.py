@@ -109,6 +109,21 @@ def test_a_timeout_tells_where_the_missing_rank_is(tmp_path, call):
         assert log["pid"] != os.getpid()
 
 
+def abort_after_a_peer():
+    ddp_dist.init_process_group("gloo")
+    ddp_dist.barrier()
+    if ddp_dist.get_rank() == 1:
+        while not ddp_dist.native().has_failed():
+            time.sleep(0.01)
+    ddp_dist.native().abort("what all ranks meet")
+
+
+def test_a_rank_that_aborts_after_a_peer_has_nothing_to_report():
+    for outcome in ranks.launch(abort_after_a_peer, 2):
+        assert not outcome.failed, ranks.describe(outcome)
+        assert "has failed" not in outcome.output
+
+
 def hold_the_interpreter_lock(folder):
     ddp_dist.init_process_group("gloo", timeout=timedelta(minutes=10))
     ddp_dist.barrier()
