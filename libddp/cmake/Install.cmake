@@ -32,6 +32,7 @@ set(public_headers
     ddp/replicated_model.h
     ddp/sharded_parameters.h
     ddp/sparse_modules.h
+    ddp/sync_batch_norm.h
     ddp/uneven_inputs.h
     elastic/rejoin.h
     fsdp/clip_grad_norm.h
