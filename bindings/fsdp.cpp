@@ -177,6 +177,7 @@ void bind_fsdp(py::module_& module) {
            py::arg("is_apart") = false)
       .def("forward_failed", &ShardedModel::forward_failed, py::arg("unit"), py::arg("what"),
            unlocked)
+      .def("reach_from_within", &ShardedModel::reach_from_within, py::arg("unit"), unlocked)
       .def("report_error", &ShardedModel::report_error, py::arg("what"), unlocked)
       .def("backward_failed", &ShardedModel::backward_failed, py::arg("what"), unlocked)
       .def_property("syncs", &ShardedModel::syncs, &ShardedModel::set_sync)

@@ -334,6 +334,12 @@ void ShardedModel::before_backward(ParamGroup& unit, bool accumulates, bool is_a
   if (options_.backward_prefetch) prefetch(unit, -1);
 }
 
+void ShardedModel::reach_from_within(ParamGroup& unit) {
+  const auto lock = lock_hooks();
+  if (!pass_) begin_pass();
+  reach(unit, /*accumulates=*/true);
+}
+
 void ShardedModel::before_backward_of_gradients(const std::vector<ParamGroup*>& units,
                                                 bool accumulates) {
   if (!pass_) begin_pass();

@@ -130,6 +130,9 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// forward of this model still waits for its backward. A pass that had reached the model needs
   /// no call: its failure is seen. Returns whether they were told.
   bool backward_failed(const std::string& what) noexcept;
+  /// Inside of a backward pass of which the unit's outputs are no part, as it begins at nodes
+  /// within it: what is written of the unit's gradients belongs to the pass.
+  void reach_from_within(ParamGroup& unit);
   bool is_root(const ParamGroup& unit) const { return units_.front().get() == &unit; }
 
   /// Whether backward passes average their gradients (the opposite of no_sync), of the units that

@@ -256,7 +256,7 @@ PATCHES = (
     Patch(
         ("torch.distributed.pipelining.stage._PipelineStageBase",),
         ("backward_maybe_with_nosync",),
-        "refuses halves of passes of stages that libddp has sharded or replicated",
+        "halves of passes of stages that `fully_shard` has sharded; refuses those of others",
         "zero-bubble schedules would train their weights not at all, or apart, without a word",
         BY_WRAPPING,
     ),

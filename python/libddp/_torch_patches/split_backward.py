@@ -1,11 +1,10 @@
-"""Refuses pipeline schedules that compute the gradients of inputs and of weights apart.
+"""Pipeline schedules that compute the gradients of inputs and of weights apart (zero bubble).
 
-Replaces `backward_maybe_with_nosync` of torch's pipeline stages, which zero-bubble schedules call
-for either half of a backward pass. The half of the weights computes the gradients of what
+Replaces `backward_maybe_with_nosync` of torch's pipeline stages, which such schedules call for
+either half of a backward pass. The half of the weights computes the gradients of what
 `module.parameters()` gives, and writes them into `.grad` itself: no module that averages gradients
-in a backward pass is told. After a forward of a sharded module of libddp's what they are given are
-this rank's parts, which are not in the graph. Whoever makes such modules asks for it, for good;
-whole passes and other modules go the old way.
+in a backward pass is told. Whoever makes such modules has halves of its own, or refuses those of
+its modules, for good; whole passes and other modules go the old way.
 """
 
 from __future__ import annotations
@@ -21,7 +20,13 @@ from libddp.errors import ArgumentError
 
 #: What a module is that must not be in a stage, or None.
 Objection = Callable[[torch.nn.Module], str | None]
+#: The two of a stage's module: called with "input" or "weight", and with what the stage knows of
+#: the microbatch. Returns what the stage's method does.
+Halves = Callable[[str, dict], tuple]
+#: Those of a module; None: it has none of its own.
+FindHalves = Callable[[torch.nn.Module], Halves | None]
 _objections: list[Objection] = []
+_finders: list[FindHalves] = []
 
 
 @functools.cache
@@ -37,15 +42,24 @@ def put(objection: Objection) -> None:
         WRAPPING.put_after_import("torch.distributed.pipelining.stage", _put)
 
 
+def take_over(find: FindHalves) -> None:
+    """Modules for which `find` has halves are not asked about objections."""
+    if find not in _finders:
+        _finders.append(find)
+
+
 def _put(stage: ModuleType) -> None:
     kind = stage._PipelineStageBase
     original = kind.backward_maybe_with_nosync
 
     @functools.wraps(original)
-    def backward_maybe_with_nosync(self, backward_type, *args, **kwargs):
-        if backward_type == "input":
+    def backward_maybe_with_nosync(self, backward_type, bwd_kwargs, *args, **kwargs):
+        if backward_type != "full":
+            for find in _finders:
+                if halves := find(self.submod):
+                    return halves(backward_type, bwd_kwargs)
             _check(self.submod)
-        return original(self, backward_type, *args, **kwargs)
+        return original(self, backward_type, bwd_kwargs, *args, **kwargs)
 
     WRAPPING.put(kind, "backward_maybe_with_nosync", backward_maybe_with_nosync)
 
@@ -56,5 +70,6 @@ def _check(module: torch.nn.Module) -> None:
             raise ArgumentError(
                 f"libddp: a stage of a pipeline, {type(module).__name__}, {what}, and the schedule "
                 "computes the gradients of inputs and of weights apart (zero bubble). Hint: a "
-                "schedule with whole backward passes (GPipe, 1F1B, Interleaved1F1B, LoopedBFS)."
+                "schedule with whole backward passes (GPipe, 1F1B, Interleaved1F1B, LoopedBFS), "
+                "or fully_shard(stage_module)."
             )

@@ -60,7 +60,6 @@ def check_halves_of_passes_are_refused():
     wrapped = fsdp.FullyShardedDataParallel(layers()[0])
     replicated = ddp_models.wrap(layers()[0])
     for module, what in (
-        (sharded, "Sequential, is sharded,"),
         (torch.nn.Sequential(sharded), "Sequential, is sharded,"),
         (wrapped, "FullyShardedDataParallel, is sharded,"),
         (replicated, "DistributedDataParallel, is in DistributedDataParallel,"),

@@ -15,9 +15,9 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.utils import _get_root_modules
 
-from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler
+from libddp._torch_patches import checkpoint_state, clip_grad_norm, grad_scaler, split_backward
 from libddp.distributed._init import init_process_group
-from libddp.distributed.fsdp import _argument_checks
+from libddp.distributed.fsdp import _argument_checks, _split_passes
 from libddp.distributed.fsdp._fsdp_module import FSDPModule
 from libddp.distributed.fsdp._fsdp_state import FsdpState
 from libddp.distributed.fsdp.wrap import (
@@ -116,6 +116,7 @@ def fully_shard(
         sharding.pin_memory = offload_policy.pin_memory
     _attach(modules, parameters, sharding, ignored)
     _managed.mark(modules)
+    split_backward.take_over(_split_passes.halves_of)
     for each in modules:
         _make_sharded(each, sharding)
     return module

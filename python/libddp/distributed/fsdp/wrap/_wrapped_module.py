@@ -130,10 +130,9 @@ class WrappedModule:
         _refusals.check_writes(self.modules, self.parameters, self.sharding)
         _optimizers.watch()
         self._find_params()
-        unsharded = [(param.name, param.unsharded) for param in self.params]
         self.made = _make_unit(
             name=self.name,
-            parameters=unsharded if self.sharding.use_dtensor else self.parameters,
+            parameters=self._parameters_of_unit(),
             shard=self.sharding.shard,
             replicate=self.sharding.replicate,
             keep_unsharded=self.sharding.keep_unsharded,
@@ -353,6 +352,15 @@ class WrappedModule:
     def around(self, forward: Callable) -> Callable:
         """`forward` with whole parameters of this unit, too."""
         return lambda *args, **kwargs: self.run(forward, args, kwargs)
+
+    def _parameters_of_unit(self) -> list[tuple[str, torch.nn.Parameter]]:
+        if not self.sharding.use_dtensor:
+            return self.parameters
+        return [(param.name, param.unsharded) for param in self.params]
+
+    def leaves(self) -> list[torch.nn.Parameter]:
+        """What graphs of forwards lead to, in the order of the parameters."""
+        return [parameter for _, parameter in self._parameters_of_unit()]
 
     def hold(self) -> None:
         """Whole parameters from now on, until the module's forward has ended; a collective."""
