@@ -415,6 +415,9 @@ class ShardedModel:
     def after_forward(self, unit: ParamGroup, output: object, is_apart: bool = False) -> None: ...
     def forward_failed(self, unit: ParamGroup, what: str) -> None:
         """The other ranks are told `what`, where it was the root's."""
+    def reach_from_within(self, unit: ParamGroup) -> None:
+        """In a backward pass that begins at nodes within the unit, behind its outputs."""
+
     def report_error(self, what: str) -> None:
         """Tells the other ranks why this one does not come; without effect without gradients."""
     def backward_failed(self, what: str) -> bool:

@@ -4,6 +4,8 @@ Whatever moves the bytes, two ranks' weights are those of the default group, bit
 two numbers has one order.
 """
 
+import warnings
+
 import checks
 import fsdp_models as models
 import torch.distributed as dist
@@ -99,6 +101,32 @@ def check_a_mesh_of_another_librarys_group():
         whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
         same(whole, expected or whole)
         expected = whole
+
+
+def check_another_librarys_group_as_it_is():
+    """Said once, by its first rank."""
+
+    def told(train):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = train()
+        texts = [str(each.message) for each in caught]
+        text = "libddp: FSDP communicates over the backend 'gloo'"
+        assert sum(text in each for each in texts) == (dist.get_rank() == 0), texts
+        assert all("libddp" not in each.filename for each in caught if text in str(each.message))
+        return found
+
+    def shard():
+        model = models.shard(mesh=dist.DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu"))
+        models.train(model, 3)
+        return {name: value.full_tensor() for name, value in model.state_dict().items()}
+
+    expected = trained(None)[1]
+    same(told(lambda: trained(dist.new_group(backend="gloo")))[1], expected)
+    model = models.shard()
+    models.train(model, 3)
+    whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
+    same(told(shard), whole)
 
 
 results, test_on_all_ranks = checks.suite(globals(), 2)

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from libddp._torch_patches import dynamo
 from libddp._torch_patches.ddp import logging_data
 from libddp._torch_patches.ddp.reducer import Reducer, Unhooked
+from libddp.distributed._foreign_groups import take_over
 from libddp.distributed._groups import native, torch_side
 from libddp.errors import ArgumentError, Error
-from libddp.nn.parallel import _arguments, _join
+from libddp.nn.parallel import _join
 from libddp.nn.parallel import distributed as _ours
 from libddp.nn.parallel._comm_hooks import check_comm_hook
 
@@ -97,7 +98,7 @@ class DistributedDataParallel(_ours.DistributedDataParallel):
         """
         if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:
             return
-        _arguments.take_over(new_process_group)
+        take_over(new_process_group, "DistributedDataParallel")
         self.process_group = torch_side(new_process_group)
         self._rebuild_replica()
 

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from libddp.distributed._from_c10d import from_c10d
-from libddp.distributed._groups import find, torch_side
+from libddp.distributed._foreign_groups import take_over
+from libddp.distributed._groups import torch_side
 from libddp.errors import ArgumentError
 
 
@@ -94,24 +94,8 @@ def group_of(process_group: Any, device_mesh: Any):
     """
     if device_mesh is not None:
         process_group = _group_of_mesh(process_group, device_mesh)
-    take_over(process_group)
+    take_over(process_group, "DistributedDataParallel")
     return dist.group.WORLD if process_group is None else torch_side(process_group)
-
-
-def take_over(process_group: Any) -> None:
-    """libddp's reducer over whatever group it is; says so once where it is another library's."""
-    if find(process_group) is not None:
-        return
-    group = from_c10d(process_group)
-    given = dist.group.WORLD if process_group is None else process_group
-    # A class of its own is there for its own sake.
-    if type(given) is dist.ProcessGroup and group.rank() == 0:
-        warnings.warn(
-            f"libddp: DistributedDataParallel averages gradients over the backend {given.name()!r} "
-            "of the process group. Hint: libddp.distributed.init_process_group() makes groups that "
-            "share memory between the ranks of a host.",
-            stacklevel=4,
-        )
 
 
 def _group_of_mesh(process_group: Any, mesh: Any):

@@ -11,7 +11,8 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import ShardingStrategy
 
-from libddp.distributed._groups import has_name, native, torch_side
+from libddp.distributed._foreign_groups import take_over
+from libddp.distributed._groups import has_name, torch_side
 from libddp.errors import ArgumentError, StateError
 
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
@@ -35,7 +36,7 @@ class Groups:
     def natives(self) -> tuple:
         """(shard, replicate), the C++ groups."""
         groups = (self.shard, self.replicate)
-        return tuple(None if group is None else native(group) for group in groups)
+        return tuple(None if group is None else take_over(group, "FSDP") for group in groups)
 
 
 def groups_of(
@@ -44,7 +45,8 @@ def groups_of(
     """The groups that torch's arguments mean; of a model on devices of this type.
 
     Raises:
-        ArgumentError: arguments that exclude each other, a group that is not libddp's.
+        ArgumentError: arguments that exclude each other, what is no group, or one that this rank is
+            not in.
     """
     if process_group is not None and device_mesh is not None:
         raise ArgumentError(
@@ -64,7 +66,7 @@ def groups_of(
             f"libddp fsdp: two process groups are for HYBRID_SHARD, not for {strategy}. "
             "Hint: pass the one to shard over."
         )
-    native(process_group)  # raises where it is not libddp's
+    take_over(process_group, "FSDP")
     group = known(process_group)
     mesh = device_mesh or _mesh_of(group, device_type)
     if strategy is ShardingStrategy.NO_SHARD:
