@@ -417,7 +417,6 @@ class ShardedModel:
         """The other ranks are told `what`, where it was the root's."""
     def reach_from_within(self, unit: ParamGroup) -> None:
         """In a backward pass that begins at nodes within the unit, behind its outputs."""
-
     def report_error(self, what: str) -> None:
         """Tells the other ranks why this one does not come; without effect without gradients."""
     def backward_failed(self, what: str) -> bool:

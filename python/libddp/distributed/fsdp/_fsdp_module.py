@@ -9,7 +9,7 @@ import torch
 from torch.distributed.fsdp import ShardingStrategy
 from torch.distributed.fsdp._fully_shard import _fully_shard as torchs
 
-from libddp.distributed.fsdp import _argument_checks
+from libddp.distributed.fsdp import _all_reduce_hook, _argument_checks
 from libddp.distributed.fsdp._fsdp_state import FsdpState
 from libddp.distributed.fsdp._methods_without_effect import with_methods_without_effect
 from libddp.distributed.fsdp.state import (
@@ -232,6 +232,27 @@ class FSDPModule:
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
         """set_gradient_divide_factor, under torch's older name."""
         self.set_gradient_divide_factor(factor)
+
+    def set_all_reduce_hook(self, hook, *, stream: torch.Stream | None = None) -> None:
+        """Calls `hook(reduced)` with this rank's part of the average, of this module's unit, before
+        it is in `.grad`: behind the reduce-scatter, and the all-reduce of HSDP.
+
+        Args:
+            hook: may change `reduced` [numel], in reduce_dtype, as dist.all_reduce(reduced,
+                group=...) does; the unit's parts one behind the other, with padding between. Of a
+                unit with parameters of several dtypes it is called with each of these. None takes
+                the one before away.
+            stream: that it runs on, of a model on a GPU without HSDP; None = the current one.
+
+        Note:
+            The unit's own reduction is not beside the backward pass then, but in it. All ranks set
+            hooks of the same units.
+
+        Raises:
+            ArgumentError: (a ValueError) the module's parameters are sharded over different meshes;
+                a stream with HSDP; no function.
+        """
+        _all_reduce_hook.put(self, hook, stream)
 
     def set_post_optim_event(self, event: torch.Event) -> None:
         """The next gathers come after `event`, recorded behind an optimizer's step: the current

@@ -83,7 +83,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Callable, str]] = {
 _REFUSED: dict[str, Callable] = {
     "set_custom_all_gather": lambda self, comm: None,
     "set_custom_reduce_scatter": lambda self, comm: None,
-    "set_all_reduce_hook": lambda self, hook, *, stream=None: None,
 }
 
 
