@@ -141,6 +141,27 @@ def test_the_function(use_dtensor):
     ranks.run(functional, 2, use_dtensor)
 
 
+def hooked(on_a_stream):
+    """The hook's changes are in the gradients, in whatever stream it makes them."""
+    rank = start()
+    on_device, on_host = models.shard(), models.shard(mesh=host_mesh(2))
+    stream = torch.fakegpu.Stream() if on_a_stream else None
+    for model in (on_device, on_host):
+        for module in model.modules():
+            if hasattr(module, "set_all_reduce_hook"):
+                module.set_all_reduce_hook(lambda reduced: reduced.mul_(3), stream=stream)
+    on_both = trained(on_device, DEVICE, rank, False), trained(on_host, "cpu", rank, False)
+    require_close(*on_both)
+    gradients = [[p.grad.to_local().cpu() for p in m.parameters()] for m in (on_device, on_host)]
+    require_close(*gradients, tolerance=STEPS_OF_ROUNDING)
+    stop()
+
+
+@pytest.mark.parametrize("on_a_stream", [False, True])
+def test_a_hook_behind_the_reduction(on_a_stream):
+    ranks.run(hooked, 2, on_a_stream)
+
+
 def twice_through_the_graph(recomputes):
     rank = start()
     from libddp.distributed.fsdp import CPUOffloadPolicy, fully_shard

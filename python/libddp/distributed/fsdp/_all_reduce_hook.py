@@ -73,8 +73,9 @@ class _Reduction:
         if self._stream is None or reduced.device.type == "cpu":
             yield
             return
-        before = torch.cuda.current_stream(reduced.device)
+        device_module = torch.get_device_module(reduced.device)
+        before = device_module.current_stream(reduced.device)
         self._stream.wait_stream(before)
-        with torch.cuda.stream(self._stream):
+        with device_module.stream(self._stream):
             yield
         before.wait_stream(self._stream)
