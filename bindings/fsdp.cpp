@@ -130,7 +130,8 @@ void reduce_by(ParamGroup& unit, const py::object& hook) {
 using PythonGradients =
     std::tuple<Group, at::ScalarType, std::vector<std::optional<at::Tensor>>, at::Device>;
 
-at::Tensor total_norm_of(const std::vector<PythonGradients>& all, double norm_type) {
+at::Tensor total_norm_of(const std::vector<PythonGradients>& all, double norm_type,
+                         std::optional<at::ScalarType> computed_in) {
   std::vector<RankGradients> found;
   for (const auto& [group, dtype, gradients, device] : all) {
     found.push_back({group, dtype, {}, device});
@@ -139,7 +140,7 @@ at::Tensor total_norm_of(const std::vector<PythonGradients>& all, double norm_ty
     }
   }
   const py::gil_scoped_release release;
-  return total_norm(found, norm_type);
+  return total_norm(found, norm_type, computed_in);
 }
 
 }  // namespace
@@ -194,7 +195,8 @@ void bind_fsdp(py::module_& module) {
   module.def("broadcast_tensors", &broadcast_tensors, py::arg("group"), py::arg("tensors"),
              py::arg("root"));
   module.def("keep_gradient_dtype", &keep_gradient_dtype, py::arg("output"));
-  module.def("total_norm", &total_norm_of, py::arg("gradients"), py::arg("norm_type"));
+  module.def("total_norm", &total_norm_of, py::arg("gradients"), py::arg("norm_type"),
+             py::arg("computed_in") = std::nullopt);
 }
 
 }  // namespace libddp

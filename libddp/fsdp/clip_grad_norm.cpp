@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "libddp/fsdp/wrapped_module.h"
 #include "libddp/module/each_once.h"
@@ -32,13 +33,21 @@ std::vector<RankGradients> gradients_by_group(const std::vector<at::Tensor>& par
   return all;
 }
 
+/// Half precisions would lose most digits of a norm.
+std::optional<at::ScalarType> wide(const std::vector<RankGradients>& all) {
+  at::ScalarType dtype = at::kFloat;
+  for (const RankGradients& of : all) dtype = at::promote_types(dtype, of.dtype);
+  return at::isComplexType(dtype) ? std::nullopt : std::make_optional(dtype);
+}
+
 }  // namespace
 
 at::Tensor clip_grad_norm(const std::vector<at::Tensor>& listed, double max_norm, double norm_type,
                           const Group& around) {
   const c10::NoGradGuard no_grad;
   const std::vector<at::Tensor> parameters = each_once(listed);
-  const at::Tensor norm = total_norm(gradients_by_group(parameters, around), norm_type);
+  const std::vector<RankGradients> all = gradients_by_group(parameters, around);
+  const at::Tensor norm = total_norm(all, norm_type, wide(all));
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& parameter : parameters) gradients.push_back(parameter.grad());
   scale_gradients(gradients, clip_factor(norm, max_norm));

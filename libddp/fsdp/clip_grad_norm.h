@@ -15,9 +15,10 @@
 namespace libddp {
 
 /// Parameters of sharded units and ordinary ones; `norm_type` may be infinity. Returns the norm
-/// before, the same on every rank of a group. One that is listed twice (tied weights) counts once.
-/// `around`: the ranks of the whole model, where some of them have other parameters than others
-/// (experts, each sharded over some): the norm is over all of these, and the same everywhere.
+/// before, in float32 or what is wider, the same on every rank of a group. One that is listed twice
+/// (tied weights) counts once. `around`: the ranks of the whole model, where some of them have
+/// other parameters than others (experts, each sharded over some): the norm is over all of these,
+/// and the same everywhere.
 at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm,
                           double norm_type = 2.0, const Group& around = nullptr);
 

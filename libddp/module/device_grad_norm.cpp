@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
 namespace libddp {
@@ -26,13 +27,15 @@ at::Tensor scalar_on(c10::Device device, double value) {
 }
 
 /// Of this rank's gradients; undefined where it has no element of any.
-at::Tensor own_norm(const std::vector<at::Tensor>& gradients, double norm_type) {
+at::Tensor own_norm(const std::vector<at::Tensor>& gradients, double norm_type,
+                    std::optional<at::ScalarType> computed_in) {
   std::vector<at::Tensor> filled;
   for (const at::Tensor& gradient : gradients) {
     if (gradient.defined() && gradient.numel() > 0) filled.push_back(gradient);
   }
   if (filled.empty()) return {};
-  return at::linalg_vector_norm(at::stack(at::_foreach_norm(filled, norm_type)), norm_type);
+  return at::linalg_vector_norm(at::stack(at::_foreach_norm(filled, norm_type, computed_in)),
+                                norm_type);
 }
 
 /// How many of the tensors have a value other than 0 on some rank.
@@ -62,16 +65,18 @@ at::Tensor largest_on_device(const at::Tensor& here, double norm_type, const Ran
 
 }  // namespace
 
-at::Tensor device_grad_norm(const RankGradients& of, double norm_type) {
+at::Tensor device_grad_norm(const RankGradients& of, double norm_type,
+                            std::optional<at::ScalarType> computed_in) {
+  const at::ScalarType dtype = computed_in.value_or(of.dtype);
   const bool is_spread = of.group && of.group->size() > 1;
-  if (is_spread && norm_type == 0) return count_filled(of).to(of.dtype);
-  const at::Tensor here = own_norm(of.gradients, norm_type);
+  if (is_spread && norm_type == 0) return count_filled(of).to(dtype);
+  const at::Tensor here = own_norm(of.gradients, norm_type, computed_in);
   if (!is_spread) return here.defined() ? here : scalar_on(of.device, 0).to(at::kFloat);
-  if (std::isinf(norm_type)) return largest_on_device(here, norm_type, of).to(of.dtype);
+  if (std::isinf(norm_type)) return largest_on_device(here, norm_type, of).to(dtype);
   const at::Tensor power =
       here.defined() ? here.to(at::kDouble).pow(norm_type) : scalar_on(of.device, 0);
   of.group->all_reduce(power, {ReduceOp::Sum});
-  return power.pow(1.0 / norm_type).to(of.dtype);
+  return power.pow(1.0 / norm_type).to(dtype);
 }
 
 }  // namespace libddp

@@ -7,11 +7,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 #include "libddp/module/grad_norm.h"
 
 namespace libddp {
 
 /// As total_norm of one entry. REQUIRES: its gradients are on its device.
-at::Tensor device_grad_norm(const RankGradients& of, double norm_type);
+at::Tensor device_grad_norm(const RankGradients& of, double norm_type,
+                            std::optional<at::ScalarType> computed_in);
 
 }  // namespace libddp

@@ -22,12 +22,13 @@ namespace {
 at::Tensor scalar(double value) { return at::zeros({}, at::kDouble).fill_(value); }
 
 /// Of this rank's gradients; undefined where it has no element of any.
-at::Tensor norm_here(const std::vector<at::Tensor>& gradients, double norm_type) {
+at::Tensor norm_here(const std::vector<at::Tensor>& gradients, double norm_type,
+                     std::optional<at::ScalarType> computed_in) {
   std::vector<at::Tensor> norms;
   for (const at::Tensor& gradient : gradients) {
     // The largest of nothing is an error.
     if (!gradient.defined() || gradient.numel() == 0) continue;
-    norms.push_back(at::linalg_vector_norm(gradient, norm_type));
+    norms.push_back(at::linalg_vector_norm(gradient, norm_type, std::nullopt, false, computed_in));
   }
   return norms.empty() ? at::Tensor() : at::linalg_vector_norm(at::stack(norms), norm_type);
 }
@@ -58,9 +59,10 @@ at::Tensor largest(const at::Tensor& here, double norm_type, const Group& group)
   return scalar(values[1] > 0 ? std::numeric_limits<double>::quiet_NaN() : sign * values[0]);
 }
 
-at::Tensor norm_over_ranks(const RankGradients& of, double norm_type) {
+at::Tensor norm_over_ranks(const RankGradients& of, double norm_type,
+                           std::optional<at::ScalarType> computed_in) {
   if (norm_type == 0) return count_nonzero(of);
-  const at::Tensor here = norm_here(of.gradients, norm_type);
+  const at::Tensor here = norm_here(of.gradients, norm_type, computed_in);
   if (std::isinf(norm_type)) return largest(here, norm_type, of.group);
   const at::Tensor power = here.defined() ? here.to(at::kDouble).pow(norm_type) : scalar(0);
   of.group->all_reduce(power, {ReduceOp::Sum});
@@ -69,19 +71,21 @@ at::Tensor norm_over_ranks(const RankGradients& of, double norm_type) {
 
 }  // namespace
 
-at::Tensor total_norm(const std::vector<RankGradients>& all, double norm_type) {
+at::Tensor total_norm(const std::vector<RankGradients>& all, double norm_type,
+                      std::optional<at::ScalarType> computed_in) {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> norms;
   for (const RankGradients& of : all) {
     if (!of.device.is_cpu()) {
-      norms.push_back(device_grad_norm(of, norm_type));
+      norms.push_back(device_grad_norm(of, norm_type, computed_in));
       continue;
     }
     if (of.group && of.group->size() > 1) {
-      norms.push_back(norm_over_ranks(of, norm_type).to(of.dtype));
+      const at::Tensor norm = norm_over_ranks(of, norm_type, computed_in);
+      norms.push_back(norm.to(computed_in.value_or(of.dtype)));
       continue;
     }
-    at::Tensor norm = norm_here(of.gradients, norm_type);
+    at::Tensor norm = norm_here(of.gradients, norm_type, computed_in);
     norms.push_back(norm.defined() ? std::move(norm) : at::zeros({}, at::kFloat));
   }
   if (norms.empty()) return at::zeros({}, at::kFloat);

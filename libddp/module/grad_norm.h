@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "libddp/group/process_group.h"
@@ -29,8 +30,10 @@ struct RankGradients {
 /// The norm of all of them together, the same on every rank that has the same `all`. Orders as in
 /// torch: any number, infinity (the largest), -infinity (the smallest) and 0 (how many gradients
 /// have an element other than 0). Zero without gradients. On the device of the first entry; nothing
-/// waits for a device.
-at::Tensor total_norm(const std::vector<RankGradients>& all, double norm_type);
+/// waits for a device. `computed_in`: of the norms, each gradient's too; none = as torch.nn.utils
+/// does it, in the gradients' dtypes.
+at::Tensor total_norm(const std::vector<RankGradients>& all, double norm_type,
+                      std::optional<at::ScalarType> computed_in = std::nullopt);
 
 /// What gradients with this norm are multiplied by, as torch.nn.utils.clip_grad_norm_ does.
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm);

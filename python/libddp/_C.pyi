@@ -443,6 +443,7 @@ def total_norm(
         tuple[ProcessGroup | None, torch.dtype, Sequence[Tensor | None], torch.device]
     ],
     norm_type: float,
+    computed_in: torch.dtype | None = None,
 ) -> Tensor:
     """Of all gradients; a collective of the groups, whose ranks have a part of each."""
 

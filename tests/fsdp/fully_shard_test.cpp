@@ -177,6 +177,23 @@ TEST_CASE("norms of sharded gradients are those of the whole model", "[fully_sha
   }
 }
 
+TEST_CASE("norms of half precision are float32's", "[fully_shard]") {
+  run_group(2, [&](ProcessGroup& group) {
+    ShardedNet net = make_net();
+    net->to(torch::kBFloat16);
+    const auto model = shard_net(net, {.shard = group.shared_from_this()});
+    loss_at(model->forward(input_at(group.rank(), 0).to(torch::kBFloat16))).backward();
+    at::Tensor sum = torch::zeros({}, torch::kDouble);
+    for (const at::Tensor& each : net->parameters()) {
+      if (each.grad().defined()) sum += each.grad().to(torch::kDouble).pow(2).sum();
+    }
+    group.all_reduce(sum);
+    const at::Tensor norm = clip_grad_norm(net->parameters(), 1e9);
+    expect(norm.scalar_type() == torch::kFloat, "dtype");
+    expect(torch::allclose(norm.to(torch::kDouble), sum.sqrt(), 1e-6), "norm");
+  });
+}
+
 TEST_CASE("norms are over experts that only some ranks have", "[fully_shard]") {
   run_group(4, [&](ProcessGroup& group) {
     const int half = group.rank() / 2;

@@ -261,6 +261,21 @@ def test_unshard_and_reshard():
     assert train(model) == train(build())
 
 
+@pytest.mark.parametrize("on_a_stream", [False, True])
+def test_a_hook_behind_the_reduction(on_a_stream):
+    stream = torch.cuda.Stream() if on_a_stream and IS_CUDA else None
+
+    def hooked(model):
+        for module in model.modules():
+            if hasattr(module, "set_all_reduce_hook"):
+                module.set_all_reduce_hook(lambda reduced: reduced.mul_(0.5), stream=stream)
+        return model
+
+    found = train(hooked(sharded()))
+    assert found == train(hooked(torchs()))
+    assert found != train(build())
+
+
 def test_summoned_parameters():
     model, bare = wrapped(), build()
     with FSDP.summon_full_params(model):

@@ -24,8 +24,9 @@ def wrapped_by(face, module, **arguments):
     return face(module, device_id=torch.device("cpu"), **arguments)
 
 
-def both(probe):
-    """What `probe(face, groups)` finds with libddp's class is what it finds with torch's.
+def both(probe, tolerance=None):
+    """What `probe(face, groups)` finds with libddp's class is what it finds with torch's; numbers
+    to a relative `tolerance`.
 
     Groups: of all ranks, of this rank's half, and of its place in both halves.
     """
@@ -41,7 +42,7 @@ def both(probe):
         places = [dist.new_group(ranks, backend=backend) for ranks in ([0, 2], [1, 3])]
         torch.manual_seed(0)
         found.append(probe(face, (every, halves[mine // 2], places[mine % 2])))
-    assert found[1] == found[0]
+    assert found[1] == (pytest.approx(found[0], rel=tolerance) if tolerance else found[0])
     return found[1]
 
 
@@ -83,6 +84,35 @@ def check_the_first_rank_of_the_group_gets_the_state():
         return [sorted(each) for each in (state, moments, older)]
 
     both(probe)
+
+
+def check_what_is_not_sharded_each_rank_gives():
+    def probe(face, groups):
+        strategy = ShardingStrategy.NO_SHARD
+        model = wrapped_by(
+            face, nn.BatchNorm1d(4), process_group=groups[0], sharding_strategy=strategy
+        )
+        config = FullStateDictConfig(rank0_only=True, offload_to_cpu=True)
+        with face.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):
+            return sorted(model.state_dict())
+
+    assert both(probe)
+
+
+def check_norms_of_half_precision_are_float32s():
+    def probe(face, groups):
+        model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(6)]).bfloat16()
+        model = wrapped_by(face, model, process_group=groups[0])
+        batch = torch.randn(8, 32, generator=torch.Generator().manual_seed(dist.get_rank()))
+        model(40 * batch.bfloat16()).float().pow(2).sum().backward()
+        norm = model.clip_grad_norm_(1.0)
+        with face.summon_full_params(model, with_grads=True, writeback=False):
+            gradients = [p.grad.float() for p in model.parameters()]
+        assert norm.dtype == torch.bfloat16
+        return norm.item(), torch.cat([g.flatten() for g in gradients]).norm().item()
+
+    _, after = both(probe, tolerance=2**-8)  # one rounding
+    assert after == pytest.approx(1.0, rel=2**-8)
 
 
 def check_norms_are_over_experts_of_all_ranks():
@@ -273,9 +303,12 @@ def check_a_state_dict_by_place():
 def check_marks_for_trainers():
     def probe(face, groups):
         model = wrapped_by(face, nn.Sequential(nn.Linear(2, 2)), process_group=groups[0])
-        return [getattr(m, "_is_fsdp_managed_module", False) for m in model.module.modules()]
+        flattened = [getattr(p, "_fsdp_flattened", False) for p in model.parameters()]
+        return [getattr(m, "_is_fsdp_managed_module", False) for m in model.module.modules()], all(
+            flattened
+        )
 
-    assert both(probe) == [True, True]
+    assert both(probe) == ([True, True], True)
 
 
 results, test_on_four_ranks = checks.suite(globals(), 4)

@@ -214,6 +214,37 @@ def check_optimizers_refuse_them():
             assert not torch.equal(before[0], next(model.parameters()))
 
 
+def check_the_averaging_pass_may_be_in_a_closure():
+    """As Lightning's Trainer does it."""
+    for by_name in (False, True):
+        moved = []
+        for model in (ours(), torchs()):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            unaveraged(model, 0.1)
+
+            def closure(model=model):
+                one_pass(model)
+                return 7
+
+            loss = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+            assert loss == 7
+            with type(model).summon_full_params(model):
+                moved.append([p.detach().clone() for p in model.parameters()])
+        for own, other in zip(*moved, strict=True):
+            torch.testing.assert_close(own, other)
+
+
+def check_a_closure_without_an_averaging_pass_is_refused():
+    from libddp.errors import StateError
+
+    model = ours()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(StateError, match=r"from a pass under no_sync"):
+        optimizer.step(lambda: unaveraged(model))
+    assert all(map(torch.equal, before, model.parameters()))
+
+
 def check_optimizers_refuse_them_where_one_rank_owns_all_rows():
     from libddp.errors import StateError
 

@@ -20,13 +20,17 @@ _C = load()
 
 def clip(listed, spread, max_norm, norm_type, error_if_nonfinite=False, foreach=None):
     """Scales the gradients of `listed`, each spread over a group or None; the norm before."""
+    total = total_norm(_parts_of(listed, spread), float(norm_type), error_if_nonfinite)
+    torchs._clip_grads_with_norm_(listed, max_norm, total, foreach)
+    return total
+
+
+def _parts_of(listed, spread) -> Iterable[Part]:
     parts: dict[tuple, Part] = {}
     for parameter, group in zip(listed, spread, strict=True):
         key = group, parameter.device
         parts.setdefault(key, Part(*key)).add_gradient(parameter)
-    total = total_norm(parts.values(), float(norm_type), error_if_nonfinite)
-    torchs._clip_grads_with_norm_(listed, max_norm, total, foreach)
-    return total
+    return parts.values()
 
 
 def listed_of(tensors) -> list[torch.Tensor]:
@@ -80,9 +84,19 @@ def clip_grad_norm(
 ) -> torch.Tensor:
     """Scales the gradients of a whole model to at most `max_norm`; returns the norm before.
 
-    In the dtype of this rank's gradients, as torch's method; float32 without any.
+    As torch's method: computed in float32, and the factor rounded to each gradient's dtype; the
+    norm in that of this rank's gradients, float32 without any.
     """
     listed = list(parameters)
-    total = clip(listed, [_registry.norm_group_of(p) for p in listed], max_norm, norm_type)
-    dtypes = [p.grad.dtype for p in listed if p.grad is not None]
+    parts = list(_parts_of(listed, [_registry.norm_group_of(p) for p in listed]))
+    dtype = functools.reduce(torch.promote_types, [p.dtype for p in listed], torch.float32)
+    computed_in = None if dtype.is_complex else dtype
+    total = _C.total_norm([part.for_norm() for part in parts], float(norm_type), computed_in)
+    gradients: dict[tuple, list[torch.Tensor]] = {}
+    for gradient in (p.grad for p in listed if p.grad is not None):
+        gradients.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for (device, kind), alike in gradients.items():
+        torch._foreach_mul_(alike, factor.to(device, kind))
+    dtypes = [kind for _, kind in gradients]
     return total.to(functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32)

@@ -10,8 +10,7 @@ import weakref
 from functools import cache
 from typing import TYPE_CHECKING
 
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-
+from libddp.distributed.fsdp import _optimizer_steps
 from libddp.errors import StateError
 
 if TYPE_CHECKING:
@@ -29,10 +28,10 @@ def watch(wrapped: WrappedModule) -> None:
 
 @cache
 def _watch_steps() -> None:
-    register_optimizer_step_pre_hook(_check)
+    _optimizer_steps.watch(_check, before_closures=False)  # the averaging pass may be in them
 
 
-def _check(optimizer, args, kwargs) -> None:
+def _check(optimizer) -> None:
     for wrapped in _watched:
         if wrapped.model is not None and wrapped.model.shows_larger_gradients():
             _refuse(wrapped, optimizer)

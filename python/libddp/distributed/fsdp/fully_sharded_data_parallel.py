@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 from torch.distributed.fsdp import OptimStateKeyType as OptimStateKeyType  # scripts ask for it here
-from torch.distributed.fsdp._common_utils import TrainingState
+from torch.distributed.fsdp._common_utils import TrainingState, _set_fsdp_flattened
 
 from libddp._torch_patches import backend_name, checkpoint_state, clip_grad_norm, grad_scaler
 from libddp.distributed._groups import find, native
@@ -219,6 +219,8 @@ class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):
             patch.put()
         backend_name.put(_backend_passed_for)
         clip_grad_norm.tell_of(parameter for _, parameter in parameters)
+        for _, parameter in parameters:
+            _set_fsdp_flattened(parameter)  # by which Lightning knows what an optimizer has
         self._state_dict_type = StateDictType.FULL_STATE_DICT
         self._state_dict_config: Any = FullStateDictConfig()
         self._optim_state_dict_config: Any = FullOptimStateDictConfig()

@@ -63,7 +63,9 @@ class StateMethods:
             _state_dict.restore_buffers(state, prefix, self._buffer_dtypes)
             if is_outermost:
                 _state_dict.keep_copies(state, prefix)
-        if not _state_dict.wants_result(self._state_dict_config, self.rank):
+        # As torch, whose ranks have it then: what is whole everywhere, each of them gives.
+        is_sharded = self._wrapped.sharding.shard is not None
+        if is_sharded and not _state_dict.wants_result(self._state_dict_config, self.rank):
             _state_dict.drop(state, self, prefix)
         return _state_dict.offloaded(state, self._state_dict_config)
 

@@ -10,7 +10,7 @@ import weakref
 from functools import cache
 from typing import TYPE_CHECKING
 
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from libddp.distributed.fsdp import _optimizer_steps
 
 if TYPE_CHECKING:
     from libddp.distributed.fsdp.wrap._wrapped_module import WrappedModule
@@ -27,10 +27,10 @@ def watch(root: WrappedModule) -> None:
 
 @cache
 def _watch_steps() -> None:
-    register_optimizer_step_pre_hook(_finish)
+    _optimizer_steps.watch(_finish, before_closures=True)
 
 
-def _finish(optimizer, args, kwargs) -> None:
+def _finish(optimizer) -> None:
     for root in _watched:
         if root.model is not None:
             root.model.finish_copies()
