@@ -22,6 +22,11 @@ FlatMemory::Spec memory_spec(const FlatSpec& spec) {
   return made;
 }
 
+bool is_shown(const at::Tensor& parameter, const at::Tensor& shard) {
+  return parameter.sizes() == shard.sizes() && parameter.scalar_type() == shard.scalar_type() &&
+         parameter.storage().is_alias_of(shard.storage());
+}
+
 }  // namespace
 
 FlatParameter::FlatParameter(std::string label, NamedTensors parameters,
@@ -57,6 +62,7 @@ TrainedSet FlatParameter::trained() const {
 bool FlatParameter::unshard() {
   memory_->unshard();
   if (shows_whole_) return false;
+  end_hiding();
   check_shards();
   if (spec_.has_shards_apart()) accumulated_.put_aside();
   for (std::size_t i = 0; i < size(); ++i) show_data(spec_.parameters[i].tensor, whole_[i]);
@@ -125,7 +131,29 @@ void FlatParameter::show_shards() {
   if (!gradient_.is_in_pass()) accumulated_.give_back();
 }
 
+void FlatParameter::hide_shards() {
+  if (are_hidden_ || !shows_shards() || !spec_.is_sharded()) return;
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor& shown = spec_.parameters[i].tensor;
+    if (is_shown(shown, shards_[i])) shown.unsafeGetTensorImpl()->set_sizes_contiguous({0});
+  }
+  are_hidden_ = true;
+}
+
+void FlatParameter::end_hiding() {
+  if (!std::exchange(are_hidden_, false)) return;
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor& shown = spec_.parameters[i].tensor;
+    // What somebody has put there meanwhile is found by check_shards.
+    const bool is_hidden = shown.dim() == 1 && shown.numel() == 0;
+    if (is_hidden && shown.storage().is_alias_of(shards_[i].storage())) {
+      show_data(shown, shards_[i]);
+    }
+  }
+}
+
 void FlatParameter::leave() {
+  end_hiding();
   const c10::NoGradGuard no_grad;
   const double undefined =
       spec_.can_require_grad() ? std::numeric_limits<double>::quiet_NaN() : 0.0;

@@ -83,6 +83,10 @@ class FlatParameter {
   /// Lets the parameters show what this rank owns, and its gradients. The bytes of the array stay.
   void show_shards();
   bool is_unsharded() const { return shows_whole_; }
+  /// Lets the parameters show nothing, [0], where they would show this rank's part of several;
+  /// until end_hiding, or unshard.
+  void hide_shards();
+  void end_hiding();
   /// The parameters are ordinary tensors from now on: whole, in memory of their own, with NaN for
   /// values (integers: 0), as this rank has rows of them only, and without gradients. Nothing but
   /// the destructor may follow. No collective: whatever has become of the group.
@@ -100,6 +104,7 @@ class FlatParameter {
   std::vector<at::Tensor> whole_;
   std::vector<at::Tensor> shards_;
   bool shows_whole_ = true;
+  bool are_hidden_ = false;
   /// Of the parameters, where several ranks have parts of them; else empty.
   std::vector<TwoVersions> counts_;
   WriteCheck write_check_;

@@ -222,6 +222,10 @@ bool ParamGroup::reshard(bool frees) {
   return std::exchange(values_, Values::Shards) != Values::Shards;
 }
 
+void ParamGroup::hide_shards(bool hides) {
+  for (const auto& flat : flats_) hides ? flat->hide_shards() : flat->end_hiding();
+}
+
 bool ParamGroup::is_unsharded() const {
   return std::any_of(flats_.begin(), flats_.end(),
                      [](const auto& flat) { return flat->is_unsharded(); });

@@ -78,6 +78,8 @@ class ParamGroup {
   /// `frees`: gathered bytes are given back too.
   bool reshard(bool frees);
   bool is_unsharded() const;
+  /// Parameters that show shards show nothing, or shards again; others stay what they are.
+  void hide_shards(bool hides);
   /// Whether the bytes of the whole array are there, or on their way.
   bool is_in_memory() const;
   /// The host may use shards and gradients afterwards: see NOTE [Offloading].

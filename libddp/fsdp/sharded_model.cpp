@@ -18,6 +18,7 @@
 #include "libddp/fsdp/flat_parameter.h"
 #include "libddp/fsdp/reading_groups.h"
 #include "libddp/fsdp/small_reductions.h"
+#include "libddp/fsdp/units_on_devices.h"
 
 namespace libddp {
 namespace {
@@ -25,28 +26,11 @@ namespace {
 constexpr std::size_t kMostReductions = 1;
 constexpr const char* kEndOfForward = "the end of a sharded forward";
 
-bool is_on_device(const ParamGroup& unit) {
-  return !unit.flats().empty() && unit.flats()[0]->spec().is_on_device();
-}
-
-bool is_any_on_device(const std::vector<ShardedModel::ParamGroupPtr>& units) {
-  return std::any_of(units.begin(), units.end(),
-                     [](const auto& unit) { return is_on_device(*unit); });
-}
-
 /// Where a backward pass may begin.
 bool is_any_on_cpu(const std::vector<at::Tensor>& outputs) {
   return std::any_of(outputs.begin(), outputs.end(), [](const at::Tensor& output) {
     return output.defined() && output.requires_grad() && output.device().is_cpu();
   });
-}
-
-Group device_ranks_of(const std::vector<ShardedModel::ParamGroupPtr>& units) {
-  for (const auto& unit : units) {
-    const Group& ranks = unit->options().shard ? unit->options().shard : unit->options().replicate;
-    if (is_on_device(*unit) && ranks && ranks->size() > 1) return ranks;
-  }
-  return nullptr;
 }
 
 /// What this rank changes from now on, nobody reads any more. See NOTE [Barriers].
@@ -122,6 +106,7 @@ void ShardedModel::before_forward(ParamGroup& unit, bool is_apart) {
   // Inside a backward pass it is a recomputation, which reads what the first computation read.
   const bool is_recomputed = is_nested_backward() && (pass_ || keeps_graph_);
   if (depth_ == 0 && !is_recomputed) begin_step();
+  if (depth_ == 0 && !is_recomputed && !pass_) hide_shards(true);
   if (depth_ == 0 && is_recomputed && !pass_) {
     begin_pass();
     pass_->makes_graph = true;  // for all that is known here
@@ -136,7 +121,10 @@ void ShardedModel::before_forward(ParamGroup& unit, bool is_apart) {
   try {
     unshard_values(unit);
   } catch (...) {
-    if (depth_ == 0 && !pass_) end_failed_reading(units_);
+    if (depth_ == 0 && !pass_) {
+      hide_shards(false);
+      end_failed_reading(units_);
+    }
     throw;
   }
   if (options_.forward_prefetch && !pass_) prefetch(unit, 1);
@@ -198,6 +186,7 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
   }
   if (is_root(unit) && c10::GradMode::is_enabled()) awaits_backward_ = true;
   if (depth_ > 0 || pass_) return;
+  hide_shards(false);
   if (!c10::GradMode::is_enabled()) finish_copies();
   end_reading(units_, kEndOfForward);
   compare_calls("a forward");
@@ -223,7 +212,10 @@ void ShardedModel::forward_failed(ParamGroup& unit, const std::string& what) {
   --unit.forward.running;
   // Recomputations end with an exception too, where they have all that is wanted of them.
   if (!unit.is_in_pass() && unit.forward.running == 0) reshard_values(unit, !unit.forward.is_kept);
-  if (depth_ == 0 && !pass_) end_failed_reading(units_);
+  if (depth_ == 0 && !pass_) {
+    hide_shards(false);
+    end_failed_reading(units_);
+  }
   if (is_root(unit)) report_error("in forward: " + what);
 }
 
@@ -270,6 +262,7 @@ void ShardedModel::recover() {
   pass_ = nullptr;
   calls_ = 0;
   keeps_graph_ = false;
+  hide_shards(false);
   for (const ParamGroupPtr& unit : units_) {
     unit->forward.running = 0;
     if (unit->is_in_pass()) unit->abandon();
@@ -296,6 +289,14 @@ void ShardedModel::unshard_values(ParamGroup& unit) {
 
 void ShardedModel::reshard_values(ParamGroup& unit, bool frees) {
   if (unit.reshard(frees) && options_.faces) options_.faces->show(unit, /*whole=*/false);
+  if (hides_) unit.hide_shards(true);
+}
+
+// See NOTE [Hidden shards]. Faces are not what a unit computes with.
+void ShardedModel::hide_shards(bool hides) {
+  if (options_.faces) return;
+  hides_ = hides;
+  for (const ParamGroupPtr& unit : units_) unit->hide_shards(hides);
 }
 
 void ShardedModel::finish_copies() {

@@ -35,6 +35,12 @@
 // forward, of which no hook of the unit tells, so a pass has not left a unit when its last gradient
 // has come in such a run: then it is as with frozen parameters, above.
 //
+// NOTE [Hidden shards]
+// Scripts that use a weight in another module's forward (a loss that multiplies by the head's)
+// would compute with this rank's rows, and where nothing minds the size, as in an evaluation, get
+// numbers. So while a forward runs, the parameters of units whose own does not have no elements at
+// all: what computes with them fails, on all ranks.
+//
 // NOTE [Late hooks]
 // A hook that a user puts on a parameter for when its gradient has been accumulated runs when the
 // average is in `.grad`, on the shard: inside the pass, once the unit's average has come. An
@@ -203,6 +209,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   /// Of the unit's parameters, and of the faces that stand for them.
   void unshard_values(ParamGroup& unit);
   void reshard_values(ParamGroup& unit, bool frees = true);
+  void hide_shards(bool hides);
   /// The pass is done with it. One that runs inside of a forward is not the last to need it.
   void leave_unit(ParamGroup& unit) {
     if (unit.forward.running == 0) reshard_values(unit, /*frees=*/!pass_->makes_graph);
@@ -252,6 +259,8 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   bool keeps_graph_ = false;
   /// Modules whose forward runs, one inside the other.
   int depth_ = 0;
+  /// See NOTE [Hidden shards].
+  bool hides_ = false;
   /// The one that runs, or has failed without having been cleared away.
   Pass* pass_ = nullptr;
   /// Counts beginnings and ends of forwards.

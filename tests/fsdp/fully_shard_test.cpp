@@ -40,7 +40,8 @@ struct ShardedNetImpl : torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& x) {
     if (fails) throw std::runtime_error("no forward today\nmore");
-    return sharded_forward(head, norm(blocks->forward(x)) * scale) + offset;
+    const at::Tensor y = norm(blocks->forward(x)) * scale;
+    return (by_hand ? y.matmul(head->weight.t()) : sharded_forward(head, y)) + offset;
   }
 
   torch::nn::Sequential blocks{torch::nn::Linear(5, 6), torch::nn::Tanh(), torch::nn::Linear(6, 6)};
@@ -49,6 +50,8 @@ struct ShardedNetImpl : torch::nn::Module {
   at::Tensor scale;
   at::Tensor offset;
   bool fails = false;
+  /// The head's weight is used while its unit does not run.
+  bool by_hand = false;
 };
 TORCH_MODULE(ShardedNet);
 
@@ -382,6 +385,24 @@ TEST_CASE("a forward that throws leaves a model that goes on", "[fully_shard]") 
     loss_at(model->forward(input_at(group.rank(), 0))).backward();
     optimizer.step();
     expect_state(model->full_state(), wanted);
+  });
+}
+
+TEST_CASE("weights have no elements while their unit does not run", "[fully_shard]") {
+  run_group(2, [&](ProcessGroup& group) {
+    ShardedNet net = make_net();
+    const auto model = shard_net(net, {.shard = group.shared_from_this()});
+    const auto shape = net->head->weight.sizes().vec();
+    net->by_hand = true;
+    for (const bool with_gradients : {false, true}) {
+      const torch::AutoGradMode mode(with_gradients);
+      const auto text = message_of<c10::Error>([&] { model->forward(input_at(0, 0)); });
+      expect(contains(text, "0"), text);
+      expect(net->head->weight.sizes() == shape, "rows again");
+    }
+    net->by_hand = false;
+    loss_at(model->forward(input_at(group.rank(), 0))).backward();
+    expect(net->head->weight.grad().sizes() == shape, "gradient");
   });
 }
 

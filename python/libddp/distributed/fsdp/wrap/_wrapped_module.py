@@ -24,6 +24,7 @@ from libddp.distributed._exit import describe, live_groups
 from libddp.distributed.fsdp.wrap import (
     _discarding,
     _gradient_sync,
+    _hidden_shards,
     _offload,
     _one_unit_warning,
     _optimizers,
@@ -335,6 +336,8 @@ class WrappedModule:
         except BaseException as error:
             if opened is not None:
                 opened.fail(describe(error))
+            if self.is_root and not self.sharding.use_dtensor:
+                _hidden_shards.explain(error, self)
             model.forward_failed(unit, describe(error))
             raise
         with unchecked():
