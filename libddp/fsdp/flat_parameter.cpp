@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -62,7 +63,7 @@ TrainedSet FlatParameter::trained() const {
 bool FlatParameter::unshard() {
   memory_->unshard();
   if (shows_whole_) return false;
-  end_hiding();
+  check_rows_unwritten();
   check_shards();
   if (spec_.has_shards_apart()) accumulated_.put_aside();
   for (std::size_t i = 0; i < size(); ++i) show_data(spec_.parameters[i].tensor, whole_[i]);
@@ -131,11 +132,24 @@ void FlatParameter::show_shards() {
   if (!gradient_.is_in_pass()) accumulated_.give_back();
 }
 
+// Elements that a script changes one by one are where it looks for them, and a product of matrices
+// fails: a vector could fit into one where it has as many elements as the matrix has rows or
+// columns.
+FlatLayout::Shape FlatParameter::hidden_shape(std::size_t index) const {
+  const FlatLayout::Shape& whole = spec_.layout.shape(index);
+  const std::int64_t numel = shards_[index].numel();
+  const bool could_fit = std::find(whole.begin(), whole.end(), numel) != whole.end();
+  if (whole.size() > 1 && could_fit) return {numel, 1, 1};
+  return {numel};
+}
+
 void FlatParameter::hide_shards() {
   if (are_hidden_ || !shows_shards() || !spec_.is_sharded()) return;
+  if (refuses_writes()) row_check_.begin(spec_.parameters, shards_);
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& shown = spec_.parameters[i].tensor;
-    if (is_shown(shown, shards_[i])) shown.unsafeGetTensorImpl()->set_sizes_contiguous({0});
+    if (!is_shown(shown, shards_[i])) continue;
+    shown.unsafeGetTensorImpl()->set_sizes_contiguous(hidden_shape(i));
   }
   are_hidden_ = true;
 }
@@ -145,11 +159,22 @@ void FlatParameter::end_hiding() {
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& shown = spec_.parameters[i].tensor;
     // What somebody has put there meanwhile is found by check_shards.
-    const bool is_hidden = shown.dim() == 1 && shown.numel() == 0;
+    const bool is_hidden = shown.sizes() == at::IntArrayRef(hidden_shape(i));
     if (is_hidden && shown.storage().is_alias_of(shards_[i].storage())) {
       show_data(shown, shards_[i]);
     }
   }
+}
+
+void FlatParameter::check_rows_unwritten() {
+  if (!are_hidden_) return;
+  end_hiding();
+  const auto written = row_check_.find_written(spec_.parameters, shards_);
+  if (!written) return;
+  throw ArgumentError(fmt::format(
+      "libddp {}: the forward has written into parameter '{}' while its unit did not run. Other "
+      "ranks of the host may read it before, or behind that. Hint: write between steps.",
+      spec_.label, spec_.parameters[*written].name));
 }
 
 void FlatParameter::leave() {

@@ -83,10 +83,13 @@ class FlatParameter {
   /// Lets the parameters show what this rank owns, and its gradients. The bytes of the array stay.
   void show_shards();
   bool is_unsharded() const { return shows_whole_; }
-  /// Lets the parameters show nothing, [0], where they would show this rank's part of several;
-  /// until end_hiding, or unshard.
+  /// Lets the parameters show this rank's part as a vector, where several ranks have parts: what
+  /// takes it for a matrix fails. Until end_hiding, check_rows_unwritten or unshard.
   void hide_shards();
   void end_hiding();
+  /// Ends hiding. Throws ArgumentError where a forward has written into a part meanwhile, on the
+  /// CPU with several ranks; so does unshard.
+  void check_rows_unwritten();
   /// The parameters are ordinary tensors from now on: whole, in memory of their own, with NaN for
   /// values (integers: 0), as this rank has rows of them only, and without gradients. Nothing but
   /// the destructor may follow. No collective: whatever has become of the group.
@@ -97,6 +100,7 @@ class FlatParameter {
   /// On one host the others, which compute too, read what is written; between hosts it is lost. A
   /// script is refused alike on both. On devices it is lost, as with torch.
   bool refuses_writes() const;
+  FlatLayout::Shape hidden_shape(std::size_t index) const;
 
   FlatSpec spec_;
   std::unique_ptr<FlatMemory> memory_;
@@ -108,6 +112,8 @@ class FlatParameter {
   /// Of the parameters, where several ranks have parts of them; else empty.
   std::vector<TwoVersions> counts_;
   WriteCheck write_check_;
+  /// Of what is hidden.
+  WriteCheck row_check_;
   AccumulatedGradients accumulated_;
   FlatGradient gradient_;
   FullCopies copies_;

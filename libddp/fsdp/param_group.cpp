@@ -226,6 +226,10 @@ void ParamGroup::hide_shards(bool hides) {
   for (const auto& flat : flats_) hides ? flat->hide_shards() : flat->end_hiding();
 }
 
+void ParamGroup::check_rows_unwritten() {
+  for (const auto& flat : flats_) flat->check_rows_unwritten();
+}
+
 bool ParamGroup::is_unsharded() const {
   return std::any_of(flats_.begin(), flats_.end(),
                      [](const auto& flat) { return flat->is_unsharded(); });

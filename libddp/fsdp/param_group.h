@@ -78,8 +78,10 @@ class ParamGroup {
   /// `frees`: gathered bytes are given back too.
   bool reshard(bool frees);
   bool is_unsharded() const;
-  /// Parameters that show shards show nothing, or shards again; others stay what they are.
+  /// Parameters that show shards hide them, or show them again; others stay what they are.
   void hide_shards(bool hides);
+  /// See FlatParameter.
+  void check_rows_unwritten();
   /// Whether the bytes of the whole array are there, or on their way.
   bool is_in_memory() const;
   /// The host may use shards and gradients afterwards: see NOTE [Offloading].

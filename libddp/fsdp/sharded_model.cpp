@@ -155,6 +155,9 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
   try {
     for (const auto& flat : unit.flats()) flat->check_unwritten();
     if (c10::GradMode::is_enabled()) check_outputs(unit, outputs);
+    if (depth_ == 1 && hides_) {
+      for (const ParamGroupPtr& each : units_) each->check_rows_unwritten();
+    }
   } catch (const ArgumentError& error) {
     forward_failed(unit, error.what());
     throw;

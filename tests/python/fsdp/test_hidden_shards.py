@@ -6,6 +6,7 @@ import checks
 import fsdp_models as models
 import pytest
 import torch
+from libddp.errors import ArgumentError
 from torch import nn
 from torch.nn import functional
 
@@ -13,21 +14,21 @@ USES = {
     "a matrix product": lambda h, head: h @ head.weight.t(),
     "the layer's function": lambda h, head: functional.linear(h, head.weight),
     "a vector": lambda h, head: h * head.scale,
-    "one element of each rank": lambda h, head: h * head.pair,
+    "a product that a vector would fit into": lambda h, head: h @ head.other,
 }
 
 
 class Head(nn.Module):
-    """On two ranks the rows of `weight` have as many elements as `h`, those of `pair` have one."""
+    """On two ranks the rows of `weight` and of `other` have as many elements as rows of `h`."""
 
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(2, 6))
         self.scale = nn.Parameter(torch.randn(6))
-        self.pair = nn.Parameter(torch.randn(2))
+        self.other = nn.Parameter(torch.randn(6, 2))
 
     def forward(self, h):
-        return functional.linear(h, self.weight) * self.pair * self.scale.sum()
+        return functional.linear(h, self.weight) + (h * self.scale) @ self.other
 
 
 class Model(nn.Module):
@@ -112,7 +113,27 @@ def check_forwards_that_compute_gradients():
     for face in faces():
         model, _ = shard(face, use)
         model(torch.ones(3, 4)).sum().backward()
-        assert seen.pop() == [(0,)] * 3
+        assert seen.pop() == [(6, 1, 1), (3,), (6, 1, 1)]
+
+
+def check_writes_are_refused():
+    """As under way: on one host other ranks read the rows, at their own time."""
+
+    def moves(write):
+        def use(h, head):
+            with torch.no_grad():
+                write(head.weight)
+            return head(h)
+
+        return use
+
+    for face in faces():
+        for write in (lambda w: w.mul_(0.5), lambda w: w.data.mul_(0.5)):
+            model, inner = shard(face, moves(write))
+            with pytest.raises(ArgumentError, match=r"'weight' while its unit did not run"):
+                model(torch.ones(3, 4))
+            inner.use = None
+            model(torch.ones(3, 4)).sum().backward()
 
 
 results, test_on_two_ranks = checks.suite(globals(), 2)

@@ -1,6 +1,7 @@
 """What to make of an error in a forward that has used a weight of a unit that does not run.
 
-While a forward runs, the parameters of such units have no elements; torch's error speaks of sizes.
+While a forward runs, the parameters of such units show this rank's part as a vector; torch's error
+speaks of sizes.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ def explain(error: BaseException, root: WrappedModule) -> None:
     names = [
         repr(wrapped.name)
         for wrapped in root.all_wrapped
-        if not wrapped.unit.is_whole and any(p.numel() == 0 for _, p in wrapped.parameters)
+        if wrapped.parameters and wrapped.sharding.num_shards > 1 and not wrapped.unit.is_whole
     ]
     if not names or not _ABOUT_SIZES.search(str(error)) or not hasattr(error, "add_note"):
         return
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     error.add_note(
         "libddp fsdp: if a parameter of a unit whose own forward was not running has been used "
-        f"here (units {', '.join(names[:_MOST_NAMES])}{more}), it had the shape [0]. Hint: use it "
-        "in its module's forward, or wrap the module that uses it together with it."
+        f"here (units {', '.join(names[:_MOST_NAMES])}{more}), it showed this rank's part of it. "
+        "Hint: use it in its module's forward, or wrap the module that uses it together with it."
     )
