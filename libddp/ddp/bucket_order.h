@@ -43,6 +43,11 @@ class BucketOrder {
   void forget_fired() { fired_.clear(); }
   /// Learns from the pass that ends; a collective. There is a new plan where it is not `present`.
   void learn(ProcessGroup& group, const BucketPlan& present);
+  /// Instead of learning: the present order stays.
+  void keep() {
+    is_learning_ = false;
+    fired_ = {};
+  }
   bool has_plan() const { return planned_.has_value(); }
   /// REQUIRES has_plan.
   BucketPlan take_plan();

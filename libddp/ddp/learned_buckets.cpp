@@ -50,8 +50,12 @@ void LearnedBuckets::rebuild_as_learned() {
   if (order_.has_plan()) rebuild();
 }
 
-void LearnedBuckets::learn() {
-  order_.learn(*group_, buckets_->plan());
+void LearnedBuckets::learn(bool has_static_graph) {
+  if (is_packed_ && parts_.usage.tolerates_unused() && !has_static_graph) {
+    order_.keep();
+  } else {
+    order_.learn(*group_, buckets_->plan());
+  }
   // The gradients move along.
   if (parts_.sharded.has_owners()) rebuild_as_learned();
   describe_layout();

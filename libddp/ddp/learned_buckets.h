@@ -58,8 +58,10 @@ class LearnedBuckets {
   void rebuild();
   /// The same where a new order has been learned.
   void rebuild_as_learned();
-  /// Learns the order from the pass that ends; a collective.
-  void learn();
+  /// Learns the order from the pass that ends; a collective. A communication hook with unused
+  /// parameters keeps the order that it has, as with torch: what it does may hang on it (torchft,
+  /// where a new replica meets others after their first pass).
+  void learn(bool has_static_graph);
   /// From now on for a communication hook: see GradientBuckets.
   void pack();
   /// Parameters have other dtypes now: learns anew.

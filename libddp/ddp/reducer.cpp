@@ -285,7 +285,7 @@ void Reducer::take_averages() {
 }
 
 void Reducer::learn() {
-  buckets_.learn();
+  buckets_.learn(options_.static_graph);
   // Counts of a pass without data say nothing: buckets then wait for the end of each pass.
   if (options_.static_graph && !pass_.is_empty()) buckets_.order().expect(pass_.num_fired());
 }

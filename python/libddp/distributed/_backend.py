@@ -57,6 +57,8 @@ def choose(backend: str | None) -> Choice:
     name = None if backend is None else str(backend).strip().lower()
     if name in (None, "auto", "undefined"):
         return Choice(HOST, "nccl" if torch.cuda.is_available() else "gloo")
+    if ":" in name and _is_registered(name):  # as torch, which asks that first
+        return Choice(name, name)
     if ":" in name:
         return _choose_per_device(name)
     if name in _HOST_NAMES:

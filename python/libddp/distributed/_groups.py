@@ -122,7 +122,7 @@ def has_name(torch_group: c10d.ProcessGroup) -> bool:
     """Whether torch knows it or has known it, which names what it makes; not what programs make."""
     try:
         return bool(torch_group.group_name)
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # a class written in Python may have others than torch's
         return False
 
 

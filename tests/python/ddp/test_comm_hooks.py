@@ -127,6 +127,37 @@ def check_a_hook_sees_each_bucket_once_in_order():
         model.zero_grad()
 
 
+class Swapped(torch.nn.Module):
+    """Used in the other order than registered."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.first = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.last(self.first(x))
+
+
+def check_the_order_in_buckets_stays_where_parameters_may_be_unused():
+    """As with torch: what a hook sends may meet a replica that is in its first pass (torchft)."""
+    for stays in (True, False):
+        torch.manual_seed(0)
+        seen = []
+
+        def hook(_, bucket, seen=seen):
+            seen.append(bucket.buffer().clone())
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        model = libddp_ddp()(Swapped(), find_unused_parameters=stays)
+        model.register_comm_hook(None, hook)
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.arange(6.0).view(2, 3)).sum().backward()
+        assert all(torch.equal(seen[0], each) for each in seen) == stays
+
+
 def check_a_hook_sees_gradients_and_nothing_else():
     """What it makes of all of them (a mean, the largest ones) is torch's, then."""
 
