@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from in_place_group import InPlace
 from launches import finish, launch
 from torch.distributed import ReduceOp
 
@@ -44,6 +45,22 @@ def check_who_and_where():
     assert api().get_backend() == "gloo"
     assert api().allocate(3, 4).shape == (3, 4)
     assert group.timeout == timedelta(minutes=30)
+
+
+def check_a_class_that_has_no_name():
+    class Nameless(InPlace):  # as torchft's, before they are registered
+        @property
+        def group_name(self):
+            raise ValueError("ProcessGroup name not set")
+
+    assert api().from_c10d(Nameless(dist.group.WORLD)).size() == dist.get_world_size()
+
+
+def check_a_registered_name_with_a_colon():
+    from libddp.distributed import _backend
+
+    dist.Backend.register_backend("mine:part", lambda *_: None, devices=["cpu"])
+    assert _backend.choose("mine:part") == _backend.Choice("mine:part", "mine:part")
 
 
 def check_all_reduce():
