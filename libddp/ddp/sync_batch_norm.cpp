@@ -4,6 +4,7 @@
 #include <torch/nn/functional/batchnorm.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -35,10 +36,11 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
-  stream << fmt::format("libddp::SyncBatchNorm({}, eps={}, momentum={}, affine={}, {}={})",
-                        options.num_features(), options.eps(),
-                        options.momentum() ? fmt::format("{}", *options.momentum()) : "none",
-                        options.affine(), "track_running_stats", options.track_running_stats());
+  const std::string momentum = options.momentum() ? fmt::to_string(*options.momentum()) : "none";
+  stream << fmt::format(
+      "libddp::SyncBatchNorm({}, eps={}, momentum={}, affine={}, track_running_stats={})",
+      options.num_features(), options.eps(), momentum, options.affine(),
+      options.track_running_stats());
 }
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {

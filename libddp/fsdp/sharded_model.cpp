@@ -105,8 +105,10 @@ void ShardedModel::before_forward(ParamGroup& unit, bool is_apart) {
   const auto lock = lock_hooks();  // a recomputation runs inside of a pass
   // Inside a backward pass it is a recomputation, which reads what the first computation read.
   const bool is_recomputed = is_nested_backward() && (pass_ || keeps_graph_);
-  if (depth_ == 0 && !is_recomputed) begin_step();
-  if (depth_ == 0 && !is_recomputed && !pass_) hide_shards(true);
+  if (depth_ == 0 && !is_recomputed) {
+    begin_step();
+    hide_shards(true);
+  }
   if (depth_ == 0 && is_recomputed && !pass_) {
     begin_pass();
     pass_->makes_graph = true;  // for all that is known here
