@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -237,6 +238,33 @@ def check_a_state_between_unshard_and_reshard():
         load()
         assert_equal([values(model)], [models.build(seed=6).state_dict()])
     models.train(model, 1)
+
+
+def check_a_rank_loads_its_own_part_alone():
+    """As with torch; of a replica of several ranks that recovers, torchft loads them one by one."""
+
+    def losses(wrap):
+        model, optimizer = make(wrap, steps=1)
+        source, _ = make(wrap, seed=6)
+        if dist.get_rank() == 1:
+            model.load_state_dict(source.state_dict())
+            set_model_state_dict(model, get_model_state_dict(source))
+            loaded = model.load_state_dict({"norm.weight": source.norm.weight}, strict=False)
+            assert "norm.weight" not in loaded.missing_keys
+            with pytest.raises(RuntimeError, match=r"Missing key.*norm\.bias"):
+                model.load_state_dict({"norm.weight": source.norm.weight})
+        return models.train(model, 2, lambda _: optimizer, first=1)
+
+    assert losses(models.shard) == losses(models.theirs)
+
+
+def check_a_rank_that_loads_whole_tensors_alone_is_told():
+    mesh = DeviceMesh.from_group(dist.new_group(), "cpu")  # a group that may fail
+    model = models.libddp_fsdp().fully_shard(nn.Linear(4, 4), mesh=mesh)
+    whole = nn.Linear(4, 4).state_dict()
+    step = (lambda _: model.load_state_dict(whole)) if dist.get_rank() == 0 else model
+    with pytest.raises(RuntimeError, match="different collectives"):
+        step(torch.ones(2, 4))
 
 
 def check_pieces_of_a_state_one_by_one():

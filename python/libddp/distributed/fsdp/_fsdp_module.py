@@ -291,14 +291,18 @@ class FSDPModule:
         return super()._apply(fn, recurse)
 
     def load_state_dict(self, state_dict, *args, **kwargs):
-        """Takes whole tensors, DTensors or ShardedTensors; collective.
+        """Takes whole tensors, DTensors or ShardedTensors.
+
+        A collective, but where all sharded parameters in `state_dict` are DTensors as state_dict()
+        has them: such a state a rank may load by itself, as with torch (a replica of several ranks
+        that recovers), and what is wrong with it raises on this rank alone.
 
         What else it takes is what the module's own load_state_dict does: nn.Module's `strict` and
         `assign`. Parameters on the meta device get memory; `assign` is for these, and has no
         effect on them but with strict=False: pieces of a state dict may come one by one then.
 
         Raises:
-            RuntimeError: keys that are missing or too many, on every rank.
+            RuntimeError: keys that are missing or too many; of a collective on every rank.
             ArgumentError: a shape that is not the parameter's, on every rank.
         """
         takes = super().load_state_dict
@@ -324,4 +328,6 @@ class FSDPModule:
             local = _loading.as_dtensors(self, local)
             return takes(local, *args, **kwargs)
 
+        if _loading.is_of_own_shards(self, state_dict):
+            return load()
         return _collective_errors.together(wrapped.groups(), "load a state dict", load)

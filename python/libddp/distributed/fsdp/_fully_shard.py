@@ -90,7 +90,8 @@ def fully_shard(
             sharded already, ranks that shard different modules.
 
     Note:
-        A collective of all ranks of the mesh; so are forward, backward and load_state_dict.
+        A collective of all ranks of the mesh; so are forward, backward, and load_state_dict but
+        where it is given what state_dict() gives.
 
     Example:
         >>> for block in model.blocks: fully_shard(block)              # doctest: +SKIP

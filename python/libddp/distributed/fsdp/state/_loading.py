@@ -36,6 +36,12 @@ def has_shards(state: dict[str, Any]) -> bool:
     return any(is_sharded(value) for value in state.values())
 
 
+def is_of_own_shards(model: torch.nn.Module, state: dict[str, Any]) -> bool:
+    """Whether sharded parameters get what this rank owns of them: no other rank is asked."""
+    specs = shard_specs_by_key(model)
+    return all(key not in specs or own_shard(state[key], specs[key]) is not None for key in state)
+
+
 def shard_specs_by_key(model: torch.nn.Module) -> dict[str, ShardSpec]:
     """Canonical name -> spec, of shared parameters by each of their names."""
     specs = shard_specs_of(model)
