@@ -73,6 +73,7 @@ void bind_options(py::module_& module) {
       .def(py::init<>())
       .def_readwrite("cap_bytes", &Options::cap_bytes)
       .def_readwrite("first_bytes", &Options::first_bytes)
+      .def_readwrite("hook_first_bytes", &Options::hook_first_bytes)
       .def_readwrite("each_bytes", &Options::each_bytes)
       .def_readwrite("find_unused_parameters", &Options::find_unused_parameters)
       .def_readwrite("static_graph", &Options::static_graph)

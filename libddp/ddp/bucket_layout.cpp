@@ -25,9 +25,9 @@ BucketLayout describe_buckets(const ProcessGroup& group, const NamedTensors& par
 }
 
 std::string to_string(const BucketLayout& layout) {
-  std::string text = fmt::format("{} buckets, {}\n", layout.buckets.size(),
-                                 layout.is_rebuilt ? "in the order in which gradients come"
-                                                   : "in reverse order of the parameters");
+  std::string text = fmt::format(
+      "{} buckets, {}\n", layout.buckets.size(),
+      layout.is_rebuilt ? "in the order in which gradients come" : "in an order of the parameters");
   for (std::size_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
     const BucketDescription& described = layout.buckets[bucket];
     text += fmt::format("bucket {}: {}, {} bytes of gradients, {} in all, {}: {}\n", bucket,

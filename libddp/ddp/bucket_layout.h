@@ -32,8 +32,8 @@ struct BucketDescription {
 struct BucketLayout {
   /// In the order in which the buckets are sent.
   std::vector<BucketDescription> buckets;
-  /// The order in which gradients came in the first pass that synchronises; before that, the
-  /// reverse order of the parameters.
+  /// The order in which gradients came in the first pass that synchronises; else the reverse order
+  /// of the parameters, or that of torch_bucket_plan.h.
   bool is_rebuilt = false;
   /// Parameters without a bucket: their gradients are sparse and sent after the buckets.
   std::vector<std::string> sparse_names{};

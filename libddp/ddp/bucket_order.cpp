@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "libddp/base/error.h"
+#include "libddp/ddp/torch_bucket_plan.h"
 
 namespace libddp {
 
@@ -18,19 +19,32 @@ BucketOrder::BucketOrder(std::vector<ParameterSize> sizes, BucketLimits limits,
       without_bucket_(std::move(without_bucket)),
       num_expected_(sizes_.size(), 1) {}
 
-BucketPlan BucketOrder::first_plan() const { return plan_of(reverse_order(sizes_.size())); }
+BucketPlan BucketOrder::first_plan() const {
+  std::vector<std::size_t> order = with_bucket(reverse_order(sizes_.size()));
+  if (!is_torchs_) return plan_of(order);
+  std::reverse(order.begin(), order.end());
+  const bool is_whole = begins_whole_ && limits_.each_bytes.empty();
+  return first_torch_plan(
+      sizes_, order,
+      is_whole ? std::vector{std::numeric_limits<std::size_t>::max()} : torch_limits(limits_));
+}
 
-BucketPlan BucketOrder::plan_of(std::vector<std::size_t> order) const {
+BucketPlan BucketOrder::plan_of(const std::vector<std::size_t>& order) const {
+  return is_torchs_ ? torch_plan(sizes_, order, torch_limits(limits_))
+                    : plan_buckets(sizes_, order, limits_);
+}
+
+std::vector<std::size_t> BucketOrder::with_bucket(std::vector<std::size_t> order) const {
   std::erase_if(order, [&](std::size_t index) {
     return std::find(without_bucket_.begin(), without_bucket_.end(), index) !=
            without_bucket_.end();
   });
-  return plan_buckets(sizes_, order, limits_);
+  return order;
 }
 
 void BucketOrder::learn(ProcessGroup& group, const BucketPlan& present) {
   is_learning_ = false;
-  BucketPlan plan = plan_of(agreed_order(group));
+  BucketPlan plan = plan_of(with_bucket(agreed_order(group)));
   if (plan != present) planned_ = std::move(plan);
 }
 
@@ -59,6 +73,7 @@ BucketPlan BucketOrder::take_plan() { return *std::exchange(planned_, std::nullo
 void BucketOrder::restart(std::vector<ParameterSize> sizes) {
   sizes_ = std::move(sizes);
   is_learning_ = true;
+  is_kept_ = false;
   planned_ = std::nullopt;
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 
 // Which gradients lie in which bucket: first in the reverse order of the parameters, then, once,
-// in the order in which rank 0's gradients have fired in the first pass that synchronised.
+// in the order in which rank 0's gradients have fired in the first pass that synchronised. For a
+// communication hook they are torch's, see torch_bucket_plan.h.
 //
 // With a static graph that pass tells besides how often each gradient fires.
 // Thread rule: as Reducer.
@@ -34,6 +35,13 @@ class BucketOrder {
   /// Until the first pass has ended.
   bool is_learning() const { return is_learning_; }
   BucketPlan first_plan() const;
+  /// Whether the buckets are torch's.
+  bool is_torchs() const { return is_torchs_; }
+  /// From now on they are. `begins_whole`: until the order is known, one per dtype.
+  void follow_torch(bool begins_whole) {
+    is_torchs_ = true;
+    begins_whole_ = begins_whole;
+  }
 
   /// A gradient has fired.
   void record(std::size_t index) {
@@ -46,8 +54,11 @@ class BucketOrder {
   /// Instead of learning: the present order stays.
   void keep() {
     is_learning_ = false;
+    is_kept_ = true;
     fired_ = {};
   }
+  /// Whether the buckets are in the order that was learned.
+  bool is_learned() const { return !is_learning_ && !is_kept_ && !has_plan(); }
   bool has_plan() const { return planned_.has_value(); }
   /// REQUIRES has_plan.
   BucketPlan take_plan();
@@ -65,13 +76,17 @@ class BucketOrder {
   void expect(std::vector<std::uint32_t> counts) { num_expected_ = std::move(counts); }
 
  private:
-  BucketPlan plan_of(std::vector<std::size_t> order) const;
+  std::vector<std::size_t> with_bucket(std::vector<std::size_t> order) const;
+  BucketPlan plan_of(const std::vector<std::size_t>& order) const;
   std::vector<std::size_t> agreed_order(ProcessGroup& group);
 
   std::vector<ParameterSize> sizes_;
   const BucketLimits limits_;
   const std::vector<std::size_t> without_bucket_;
+  bool is_torchs_ = false;
+  bool begins_whole_ = false;
   bool is_learning_ = true;
+  bool is_kept_ = false;
   std::vector<std::size_t> fired_;
   std::optional<BucketPlan> planned_;
   std::vector<std::uint32_t> num_expected_;

@@ -28,6 +28,8 @@ struct BucketLimits {
   std::size_t first_bytes = std::size_t{1} << 20;
   std::size_t cap_bytes = std::size_t{25} << 20;
   std::size_t last_bytes = std::size_t{1} << 20;
+  /// The first bucket's limit where a communication hook takes the buckets: torch_bucket_plan.h.
+  std::size_t hook_first_bytes = std::size_t{1} << 20;
   /// Where given, the limits of the first, second, ... bucket instead of the three above; the last
   /// entry holds for all that follow.
   std::vector<std::size_t> each_bytes = {};

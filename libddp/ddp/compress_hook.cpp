@@ -101,6 +101,10 @@ std::shared_ptr<c10d::CommHookInterface> compress_hook(Group group, c10::ScalarT
   return std::make_shared<CompressHook>(required_group(std::move(group), "compress_hook"), dtype);
 }
 
+bool is_compress_hook(const c10d::CommHookInterface& hook) {
+  return dynamic_cast<const CompressHook*>(&hook) != nullptr;
+}
+
 std::shared_ptr<c10d::CommHookInterface> over_group(
     const std::shared_ptr<c10d::CommHookInterface>& hook, Group group) {
   const auto* const compresses = dynamic_cast<const CompressHook*>(hook.get());

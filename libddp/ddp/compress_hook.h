@@ -21,6 +21,9 @@ namespace libddp {
 /// REQUIRES: `dtype` is kHalf or kBFloat16; throws ArgumentError for another one.
 std::shared_ptr<c10d::CommHookInterface> compress_hook(Group group, c10::ScalarType dtype);
 
+/// Whether it is one of `compress_hook`: which gradients lie together means nothing to it.
+bool is_compress_hook(const c10d::CommHookInterface& hook);
+
 /// A hook that does in `group` what `hook` does in another: a new one of `compress_hook`. Others
 /// are as they are, and know their group themselves.
 std::shared_ptr<c10d::CommHookInterface> over_group(

@@ -31,8 +31,8 @@ void LearnedBuckets::build(BucketPlan plan) {
 }
 
 void LearnedBuckets::describe_layout() {
-  const bool is_rebuilt = !order_.is_learning() && !order_.has_plan();
-  BucketLayout layout = describe_buckets(*group_, parts_.parameters, *buckets_, is_rebuilt);
+  BucketLayout layout =
+      describe_buckets(*group_, parts_.parameters, *buckets_, order_.is_learned());
   for (const std::size_t index : parts_.sparse.indices()) {
     layout.sparse_names.push_back(parts_.parameters[index].name);
   }
@@ -43,18 +43,20 @@ void LearnedBuckets::rebuild() { build(order_.has_plan() ? order_.take_plan() : 
 
 void LearnedBuckets::pack() {
   is_packed_ = true;
-  rebuild();
+  build(order_.first_plan());
 }
 
 void LearnedBuckets::rebuild_as_learned() {
-  if (order_.has_plan()) rebuild();
+  if (order_.has_plan() && !std::exchange(waits_, false)) rebuild();
 }
 
 void LearnedBuckets::learn(bool has_static_graph) {
-  if (is_packed_ && parts_.usage.tolerates_unused() && !has_static_graph) {
+  if (order_.is_torchs() && parts_.usage.tolerates_unused() && !has_static_graph) {
     order_.keep();
   } else {
     order_.learn(*group_, buckets_->plan());
+    // Of a static graph torch learns it in the second pass.
+    waits_ = order_.is_torchs() && has_static_graph;
   }
   // The gradients move along.
   if (parts_.sharded.has_owners()) rebuild_as_learned();

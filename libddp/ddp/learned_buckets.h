@@ -56,13 +56,13 @@ class LearnedBuckets {
 
   /// Once more: with the flags and blocks that they need now, in the newest order.
   void rebuild();
-  /// The same where a new order has been learned.
+  /// The same where a new order has been learned; to be called once in each pass.
   void rebuild_as_learned();
   /// Learns the order from the pass that ends; a collective. A communication hook with unused
   /// parameters keeps the order that it has, as with torch: what it does may hang on it (torchft,
   /// where a new replica meets others after their first pass).
   void learn(bool has_static_graph);
-  /// From now on for a communication hook: see GradientBuckets.
+  /// From now on for a communication hook: see GradientBuckets. Before anything is learned.
   void pack();
   /// Parameters have other dtypes now: learns anew.
   void follow_dtypes();
@@ -75,6 +75,8 @@ class LearnedBuckets {
   const Parts parts_;
   BucketOrder order_;
   bool is_packed_ = false;
+  /// For one pass more, a new order waits.
+  bool waits_ = false;
   std::shared_ptr<GradientBuckets> buckets_;
 };
 

@@ -29,6 +29,9 @@ struct DistributedDataParallelOptions {
   /// Largest bucket, and the first one, which is small so that communication starts early.
   std::size_t cap_bytes = std::size_t{25} << 20;
   std::size_t first_bytes = std::size_t{1} << 20;
+  /// The first one under a communication hook; torch's is the largest where that is not the
+  /// default.
+  std::size_t hook_first_bytes = std::size_t{1} << 20;
   /// See BucketLimits::each_bytes.
   std::vector<std::size_t> each_bytes = {};
   bool find_unused_parameters = false;

@@ -12,6 +12,7 @@
 #include "libddp/base/error.h"
 #include "libddp/base/group_identity.h"
 #include "libddp/base/log.h"
+#include "libddp/ddp/compress_hook.h"
 
 namespace libddp {
 namespace {
@@ -327,6 +328,9 @@ void Reducer::register_comm_hook(std::shared_ptr<c10d::CommHookInterface> hook) 
     throw StateError(
         "libddp: a communication hook must be registered before the first backward pass. Hint: "
         "call register_comm_hook right after wrapping the model.");
+  }
+  if (!is_compress_hook(*hook)) {
+    buckets_.order().follow_torch(options_.static_graph || !options_.find_unused_parameters);
   }
   reduction_.set_hook(std::move(hook), sparse_.indices().size(),
                       [this](std::size_t bucket) { timeline_.done(bucket); });

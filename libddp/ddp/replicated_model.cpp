@@ -30,12 +30,13 @@ std::string name_of(const std::optional<at::ScalarType>& dtype) {
 std::string describe_options(const DistributedDataParallelOptions& options) {
   const MixedPrecision& precision = options.mixed_precision;
   return fmt::format(
-      "cap_bytes={} first_bytes={} each_bytes=[{}] find_unused_parameters={} static_graph={} "
+      "cap_bytes={} first_bytes={} hook_first_bytes={} each_bytes=[{}] find_unused_parameters={} "
+      "static_graph={} "
       "skip_unused_buckets={} broadcast_buffers={} param_dtype={} reduce_dtype={} buffer_dtype={}",
-      options.cap_bytes, options.first_bytes, fmt::join(options.each_bytes, ", "),
-      options.find_unused_parameters, options.static_graph, options.skip_unused_buckets,
-      options.broadcast_buffers, name_of(precision.param_dtype), name_of(precision.reduce_dtype),
-      name_of(precision.buffer_dtype));
+      options.cap_bytes, options.first_bytes, options.hook_first_bytes,
+      fmt::join(options.each_bytes, ", "), options.find_unused_parameters, options.static_graph,
+      options.skip_unused_buckets, options.broadcast_buffers, name_of(precision.param_dtype),
+      name_of(precision.reduce_dtype), name_of(precision.buffer_dtype));
 }
 
 NamedTensors with(NamedTensors first, const NamedTensors& second) {
@@ -205,6 +206,7 @@ void ReplicatedModel::make_reducer(const DistributedDataParallelOptions& options
   ReducerOptions reducer;
   reducer.limits.cap_bytes = options.cap_bytes;
   reducer.limits.first_bytes = options.first_bytes;
+  reducer.limits.hook_first_bytes = options.hook_first_bytes;
   reducer.limits.each_bytes = options.each_bytes;
   reducer.find_unused_parameters = options.find_unused_parameters;
   reducer.static_graph = options.static_graph;

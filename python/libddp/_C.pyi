@@ -166,6 +166,7 @@ class DistributedDataParallelOptions:
 
     cap_bytes: int
     first_bytes: int
+    hook_first_bytes: int
     each_bytes: list[int]
     find_unused_parameters: bool
     static_graph: bool

@@ -16,7 +16,7 @@ from fsdp_states import assert_equal, narrow, whole
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 #: Seconds: a keeper outlives the ranks of one link of a chain, and not the tests.
-LINGER = 15.0
+LINGER = 45.0
 
 
 def ddp(model):

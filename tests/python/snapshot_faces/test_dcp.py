@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 #: Seconds: a keeper outlives the ranks of one link of a chain, and not the tests.
-LINGER = 15.0
+LINGER = 45.0
 
 
 def start(backend):

@@ -112,7 +112,7 @@ def start(folder, engine):
 
     from libddp import Snapshot
 
-    checkpointer.Snapshot = lambda *args, **kwargs: Snapshot(*args, linger=15.0, **kwargs)
+    checkpointer.Snapshot = lambda *args, **kwargs: Snapshot(*args, linger=45.0, **kwargs)
     return DeepSpeedCheckpointer(engine, folder)
 
 

@@ -18,7 +18,7 @@ def start():
 
     from libddp import Snapshot
 
-    checkpointer.Snapshot = lambda *args, **kwargs: Snapshot(*args, linger=15.0, **kwargs)
+    checkpointer.Snapshot = lambda *args, **kwargs: Snapshot(*args, linger=45.0, **kwargs)
     init_process_group("libddp")
 
 

@@ -11,7 +11,7 @@ import torch
 from fsdp_states import assert_equal
 
 #: Seconds.
-LINGER = 15.0
+LINGER = 45.0
 STEPS = 6
 
 

@@ -50,7 +50,7 @@ def train(folder, face, die_at=None, seed=3):
         save_strategy="steps" if face == "trainer" else "no",
     )
     data = [{"x": torch.full((4,), number / 10)} for number in range(64)]
-    run = libddp.Snapshot(Path(folder) / "run", linger=15.0, random=False)
+    run = libddp.Snapshot(Path(folder) / "run", linger=45.0, random=False)
     kinds = {"args": args, "train_dataset": data}
     if face == "trainer":
         trainer = FlashCkptTrainer(model_of(seed), callbacks=[Death()], **kinds)

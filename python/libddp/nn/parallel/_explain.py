@@ -34,7 +34,8 @@ class Explanation:
     #: Parameters without a bucket: their gradients are sparse and sent after the buckets.
     sparse: tuple[str, ...]
     #: The buckets follow the order in which gradients came in the first synchronising pass; before
-    #: the forward that comes after it, the reverse order of the parameters.
+    #: the forward that comes after it, the reverse order of the parameters; under a
+    #: communication hook, the order of the parameters, as in torch.
     rebuilt: bool
     rank: int
     world_size: int
@@ -57,7 +58,7 @@ class Explanation:
         return sum(bucket.total_bytes for bucket in self.buckets if bucket.in_arena)
 
     def __str__(self) -> str:
-        order = "as gradients come" if self.rebuilt else "reverse order of the parameters"
+        order = "as gradients come" if self.rebuilt else "order of the parameters"
         head = ("bucket", "params", "dtype", "gradients", "in all", "memory", "names")
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return "\n".join(

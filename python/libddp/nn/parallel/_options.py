@@ -38,6 +38,9 @@ def native_options(ddp, parameters: list, init_sync: bool, init_sync_buffers: bo
     options = _C.DistributedDataParallelOptions()
     options.cap_bytes = ddp.bucket_bytes_cap
     options.first_bytes = min(_FIRST_BUCKET_BYTES, ddp.bucket_bytes_cap)
+    options.hook_first_bytes = (
+        _FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap
+    )
     options.each_bytes = ddp.bucket_bytes_cap_list
     options.find_unused_parameters = ddp.find_unused_parameters
     options.static_graph = ddp.static_graph

@@ -176,6 +176,7 @@ class DistributedDataParallel(
         self.static_graph = static_graph
         self.bucket_bytes_cap_list = _options.bucket_bytes_list(bucket_cap_mb_list)
         self.bucket_bytes_cap = _options.largest_bucket(bucket_cap_mb, self.bucket_bytes_cap_list)
+        self.bucket_bytes_cap_default = bucket_cap_mb is None and not bucket_cap_mb_list
         self._stand_in = dynamo.stand_in(self.bucket_bytes_cap)
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.mixed_precision = mixed_precision
@@ -326,8 +327,9 @@ class DistributedDataParallel(
         Args:
             state: passed to the hook.
             hook: `hook(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]`,
-                called once per bucket, in the same order on every rank; its future holds what
-                shall stand in the bucket. It divides by the world size itself. torch's own hooks
+                called once per bucket, in the same order on every rank, with the buckets that
+                torch makes; its future holds what shall stand in the bucket. It divides by the
+                world size itself. torch's own hooks
                 (torch.distributed.algorithms.ddp_comm_hooks) run unchanged.
 
         Raises:
