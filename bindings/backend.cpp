@@ -101,7 +101,8 @@ py::tuple find_place(const std::string& init_method, std::optional<int> rank,
     py::gil_scoped_release release;
     found = rendezvous(options);
   }
-  return py::make_tuple(found.store, found.rank, found.world_size);
+  return py::make_tuple(found.store, found.rank, found.world_size,
+                        py::make_tuple(found.visit.place, found.visit.name));
 }
 
 }  // namespace
@@ -131,7 +132,14 @@ void bind_backend(py::module_& module) {
              "As group_of_backend, of a backend of ours; raises where there is none.");
   module.def("rendezvous", &find_place, py::arg("init_method"), py::arg("rank") = py::none(),
              py::arg("world_size") = py::none(), py::arg("timeout"),
-             "(store, rank, world_size) from env://, tcp:// or file://.");
+             "(store, rank, world_size, visit) from env://, tcp:// or file://.");
+  module.def(
+      "remember_store",
+      [](std::string place, std::string name) {
+        remember({.place = std::move(place), .name = std::move(name)});
+      },
+      py::arg("place"), py::arg("name"),
+      "The parts of a rendezvous' visit, when its group has been made.");
 }
 
 }  // namespace libddp

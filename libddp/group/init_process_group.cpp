@@ -65,14 +65,16 @@ Group init_process_group(const InitOptions& options) {
                                  .world_size = options.world_size,
                                  .timeout = options.timeout,
                                  .store = options.store});
-  return ProcessGroup::create(std::move(found.store), {.rank = found.rank,
-                                                       .world_size = found.world_size,
-                                                       .name = options.group_name,
-                                                       .timeout = options.timeout,
-                                                       .global_ranks = {},
-                                                       .inter = options.inter,
-                                                       .links = options.links,
-                                                       .require_key = options.require_key});
+  Group group = ProcessGroup::create(std::move(found.store), {.rank = found.rank,
+                                                              .world_size = found.world_size,
+                                                              .name = options.group_name,
+                                                              .timeout = options.timeout,
+                                                              .global_ranks = {},
+                                                              .inter = options.inter,
+                                                              .links = options.links,
+                                                              .require_key = options.require_key});
+  remember(found.visit);
+  return group;
 }
 
 }  // namespace libddp

@@ -28,14 +28,27 @@ struct RendezvousOptions {
   c10::intrusive_ptr<c10d::Store> store{};
 };
 
+/// Which store a rank has found at which address: see `remember`.
+struct StoreVisit {
+  /// Address and rank; empty = no store that ends with rank 0.
+  std::string place;
+  /// What rank 0 called it; empty = nothing.
+  std::string name;
+};
+
 /// What a rendezvous found.
 struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
   int rank = 0;
   int world_size = 1;
+  StoreVisit visit{};
 };
 
 /// Finds the store and this process's place. Throws ArgumentError, NetworkError, TimeoutError.
 Rendezvous rendezvous(const RendezvousOptions& options);
+
+/// To be called when the group of a rendezvous has been made: if this rank leaves it and comes back
+/// to that address before rank 0, the next rendezvous waits for the store of the next group.
+void remember(const StoreVisit& visit);
 
 }  // namespace libddp

@@ -292,7 +292,8 @@ def rendezvous(
     world_size: int | None = None,
     *,
     timeout: timedelta,
-) -> tuple[Store, int, int]: ...
+) -> tuple[Store, int, int, tuple[str, str]]: ...
+def remember_store(place: str, name: str) -> None: ...
 
 class StopReplay(BaseException):
     """Ends the replay of a checkpointed block."""

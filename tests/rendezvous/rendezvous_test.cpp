@@ -160,6 +160,27 @@ TEST_CASE("ranks meet at a tcp address", "[rendezvous]") {
   });
 }
 
+TEST_CASE("a rank that comes back to the address before rank 0 waits for the next store",
+          "[rendezvous]") {
+  const Port port;
+  const auto results = fork_ranks(2, [&](int rank) -> std::string {
+    for (int round = 0; round < 6; ++round) {
+      const Group group = init_process_group({.init_method = port.url(),
+                                              .rank = rank,
+                                              .world_size = 2,
+                                              .timeout = std::chrono::seconds(60)});
+      expect_sum(group);
+      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      group->shutdown();
+    }
+    return "";
+  });
+  for (const RankResult& result : results) {
+    INFO(result.text);
+    REQUIRE(result.ok());
+  }
+}
+
 TEST_CASE("ranks meet through a file, which is gone afterwards", "[rendezvous]") {
   TemporaryFolder folder;
   for (int round = 0; round < 10; ++round) {

@@ -101,10 +101,7 @@ def init_process_group(
     choice = _backend.choose(backend)
     timeout = _checked_timeout(timeout)
     _links.set_default(inter, wire_dtype, sockets_per_link)
-    if store is None:
-        store, rank, world_size = _rendezvous(init_method, rank, world_size, timeout)
-    else:
-        _check_store_arguments(init_method, rank, world_size)
+    store, rank, world_size, visit = _rendezvous(store, init_method, rank, world_size, timeout)
     with _requiring_key(require_key):
         _torch_init(
             choice.torch_name,
@@ -117,6 +114,8 @@ def init_process_group(
             **more,
         )
     _reported[c10d.GroupMember.WORLD] = choice.reported
+    if visit is not None:
+        _C.remember_store(*visit)
 
 
 def _reconfiguring(enable_reconfigure: bool) -> dict:
@@ -336,10 +335,16 @@ def _check_store_arguments(init_method, rank: int, world_size: int) -> None:
         )
 
 
-def _rendezvous(init_method: str | None, rank: int, world_size: int, timeout: timedelta):
-    """(store, rank, world_size); schemes that a user registered with torch are torch's."""
+def _rendezvous(store, init_method: str | None, rank: int, world_size: int, timeout: timedelta):
+    """(store, rank, world_size, visit); schemes that a user registered with torch are torch's.
+
+    visit: of the store, to be remembered when the group has been made; None = nothing to remember.
+    """
+    if store is not None:
+        _check_store_arguments(init_method, rank, world_size)
+        return store, rank, world_size, None
     if _alone.is_alone(init_method, rank, world_size):
-        return _alone.rendezvous()
+        return *_alone.rendezvous(), None
     init_method = init_method or "env://"
     scheme = init_method.partition("://")[0]
     if scheme not in _OUR_SCHEMES:
@@ -353,7 +358,7 @@ def _rendezvous(init_method: str | None, rank: int, world_size: int, timeout: ti
                 'Hint: use "env://", "tcp://host:port" or "file:///path".'
             ) from error
         store.set_timeout(timeout)
-        return store, rank, world_size
+        return store, rank, world_size, None
     return _C.rendezvous(
         init_method,
         rank=None if rank == -1 else rank,
