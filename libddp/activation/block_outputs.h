@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "libddp/activation/node_pointer.h"
+#include "libddp/autograd/node_pointer.h"
 
 namespace libddp {
 

@@ -16,10 +16,10 @@
 #include "libddp/activation/autocast_state.h"
 #include "libddp/activation/block_outputs.h"
 #include "libddp/activation/checkpoint_error.h"
-#include "libddp/activation/node_pointer.h"
 #include "libddp/activation/random_state.h"
 #include "libddp/activation/replay_graph.h"
 #include "libddp/activation/saved_input.h"
+#include "libddp/autograd/node_pointer.h"
 
 namespace libddp {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "libddp/activation/node_pointer.h"
+#include "libddp/autograd/node_pointer.h"
 
 namespace libddp {
 namespace {

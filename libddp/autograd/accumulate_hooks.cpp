@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "libddp/autograd/accumulator.h"
+#include "libddp/autograd/node_pointer.h"
 
 namespace libddp {
 namespace {
@@ -30,15 +31,6 @@ class Hook final : public autograd::FunctionPostHook {
   Shared on_gradient_;
   std::size_t index_;
 };
-
-template <typename T>
-std::weak_ptr<T> weak(const std::shared_ptr<T>& node) {
-  return node;
-}
-template <typename T>
-c10::weak_intrusive_ptr<T> weak(const c10::intrusive_ptr<T>& node) {
-  return c10::weak_intrusive_ptr<T>(node);
-}
 
 }  // namespace
 

@@ -19,8 +19,10 @@ namespace libddp {
 /// Calls `callback` in each backward pass that reaches one of `outputs`, before the pass enters the
 /// graph behind it; once per output reached. Tensors without a graph are skipped, and so are passes
 /// that compute the gradients of given inputs only (torch.autograd.grad, as in gradient penalties).
-/// An output may also be a leaf that requires a gradient (an input handed through): autograd holds
-/// the nodes of leaves weakly, so keep what is returned until the pass.
+/// An output may also be a leaf that requires a gradient (an input handed through, a parameter as
+/// it is): keep what is returned until the pass; without it a leaf does not call. A leaf calls in
+/// the first pass that reaches it, and in later ones that reach another of `outputs` too: without
+/// one they may be about the leaf alone.
 [[nodiscard]] std::shared_ptr<void> call_before_backward(const std::vector<at::Tensor>& outputs,
                                                          const std::function<void()>& callback);
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "libddp/autograd/accumulate_hooks.h"
+#include "libddp/autograd/accumulator.h"
 #include "libddp/autograd/after_backward.h"
 #include "libddp/autograd/graph_task.h"
 #include "libddp/base/first_line.h"
@@ -58,6 +59,37 @@ TEST_CASE("the start and the end of a pass are seen", "[hooks]") {
   // As torch.autograd.grad: nothing is accumulated, so it is no pass of ours.
   torch::autograd::grad({loss}, {output}, {}, /*retain_graph=*/true);
   CHECK(events.size() == 3);
+}
+
+TEST_CASE("an output that is a leaf starts passes of the last forward only", "[hooks]") {
+  const at::Tensor a = leaf();
+  int num_starts = 0;
+  std::shared_ptr<void> kept;
+  const auto forward = [&] {
+    kept = nullptr;
+    const at::Tensor output = a * 2;
+    kept = call_before_backward({output, a}, [&] { ++num_starts; });
+    return output;
+  };
+  const std::size_t before = accumulator_of(a)->pre_hooks().size();
+  for (int round = 1; round <= 3; ++round) {
+    const at::Tensor output = forward();
+    (output + a).sum().backward({}, /*retain_graph=*/true);
+    CHECK(num_starts == 2);  // once per output
+    CHECK(accumulator_of(a)->pre_hooks().size() == before + 1);
+    // A pass of the leaf alone is none through the forward any more, unlike one of both.
+    (a * 3).sum().backward();
+    CHECK(num_starts == 2);
+    (output + a).sum().backward();
+    CHECK(num_starts == 4);
+    num_starts = 0;
+  }
+  forward();
+  a.sum().backward();  // the first one
+  CHECK(num_starts == 1);
+  kept = nullptr;
+  a.sum().backward();
+  CHECK(num_starts == 1);
 }
 
 TEST_CASE("who outlives a pass learns what it has failed of", "[hooks]") {

@@ -61,6 +61,36 @@ def with_graph(wrap, options):
     return gradients(model)
 
 
+class WithTemperature(torch.nn.Module):
+    """Returns one of its parameters as it is, as open_clip's models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(16, 4)
+        self.temperature = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.net(x), self.temperature
+
+
+def passes_beside_the_forward(wrap):
+    model, found = wrap(WithTemperature()), []
+    for _ in range(3):
+        model.zero_grad()
+        output, temperature = model(data(4))
+        (output * temperature).pow(2).sum().backward()
+        found += gradients(model)
+        # No passes through the forward any more: gradients of this rank alone.
+        (temperature * (RANK + 1)).backward()
+        (model.module.temperature * 2).backward()
+        found += gradients(model)
+    return found
+
+
+def check_an_output_that_is_a_parameter():
+    compare(passes_beside_the_forward)
+
+
 def check_create_graph():
     for options in ({}, {"gradient_as_bucket_view": False}, {"find_unused_parameters": True}):
         seed()
