@@ -2,6 +2,7 @@
 #include <ATen/ops/ones.h>
 
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 #include <stdexcept>
