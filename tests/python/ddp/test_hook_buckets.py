@@ -1,6 +1,5 @@
 """A communication hook gets torch's buckets: what it computes may hang on what lies together."""
 
-import inspect
 import itertools
 
 import checks
@@ -24,8 +23,6 @@ CASES = {
     "unused, default": {"find_unused_parameters": True},
     "unused, list": {"find_unused_parameters": True, "bucket_cap_mb_list": [SMALL, 2 * SMALL]},
 }
-if "bucket_cap_mb_list" not in inspect.signature(TorchDDP).parameters:  # before torch 2.15
-    CASES = {case: options for case, options in CASES.items() if "list" not in case}
 
 
 class Model(nn.Module):
@@ -119,7 +116,9 @@ def quantization(ddp, group):
 
 
 def check_hooks_whose_numbers_hang_on_the_buckets():
-    for register in (power_sgd, quantization):
+    # torch 2.11's own quantisation hooks fail under any DDP.
+    registers = (power_sgd, quantization) if torch.__version__ >= (2, 15) else (power_sgd,)
+    for register in registers:
         for case, options in CASES.items():
             ours = train(libddp_ddp(), register, build(), options)
             theirs = train(TorchDDP, register, build(), options)
