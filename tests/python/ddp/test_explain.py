@@ -77,7 +77,7 @@ def check_totals_options_and_table():
     assert explained.options["bucket_bytes_cap"] == 1048
     text = str(explained)
     assert f"rank {dist.get_rank()} of {dist.get_world_size()}: 8 parameters" in text
-    assert "(order of the parameters)" in text
+    assert "(reverse order of the parameters)" in text
     assert "layers.3.bias" in text
     assert "float32" in text
     assert "arena" in text

@@ -116,7 +116,7 @@ def quantization(ddp, group):
 
 
 def check_hooks_whose_numbers_hang_on_the_buckets():
-    # torch 2.11's own quantisation hooks fail under any DDP.
+    # torch 2.11's quantisation hooks fail under its own DDP, too.
     registers = (power_sgd, quantization) if torch.__version__ >= (2, 15) else (power_sgd,)
     for register in registers:
         for case, options in CASES.items():
@@ -132,6 +132,7 @@ def check_explain_tells_the_order():
     (bucket,) = ddp.explain().buckets
     assert list(bucket.parameters) == [name for name, _ in model.named_parameters()]
     assert not ddp.explain().rebuilt
+    assert "(order of the parameters)" in str(ddp.explain())
 
 
 results, test_on_all_ranks = checks.suite(globals(), 2)

@@ -28,7 +28,11 @@ class Diagnoses:
         group = self._replica.group()
         options = {name: getattr(self, name) for name in _OPTIONS}
         return explanation(
-            self._replica.layout(), rank=group.rank(), world_size=group.size(), options=options
+            self._replica.layout(),
+            hooked=bool(self._comm_hooks),
+            rank=group.rank(),
+            world_size=group.size(),
+            options=options,
         )
 
     def wait_shares(self) -> list[float]:

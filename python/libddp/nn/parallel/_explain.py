@@ -37,6 +37,8 @@ class Explanation:
     #: the forward that comes after it, the reverse order of the parameters; under a
     #: communication hook, the order of the parameters, as in torch.
     rebuilt: bool
+    #: Whether a communication hook gets the buckets, as torch makes them.
+    hooked: bool
     rank: int
     world_size: int
     #: The arguments that decide what happens, by their name in DistributedDataParallel.
@@ -58,7 +60,8 @@ class Explanation:
         return sum(bucket.total_bytes for bucket in self.buckets if bucket.in_arena)
 
     def __str__(self) -> str:
-        order = "as gradients come" if self.rebuilt else "order of the parameters"
+        first = "order of the parameters" if self.hooked else "reverse order of the parameters"
+        order = "as gradients come" if self.rebuilt else first
         head = ("bucket", "params", "dtype", "gradients", "in all", "memory", "names")
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return "\n".join(
