@@ -18,14 +18,15 @@ namespace py = pybind11;
 namespace libddp {
 namespace {
 
-/// (is_rebuilt, [(names, dtype, gradient_bytes, total_bytes, is_in_arena), ...], sparse_names)
+/// (is_rebuilt, is_torchs, [(names, dtype, gradient_bytes, total_bytes, is_in_arena), ...],
+/// sparse_names)
 py::tuple layout_tuple(const BucketLayout& layout) {
   py::list buckets;
   for (const BucketDescription& bucket : layout.buckets) {
     buckets.append(py::make_tuple(bucket.names, bucket.dtype, bucket.gradient_bytes,
                                   bucket.total_bytes, bucket.is_in_arena));
   }
-  return py::make_tuple(layout.is_rebuilt, buckets, layout.sparse_names);
+  return py::make_tuple(layout.is_rebuilt, layout.is_torchs, buckets, layout.sparse_names);
 }
 
 py::tuple layout(ReplicatedModel& replica) { return layout_tuple(replica.layout()); }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "libddp/base/check.h"
@@ -96,12 +97,21 @@ Comm::Transfer* Mailbox::find_receive(const UnexpectedMessage& message) const {
 // Nobody is named as the peer: who is right is not known here.
 void Mailbox::check_size(const Transfer& receive, const UnexpectedMessage& message) {
   if (receive.bytes == message.bytes) return;
+  // Blocks of a collective have tags below 0, which no user can choose.
+  const bool is_block = message.tag < 0;
+  const std::string with_tag = is_block ? "" : fmt::format(" with tag {}", message.tag);
+  const char* hint =
+      is_block
+          ? "in all_to_all_single the receiver's output_splits[sender] must equal the sender's "
+            "input_splits[receiver], and the rows be alike; in every collective a rank must "
+            "receive as much as is sent to it"
+          : "tensors of a send and its recv must have equal numbers of bytes";
   comm_.fail({.kind = GroupFailure::Kind::Peer,
               .message = fmt::format(
-                  "message sizes differ: rank {} expects {} bytes with tag {} from rank {}, which "
-                  "sends {} bytes. Hint: tensors of a send and its recv must have equal numbers of "
-                  "bytes",
-                  comm_.rank(), receive.bytes, message.tag, message.source, message.bytes)});
+                  "{} sizes differ: rank {} expects {} bytes{} from rank {}, which sends {} bytes. "
+                  "Hint: {}",
+                  is_block ? "block" : "message", comm_.rank(), receive.bytes, with_tag,
+                  message.source, message.bytes, hint)});
   comm_.throw_if_failed();
 }
 

@@ -4,6 +4,15 @@
 #include <fmt/ranges.h>
 
 namespace libddp {
+namespace {
+
+const char* order_of(const BucketLayout& layout) {
+  if (layout.is_rebuilt) return "in the order in which gradients come";
+  return layout.is_torchs ? "in the order of the parameters"
+                          : "in the reverse order of the parameters";
+}
+
+}  // namespace
 
 BucketLayout describe_buckets(const ProcessGroup& group, const NamedTensors& parameters,
                               const GradientBuckets& buckets, bool is_rebuilt) {
@@ -25,9 +34,7 @@ BucketLayout describe_buckets(const ProcessGroup& group, const NamedTensors& par
 }
 
 std::string to_string(const BucketLayout& layout) {
-  std::string text = fmt::format(
-      "{} buckets, {}\n", layout.buckets.size(),
-      layout.is_rebuilt ? "in the order in which gradients come" : "in an order of the parameters");
+  std::string text = fmt::format("{} buckets, {}\n", layout.buckets.size(), order_of(layout));
   for (std::size_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
     const BucketDescription& described = layout.buckets[bucket];
     text += fmt::format("bucket {}: {}, {} bytes of gradients, {} in all, {}: {}\n", bucket,

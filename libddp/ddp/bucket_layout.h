@@ -33,8 +33,10 @@ struct BucketLayout {
   /// In the order in which the buckets are sent.
   std::vector<BucketDescription> buckets;
   /// The order in which gradients came in the first pass that synchronises; else the reverse order
-  /// of the parameters, or that of torch_bucket_plan.h.
+  /// of the parameters, or where `is_torchs`, their order.
   bool is_rebuilt = false;
+  /// Limits and order are torch's, for a communication hook (torch_bucket_plan.h).
+  bool is_torchs = false;
   /// Parameters without a bucket: their gradients are sparse and sent after the buckets.
   std::vector<std::string> sparse_names{};
 };

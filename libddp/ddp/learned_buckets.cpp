@@ -33,6 +33,7 @@ void LearnedBuckets::build(BucketPlan plan) {
 void LearnedBuckets::describe_layout() {
   BucketLayout layout =
       describe_buckets(*group_, parts_.parameters, *buckets_, order_.is_learned());
+  layout.is_torchs = order_.is_torchs();
   for (const std::size_t index : parts_.sparse.indices()) {
     layout.sparse_names.push_back(parts_.parameters[index].name);
   }

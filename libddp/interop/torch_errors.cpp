@@ -15,7 +15,7 @@ std::exception_ptr error_for_torch(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const ArgumentError& e) {
-    return carry<c10::ValueError>(e, error);
+    return carry<c10::Error>(e, error);
   } catch (const StoreError& e) {
     return carry<c10::DistStoreError>(e, error);
   } catch (const NetworkError& e) {

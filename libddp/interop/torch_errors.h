@@ -7,7 +7,7 @@
 // c10d backend derives from c10's class and carries the original; our own bindings unwrap it and
 // raise the exact Python class.
 //
-//   ArgumentError -> c10::ValueError        StoreError -> c10::DistStoreError
+//   ArgumentError -> c10::Error             StoreError -> c10::DistStoreError
 //   NetworkError, TimeoutError -> c10::DistNetworkError
 //   PeerError, DeviceError -> c10::DistBackendError     others -> c10::DistError
 //

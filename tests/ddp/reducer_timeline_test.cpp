@@ -102,6 +102,7 @@ TEST_CASE("the layout names what lies where, before and after the rebuild", "[re
     expect(first.dtype == at::kFloat && first.gradient_bytes == 32, "size");
     expect(first.total_bytes > 32 && first.is_in_arena, "padding, flags, arena");
     expect(contains(to_string(reducer->layout()), "bucket 0: Float, 32 bytes"), "text");
+    expect(contains(to_string(reducer->layout()), "in the reverse order of"), "order in the text");
 
     step(*reducer, parameters);
     step(*reducer, parameters);

@@ -11,7 +11,7 @@ namespace {
 
 template <class Call>
 void expect_refusal(const char* words, Call&& call) {
-  const std::string text = message_of<c10::ValueError>(call);
+  const std::string text = message_of<c10::Error>(call);
   expect(contains(text, words), text + " has: " + words);
 }
 

@@ -52,7 +52,7 @@ TEST_CASE("a split with wrong ranks is refused", "[c10d]") {
       bool is_refused = false;
       try {
         split(backend, store, wrong);
-      } catch (const c10::ValueError&) {
+      } catch (const c10::Error&) {
         is_refused = true;
       }
       expect(is_refused, "ranks that the group does not have, or has once only");

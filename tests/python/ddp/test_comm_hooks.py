@@ -89,6 +89,9 @@ def check_compression_in_cpp():
         )
         assert_ranks_agree(parameters)
         assert losses[-1] < losses[0]
+    compressed = libddp_ddp()(Mlp())
+    compressed.compress_gradients(torch.float16)
+    assert "(reverse order of the parameters)" in str(compressed.explain())
     with pytest.raises(ValueError, match="cannot be compressed to Double"):
         libddp_ddp()(Mlp()).compress_gradients(torch.float64)
 

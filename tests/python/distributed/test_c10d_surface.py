@@ -279,6 +279,8 @@ def check_functional_collectives():
     assert found(pair[1]) == [0, 0, 1, 1, 2, 2, 3, 3]
     pair = functional.reduce_scatter_tensor_coalesced([blocks, blocks], "sum", [0, 0], everyone)
     assert [found(t) for t in pair] == [[4.0 * rank()]] * 2
+    with pytest.raises(RuntimeError, match="Split sizes doesn't match"):
+        functional.all_to_all_single(blocks, [5, 0, 0, 0], [0, 0, 0, 5], everyone)
 
 
 def sum_of_ranks(group):

@@ -202,6 +202,9 @@ def names_of_both_calls(rank):
         ),
         "root": lambda: ddp_dist.broadcast(torch.ones(4), src=rank),
         "call": lambda: ddp_dist.barrier() if rank else ddp_dist.all_reduce(torch.ones(4)),
+        "blocks": lambda: ddp_dist.all_to_all_single(
+            torch.empty(16), torch.ones(16), [10, 6], [10, 6]
+        ),
         "through torch": lambda: torch.distributed.all_reduce(torch.ones(2 + rank)),
     }
     texts = {}
@@ -275,6 +278,7 @@ def failures():
         ("op", ["SUM", "MAX"]),
         ("root", ["broadcast"]),
         ("call", ["barrier", "all_reduce"]),
+        ("blocks", ["block sizes differ", "output_splits", " 40 bytes", " 24 bytes"]),
         ("through torch", ["[2]", "[3]"]),
     ],
 )

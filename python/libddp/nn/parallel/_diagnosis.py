@@ -29,7 +29,6 @@ class Diagnoses:
         options = {name: getattr(self, name) for name in _OPTIONS}
         return explanation(
             self._replica.layout(),
-            hooked=bool(self._comm_hooks),
             rank=group.rank(),
             world_size=group.size(),
             options=options,

@@ -78,7 +78,7 @@ class Explanation:
 
 def explanation(layout: tuple, **rest) -> Explanation:
     """From what the C++ side tells (bindings/ddp_timeline.cpp)."""
-    rebuilt, buckets, sparse = layout
+    rebuilt, hooked, buckets, sparse = layout
     return Explanation(
         buckets=tuple(
             Bucket(index, tuple(names), dtype, gradient_bytes, total_bytes, in_arena)
@@ -86,6 +86,7 @@ def explanation(layout: tuple, **rest) -> Explanation:
         ),
         sparse=tuple(sparse),
         rebuilt=rebuilt,
+        hooked=hooked,
         **rest,
     )
 

@@ -59,7 +59,7 @@ def pass_times(replica) -> list[PassTimes]:
 
 
 def _pass(layouts, number, forward_begin, forward_end, begin, end, pass_end, buckets, layout):
-    _, described, _ = layouts[layout]
+    _, _, described, _ = layouts[layout]
     return PassTimes(
         number=number,
         forward_begin_ns=forward_begin or None,
