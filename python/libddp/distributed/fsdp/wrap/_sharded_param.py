@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from libddp._load import load
+from libddp.distributed.fsdp import _local_steps
 from libddp.distributed.fsdp.wrap import _placement
 from libddp.distributed.fsdp.wrap._annotated import AnnotatedTensor
 from libddp.distributed.fsdp.wrap._extensions import Extension, has_extension
@@ -39,6 +40,7 @@ class ShardedParam:
     """One parameter of a unit, in its two forms."""
 
     __slots__ = (
+        "__weakref__",
         "dim",
         "extension",
         "gradient_dtype",
@@ -174,6 +176,7 @@ class ShardedParam:
         dtensor = DTensor(local, self.spec, requires_grad=False)
         self.sharded = torch.nn.Parameter(dtensor, requires_grad=self.unsharded.requires_grad)
         vars(self.sharded).update(vars(self.unsharded))
+        _local_steps.compute_locally(self)
 
     def make_unsharded(self, sharding: Sharding) -> None:
         """The plain parameter, with the rows that `sharded` has; the others are undefined."""
@@ -234,6 +237,7 @@ class ShardedParam:
                 "the same shape and placements there."
             )
         self.sharded = new
+        _local_steps.compute_locally(self)
         self.register(new)
         local = new._local_tensor
         if local.dtype != self.local.dtype:
