@@ -13,7 +13,8 @@
 # skipped), a C++ program that consumes the installed package, a few trials of each row of the failure
 # table (tests/chaos), fuzz targets for two seconds each (LIBDDP_FUZZ_SECONDS for longer; clang, else
 # skipped), the core under address, undefined-behaviour and thread sanitizers. Everything is built at
-# low priority behind the house rules and the Python tests, which mostly wait.
+# low priority behind the house rules and the Python tests, which mostly wait; so do the systems of
+# several hosts and the failures, behind which the sanitized programs run.
 set -uo pipefail
 if [ $# -gt 1 ] || { [ $# = 1 ] && [ "$1" != --quick ]; }; then
     echo "usage: bash tests/run.sh [--quick]" >&2
@@ -81,16 +82,21 @@ finish() {
 
 # build NAME COMMAND...: in the background, after the builds before it.
 build() {
-    local name="$1" before="$last_build"
-    shift
+    behind "$1" 19 "${@:2}"
+}
+
+# behind NAME NICENESS COMMAND...: as `build`, of anything.
+behind() {
+    local name="$1" niceness="$2" before="$last_build"
+    shift 2
     set -m # a process group of its own
     {
         [ -z "$before" ] || tail --pid="$before" -f /dev/null
-        renice -n 19 -p "$BASHPID" >/dev/null
+        renice -n "$niceness" -p "$BASHPID" >/dev/null
         start=$SECONDS
         "$@" || exit 1
-        echo $((SECONDS - start)) >"$results/$name-build.seconds"
-    } >"$results/$name-build.log" 2>&1 &
+        echo $((SECONDS - start)) >"$results/$name.seconds"
+    } >"$results/$name.log" 2>&1 &
     last_build=$!
     builds[$name]=$!
     set +m
@@ -100,13 +106,13 @@ build() {
 built() {
     local start=$SECONDS
     if ! wait "${builds[$1]}"; then
-        cat "$results/$1-build.log"
+        cat "$results/$1.log"
         echo "<testsuite><testcase classname=\"build\" name=\"$1\"><failure>its output stands" \
             'above</failure></testcase></testsuite>' >"$results/$1-build.xml"
         return 1
     fi
     printf 'built in %d s behind other steps, waited for %d s of it\n' \
-        "$(<"$results/$1-build.seconds")" $((SECONDS - start))
+        "$(<"$results/$1.seconds")" $((SECONDS - start))
 }
 
 stop_builds() {
@@ -128,13 +134,31 @@ build_tests() {
 
 # run_programs NAME NUMBER: so many at a time; they mostly wait.
 run_programs() {
-    built "$1" || return 1
+    built "$1" && test_programs "$1" "$2"
+}
+
+test_programs() {
     # What failed is named where it failed: the programs' own output is long.
     ctest --test-dir "$build/$1" --parallel "$2" || {
         "$python" tests/tally.py "$results/$1"
         tail -n 40 "$build/$1/Testing/Temporary/LastTest.log"
         return 1
     }
+}
+
+# run_behind NAME: the programs of a build, behind other steps.
+run_behind() {
+    behind "$1-programs" 5 test_programs "$1" 2
+}
+
+# ran NAME: waits for their end, and shows it.
+ran() {
+    local start=$SECONDS status=0
+    built "$1" || return 1
+    wait "${builds[$1-programs]}" || status=1
+    cat "$results/$1-programs.log"
+    printf 'ran behind other steps, waited for %d s\n' $((SECONDS - start))
+    return "$status"
 }
 
 run_pytest() {
@@ -217,10 +241,12 @@ step "house rules" run_pytest house tests/house
 step "Python tests" run_pytest python tests/python --ignore=tests/python/cuda
 step "C++ tests" run_programs cpp 4
 step "Python tests on the fake device" run_pytest cuda tests/python/cuda
+run_behind address
+run_behind thread
 step "systems of several hosts" run_systems
 step_of 300 "a C++ program that consumes the package" consume
 step_of 300 "failures and snapshots" run_pytest chaos tests/chaos
 step_of 300 "fuzz targets" fuzz
-step_of 400 "core under the address and undefined sanitizers" run_programs address 2
-step_of 600 "core under the thread sanitizer" run_programs thread 2
+step_of 400 "core under the address and undefined sanitizers" ran address
+step_of 600 "core under the thread sanitizer" ran thread
 finish
