@@ -404,8 +404,8 @@ class WrappedModule:
     def _check_parameters(self) -> None:
         """A parameter that was replaced would train unseen, on each rank by itself."""
         for wrapped in self.all_wrapped:
-            if wrapped.params and not wrapped.is_held:
-                wrapped.adopt()
+            if wrapped.params and not (wrapped.made and wrapped.made.is_whole):
+                wrapped.adopt()  # whole: by unshard(), or amid a pass, which recomputes
             wrapped.check_places()
         if any(wrapped.is_stale for wrapped in self.all_wrapped):
             join(self)
