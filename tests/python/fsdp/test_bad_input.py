@@ -220,7 +220,7 @@ def check_a_parameter_that_is_replaced():
 
 def check_the_inside_of_torchs_class():
     model = wrap_layers()
-    for name in ("_handle", "_all_handles", "_flat_param"):
+    for name in ("_handle", "_all_handles", "_flat_param", "_is_root"):
         assert "parameters() are this rank's rows" in message_of(
             lambda name=name: getattr(model, name), AttributeError
         )

@@ -56,7 +56,11 @@ def check_fsdp1_gives_what_torch_gives():
         assert config._use_dtensor == (kind is DTensor)
         state = model.state_dict()
         assert list(state) == list(full)
-        for key, value in state.items():
+        with fsdp.FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            summoned = model.state_dict()  # verl takes LoRA's weights so
+            parts = model._fsdp_wrapped_module.state_dict()
+            assert isinstance(parts["blocks.0.up.weight"], kind)
+        for key, value in (*state.items(), *summoned.items()):
             assert_is_chunk(value, full[key], kind)
         found = fsdp.FullyShardedDataParallel.optim_state_dict(model, optimizer)["state"]
         for name, entries in found.items():

@@ -49,7 +49,7 @@ from libddp.distributed.fsdp.wrap._sharding import Sharding
 from libddp.errors import StateError
 
 #: Of the inside of torch's class; trainers move what these have between devices.
-_OF_FLAT_PARAMETERS = ("_all_handles", "_flat_param", "_handle")
+_OF_FLAT_PARAMETERS = ("_all_handles", "_flat_param", "_handle", "_is_root")
 
 
 class FullyShardedDataParallel(StateMethods, RejoinsGroups, torch.nn.Module):

@@ -99,6 +99,8 @@ def convert(
     Args:
         copies: in memory of its own, as torch's FSDP1 has it.
     """
+    if tensor.shape == spec.shape != spec.own_shape:
+        tensor, copies = spec.cut(tensor.detach()), False  # summoned; a copy
     if tensor.shape != spec.own_shape and not tensor.is_meta:
         raise StateError(
             f"libddp fsdp: {spec.name!r} has the shape {list(tensor.shape)}, and this rank owns "
