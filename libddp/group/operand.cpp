@@ -5,6 +5,7 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <fmt/format.h>
@@ -14,6 +15,7 @@
 #include <cctype>
 #include <utility>
 
+#include "libddp/base/error.h"
 #include "libddp/group/validation.h"
 #include "libddp/kernels/copy_bytes.h"
 
@@ -63,13 +65,30 @@ void check_writable(const CallSite& site, const char* argument, const at::Tensor
                             describe(argument, tensor)),
                 "pass tensor.resolve_conj().resolve_neg()");
   }
-  if (tensor.is_contiguous()) return;
+  // On the host the copy back finds out whether the result is one.
+  if (tensor.is_contiguous() || tensor.is_cpu()) return;
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     site.refuse(fmt::format("argument {} has elements that share memory (strides [{}]), so the "
                             "result would be ambiguous",
                             describe(argument, tensor), fmt::join(tensor.strides(), ", ")),
                 "pass tensor.contiguous() or tensor.clone()");
   }
+}
+
+/// Of what `user` has several times, by expand(), the first.
+at::Tensor without_repeats(at::Tensor tensor, const at::Tensor& user) {
+  for (std::int64_t dim = 0; dim < user.dim(); ++dim) {
+    if (user.stride(dim) == 0 && user.size(dim) > 1) tensor = tensor.narrow(dim, 0, 1);
+  }
+  return tensor;
+}
+
+/// NaNs are not equal.
+bool are_same_bytes(const at::Tensor& one, const at::Tensor& other) {
+  const auto bytes_of = [](const at::Tensor& t) {
+    return t.contiguous().view({-1}).view(at::kByte);
+  };
+  return at::equal(bytes_of(one), bytes_of(other));
 }
 
 /// Our own copies are no business of autograd: no graph, no version counters.
@@ -187,7 +206,18 @@ bool have_one_size(const std::vector<at::Tensor>& tensors) {
 
 void copy_back(const Operand& operand) {
   Quiet quiet;
-  operand.user.copy_(operand.user.is_complex() ? at::view_as_complex(operand.wire) : operand.wire);
+  const at::Tensor& user = operand.user;
+  const at::Tensor result = user.is_complex() ? at::view_as_complex(operand.wire) : operand.wire;
+  if (at::has_internal_overlap(user) != at::MemOverlap::Yes) {
+    user.copy_(result);
+    return;
+  }
+  without_repeats(user, user).copy_(without_repeats(result, user));
+  if (are_same_bytes(user, result)) return;
+  throw ArgumentError(fmt::format(
+      "libddp: {} has elements that share memory (strides [{}]), and the result has several values "
+      "for them: another rank's tensor is of another kind. Hint: pass tensor.contiguous()",
+      describe("tensor", user), fmt::join(user.strides(), ", ")));
 }
 
 at::Tensor adjacent_view(const std::vector<at::Tensor>& tensors) {

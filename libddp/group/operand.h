@@ -4,8 +4,9 @@
 //
 // Complex tensors are seen as pairs of reals. A tensor that is not contiguous is copied: before the
 // operation if it is read, after it if it is written. What no copy can make right (sparse, another
-// device than the call's other tensors, memory that overlaps itself, a dtype that the library does
-// not move) is an ArgumentError.
+// device than the call's other tensors, a dtype that the library does not move) is an
+// ArgumentError. So is writing to elements that share memory, by expand(): always on a device, and
+// on the host where the result has several values for them, which the group does not survive.
 // Thread rule: free functions; the tensors belong to the caller.
 //
 //   Operand operand = make_operand(site, "tensor", tensor, Access::ReadWrite);

@@ -1,6 +1,7 @@
 // Every bad argument is an ArgumentError that names group, rank, operation, argument and what to
 // do, before any byte moves: a group of one rank is enough to see it.
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/complex.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -8,6 +9,8 @@
 #include <ATen/ops/zeros.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <limits>
 
 #include "tests/support/catch.h"
 #include "tests/support/require_parts.h"
@@ -61,17 +64,33 @@ TEST_CASE("tensors that cannot be moved are refused", "[validation]") {
                   {"broadcast: argument tensor float8_e4m3fn [2] has a dtype", "uint8"});
 }
 
-TEST_CASE("memory that overlaps itself can be read but not written", "[validation]") {
-  require_refusal(
-      [](ProcessGroup& g) {
-        g.all_reduce(floats({1, 3}).expand({2, 3}));
-      },
-      {"all_reduce: argument tensor float32 [2, 3] has elements that share memory",
-       "strides [0, 1]", "contiguous()"});
-  run_group(1, [](ProcessGroup& group) {
-    at::Tensor output = at::zeros({2, 3});
+TEST_CASE("elements that share memory get one value", "[validation]") {
+  run_group(2, [](ProcessGroup& group) {
+    at::Tensor output = at::zeros({4, 3});
     group.all_gather_into(output, floats({1, 3}).expand({2, 3}));
-    expect_equal(output, floats({2, 3}), "expanded input");
+    expect_equal(output, floats({4, 3}), "expanded input");
+    const at::Tensor row = floats({1, 3});
+    group.all_reduce(row.expand({2, 3}));
+    expect_equal(row, 2 * floats({1, 3}), "expanded in front");
+    const at::Tensor both = at::complex(floats({1, 1}), floats({1, 1}));
+    group.all_reduce(both.expand({3, 2}), {}, {.async = true})->wait();
+    expect_equal(both, 2 * at::complex(floats({1, 1}), floats({1, 1})), "expanded twice, complex");
+    const at::Tensor nan = at::full({1}, std::numeric_limits<float>::quiet_NaN());
+    group.broadcast(nan.expand({4}), 0);
+    expect(nan.isnan().item<bool>(), "a value that equals no other");
+  });
+}
+
+TEST_CASE("elements that share memory cannot get several values", "[validation]") {
+  run_group(2, [](ProcessGroup& group) {
+    const at::Tensor column = at::zeros({3, 1});
+    const bool is_expanded = group.rank() == 1;
+    const at::Tensor tensor = is_expanded ? column.expand({3, 2}) : at::arange(6.f).view({3, 2});
+    const auto call = [&] { group.broadcast(tensor, 0); };
+    if (!is_expanded) return call();
+    const std::string text = message_of<ArgumentError>(call);
+    expect(contains(text, "tensor float32 [3, 2] has elements that share memory (strides [1, 0])"),
+           text);
   });
 }
 

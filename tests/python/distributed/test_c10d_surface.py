@@ -260,6 +260,16 @@ def check_coalescing_manager():
     assert all(output.eq(WORLD).all() for output in scattered)
 
 
+def check_expanded_tensors():
+    """As the gradient of a sum is; fvcore's differentiable all-reduce passes it on."""
+    for call in (dist.all_reduce, lambda t: dist.broadcast(t, 1), lambda t: dist.reduce(t, 0)):
+        column = torch.arange(2.0).add(rank())[:, None]
+        expected = column.repeat(1, 3)
+        call(expected)
+        call(column.expand(2, 3))
+        assert torch.equal(column.expand(2, 3), expected)
+
+
 def check_functional_collectives():
     everyone = dist.group.WORLD
     own = torch.full((WORLD,), float(rank()))
