@@ -67,6 +67,37 @@ def check_logging_data():
         model._set_ddp_runtime_logging_sample_rate(0)
 
 
+def check_a_subclass_that_is_nothing_but_a_module():
+    """As mmengine's MMSeparateDistributedDataParallel makes itself one."""
+    kind = type(wrap(nn.Linear(1, 1)))
+
+    def separate(kind, wrap_part):
+        class Separate(kind):
+            def __init__(self, module):
+                super(kind, self).__init__()
+                self.module = module
+                for name, part in module.named_children():
+                    setattr(module, name, wrap_part(part))
+
+            def forward(self, value):
+                return self.module(value)
+
+        torch.manual_seed(3)
+        return Separate(nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 1)))
+
+    ours = separate(kind, wrap)
+    theirs = separate(TorchDDP, lambda part: TorchDDP(part, process_group=models.gloo()))
+    for model in (ours, theirs):
+        model(x()).sum().backward()
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    ours.double().requires_grad_(False)
+    assert ours.module[0].module.weight.dtype == torch.float64
+    with pytest.raises(TypeError, match="module"):
+        kind()
+
+
 def check_logging_data_of_rebuilt_buckets_hooks_and_join():
     class Backwards(models.Mlp):
         def forward(self, value):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -37,8 +38,23 @@ class _ActiveModule:
         return _TorchsClass._active_ddp_module
 
 
-class DistributedDataParallel(_ours.DistributedDataParallel):
+class _BehindDistributedDataParallel(_ours.DistributedDataParallel):
+    """What `super(DistributedDataParallel, self)` of a subclass leads to.
+
+    Behind torch's class it is nn.Module: mmengine's MMSeparateDistributedDataParallel makes itself
+    one that way, and wraps the parts of a model one by one.
+    """
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+
+
+class DistributedDataParallel(_BehindDistributedDataParallel):
     """libddp.nn.parallel.DistributedDataParallel, whose documentation holds here too."""
+
+    @wraps(_ours.DistributedDataParallel.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _ours.DistributedDataParallel.__init__(self, *args, **kwargs)
 
     #: Size of one message of a broadcast, in bytes; libddp chooses its own.
     broadcast_bucket_size = 250 * 1024 * 1024
