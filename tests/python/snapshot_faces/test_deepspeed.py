@@ -50,7 +50,8 @@ class FileEngine:
         torch.save(state_dict, path)
 
     def load(self, path, map_location=None):
-        with torch.serialization.safe_globals([Stage, Scaler]):
+        # Python 3.11.2 pickles members of enumerations by their names.
+        with torch.serialization.safe_globals([Stage, Scaler, getattr]):
             return torch.load(path, map_location=map_location, weights_only=True)
 
     def commit(self, info):
