@@ -91,9 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()
     lines = pairing.per(ranks.run(measure, 2, options, deadline=1500)[0], options.steps)
-    for line in lines:
-        for key in ("min", "median"):
-            line[f"overhead_{key}_ms"] = (line[key] - lines[0][key]) * 1e3
+    for line in pairing.above_first(lines):
         pairing.emit(line)
 
 

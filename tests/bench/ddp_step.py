@@ -84,9 +84,7 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 12
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     lines = pairing.per(ranks.run(measure, 2, rounds, steps, deadline=550)[0], steps)
-    for line in lines:
-        for key in ("min", "median"):
-            line[f"overhead_{key}_ms"] = (line[key] - lines[0][key]) * 1e3
+    for line in pairing.above_first(lines):
         pairing.emit(line)
 
 

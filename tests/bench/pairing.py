@@ -115,6 +115,14 @@ def per(lines: list[dict], count: int) -> list[dict]:
     return lines
 
 
+def above_first(lines: list[dict]) -> list[dict]:
+    """The lines with `overhead_min_ms` and `overhead_median_ms`: the time above the first one's."""
+    for line in lines:
+        for key in ("min", "median"):
+            line[f"overhead_{key}_ms"] = (line[key] - lines[0][key]) * 1e3
+    return lines
+
+
 def emit(line: dict) -> None:
     """Prints one JSON line; times keep four digits."""
     rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in line.items()}

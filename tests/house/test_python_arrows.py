@@ -44,7 +44,6 @@ ROOMS = {
     "patches": (
         {
             "distributed.fsdp._clip",
-            "distributed.fsdp._local_steps",
             "distributed.fsdp._optimizer_steps",
             "distributed.fsdp._scaler",
             "distributed.fsdp._unaveraged",

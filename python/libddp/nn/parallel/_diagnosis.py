@@ -28,10 +28,7 @@ class Diagnoses:
         group = self._replica.group()
         options = {name: getattr(self, name) for name in _OPTIONS}
         return explanation(
-            self._replica.layout(),
-            rank=group.rank(),
-            world_size=group.size(),
-            options=options,
+            self._replica.layout(), rank=group.rank(), world_size=group.size(), options=options
         )
 
     def wait_shares(self) -> list[float]:

@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from libddp._load import load
-from libddp.distributed.fsdp import _local_steps
-from libddp.distributed.fsdp.wrap import _placement
+from libddp.distributed.fsdp.wrap import _local_steps, _placement
 from libddp.distributed.fsdp.wrap._annotated import AnnotatedTensor
 from libddp.distributed.fsdp.wrap._extensions import Extension, has_extension
 from libddp.distributed.fsdp.wrap._mesh_info import placed_of

@@ -22,8 +22,9 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch.autograd.graph import increment_version
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
+
+from libddp.distributed.fsdp.wrap._dtensors import is_dtensor, like, local_of
 
 #: Modules of torch.optim, each with a function of its own name, whose results for an element come
 #: from that element alone.
@@ -75,13 +76,16 @@ def _on_local_tensors(function: Callable) -> Callable:
             return function(params, *others, **options)
         lists = [each for each in (params, *others) if isinstance(each, list)]
         singles = [each for each in (*others, *options.values()) if not isinstance(each, list)]
-        if any(map(_is_dtensor, singles)) or not _are_alike(params, lists) or _is_watched():
+        if any(map(is_dtensor, singles)) or not _are_alike(params, lists) or _is_watched():
             return function(params, *others, **options)
         if options.get("foreach") is None and options.get("fused") is None:
             # torch decides by the classes of the parameters.
             is_differentiable = bool(options.get("differentiable"))
             options["foreach"] = _default_to_fused_or_foreach(params, is_differentiable)[1]
-        local = [_local(each) for each in (params, *others)]
+        local = [
+            [local_of(t) for t in each] if isinstance(each, list) else each
+            for each in (params, *others)
+        ]
         with torch._C._ExcludeDispatchKeyGuard(_VERSIONS):
             function(*local, **options)
         increment_version(params)
@@ -96,7 +100,7 @@ def _are_alike(params: list, lists: list[list]) -> bool:
     """Whether each DTensor of the lists is placed as its parameter is, and has an ordinary tensor;
     and that no parameter is a sum that is to come.
     """
-    specs = [p._spec if _is_dtensor(p) else None for p in params]
+    specs = [p._spec if is_dtensor(p) else None for p in params]
     if any(place.is_partial() for spec in specs if spec is not None for place in spec.placements):
         return False
     return all(
@@ -106,7 +110,7 @@ def _are_alike(params: list, lists: list[list]) -> bool:
 
 
 def _is_alike(tensor: Any, spec: Any) -> bool:
-    if not _is_dtensor(tensor):
+    if not is_dtensor(tensor):
         return True
     own = tensor._spec
     if own is not spec and (
@@ -116,41 +120,19 @@ def _is_alike(tensor: Any, spec: Any) -> bool:
     return type(tensor._local_tensor) is torch.Tensor
 
 
-def _local(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    return [each._local_tensor if _is_dtensor(each) else each for each in value]
-
-
 def _fill_in(before: list, after: list, params: list) -> None:
     """What the function has made (SGD's first momenta), as DTensors."""
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         if old is not None or new is None:
             continue
-        like = params[index]
-        before[index] = (
-            DTensor.from_local(
-                new,
-                like.device_mesh,
-                like.placements,
-                run_check=False,
-                shape=like.shape,
-                stride=like.stride(),
-            )
-            if _is_dtensor(like)
-            else new
-        )
+        before[index] = like(params[index], new) if is_dtensor(params[index]) else new
 
 
 def _is_ours(parameter: torch.Tensor) -> bool:
-    if not _is_dtensor(parameter):
+    if not is_dtensor(parameter):
         return False
     owner = _owners.get(id(parameter))
     return owner is not None and owner.sharded is parameter
-
-
-def _is_dtensor(value: Any) -> bool:
-    return isinstance(value, DTensor)
 
 
 def _is_watched() -> bool:
