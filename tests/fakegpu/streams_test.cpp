@@ -1,15 +1,19 @@
 #include <c10/core/Event.h>
 
 #include <chrono>
+#include <future>
 #include <set>
 #include <thread>
 
 #include "tests/fakegpu/device_stream.h"
 #include "tests/fakegpu/with_device.h"
 #include "tests/support/catch.h"
+#include "tests/support/expect.h"
 
 namespace fakegpu::test {
 namespace {
+
+using libddp::test::expect;
 
 c10::Event new_event(c10::EventFlag flag = c10::EventFlag::PYTORCH_DEFAULT) {
   return c10::Event(c10::DeviceType::PrivateUse1, flag);
@@ -88,10 +92,10 @@ TEST_CASE_METHOD(WithDevice, "current device and streams are a thread's own") {
   const c10::Stream stream = new_stream(1);
   guard().setDevice(device_at(1));
   guard().exchangeStream(stream);
-  std::thread([&] {
-    REQUIRE(guard().getDevice() == device_at(0));
-    REQUIRE(guard().getStream(device_at(1)) == default_stream(1));
-  }).join();
+  std::async(std::launch::async, [&] {
+    expect(guard().getDevice() == device_at(0), "the first device");
+    expect(guard().getStream(device_at(1)) == default_stream(1), "its default stream");
+  }).get();
   REQUIRE(guard().getDevice() == device_at(1));
   REQUIRE(guard().getStream(device_at(1)) == stream);
   guard().exchangeStream(default_stream(1));

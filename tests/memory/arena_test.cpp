@@ -25,7 +25,7 @@ constexpr std::size_t kMiB = 1u << 20;
 // Bytes of memory that the segment holds.
 std::size_t resident_bytes(const Arena& arena) {
   struct stat status {};
-  REQUIRE(::fstat(arena.segment().fd(), &status) == 0);
+  expect(::fstat(arena.segment().fd(), &status) == 0, "the status of the segment");
   return static_cast<std::size_t>(status.st_blocks) * 512;
 }
 

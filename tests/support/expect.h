@@ -1,7 +1,8 @@
 #pragma once
 
 // Checks for code that runs in a rank's thread or process, where Catch2's assertions may not be
-// used (they are neither thread-safe nor seen by the parent process).
+// used (they are neither thread-safe nor seen by the parent process): main.cpp ends a program that
+// does.
 //
 //   run_ranks(3, [&](int rank) { expect(data[rank] == 6.0f, "sum"); });
 
