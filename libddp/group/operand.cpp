@@ -94,6 +94,22 @@ bool are_same_bytes(const at::Tensor& one, const at::Tensor& other) {
 /// Our own copies are no business of autograd: no graph, no version counters.
 using Quiet = at::AutoDispatchBelowADInplaceOrView;
 
+void copy_back(const Operand& operand) {
+  Quiet quiet;
+  const at::Tensor& user = operand.user;
+  const at::Tensor result = user.is_complex() ? at::view_as_complex(operand.wire) : operand.wire;
+  if (operand.repeating.empty()) {
+    user.copy_(result);
+    return;
+  }
+  without_repeats(user, user).copy_(without_repeats(result, user));
+  if (are_same_bytes(user, result)) return;
+  throw ArgumentError(fmt::format(
+      "{} has elements that share memory (strides [{}]), and the result has several values for "
+      "them: another rank's tensor is of another kind. Hint: pass tensor.contiguous().",
+      operand.repeating, fmt::join(user.strides(), ", ")));
+}
+
 }  // namespace
 
 std::optional<Dtype> wire_dtype(at::ScalarType type) {
@@ -160,7 +176,7 @@ Operand make_operand(OperationSite& site, const char* argument, const at::Tensor
                 "to move bytes, pass tensor.view(torch.uint8)");
   }
   if (access != Access::Read) check_writable(site, argument, tensor);
-  Operand operand{tensor, tensor, *dtype, false};
+  Operand operand{tensor, tensor, *dtype};
   const bool is_plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
   if (is_plain && !tensor.is_complex()) return operand;
 
@@ -169,6 +185,10 @@ Operand make_operand(OperationSite& site, const char* argument, const at::Tensor
     operand.is_copy = true;
     operand.wire = at::empty_like(tensor, at::MemoryFormat::Contiguous);
     if (access != Access::Write) operand.wire.copy_(tensor);
+    if (access != Access::Read && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+      operand.repeating = fmt::format("{} {}: argument {}", site.group.where(), site.operation,
+                                      describe(argument, tensor));
+    }
   }
   if (tensor.is_complex()) operand.wire = at::view_as_real(operand.wire);
   return operand;
@@ -202,22 +222,6 @@ bool have_one_size(const std::vector<at::Tensor>& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
     return tensor.numel() == tensors.front().numel();
   });
-}
-
-void copy_back(const Operand& operand) {
-  Quiet quiet;
-  const at::Tensor& user = operand.user;
-  const at::Tensor result = user.is_complex() ? at::view_as_complex(operand.wire) : operand.wire;
-  if (at::has_internal_overlap(user) != at::MemOverlap::Yes) {
-    user.copy_(result);
-    return;
-  }
-  without_repeats(user, user).copy_(without_repeats(result, user));
-  if (are_same_bytes(user, result)) return;
-  throw ArgumentError(fmt::format(
-      "libddp: {} has elements that share memory (strides [{}]), and the result has several values "
-      "for them: another rank's tensor is of another kind. Hint: pass tensor.contiguous()",
-      describe("tensor", user), fmt::join(user.strides(), ", ")));
 }
 
 at::Tensor adjacent_view(const std::vector<at::Tensor>& tensors) {

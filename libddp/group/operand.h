@@ -10,8 +10,8 @@
 // Thread rule: free functions; the tensors belong to the caller.
 //
 //   Operand operand = make_operand(site, "tensor", tensor, Access::ReadWrite);
-//   backend->all_reduce(call, operand.wire, 1.0);
-//   if (operand.is_copy) copy_back(operand);
+//   if (operand.is_copy) copy_back_after(call, {operand});
+//   backend->all_reduce(std::move(call), operand.wire, 1.0);
 
 #include <ATen/core/Tensor.h>
 
@@ -34,6 +34,9 @@ struct Operand {
   at::Tensor wire;
   Dtype dtype = Dtype::UInt8;
   bool is_copy = false;
+  /// "libddp[group world, rank 0/2] all_reduce: argument tensor float32 [3]": where a result that
+  /// is copied back may not fit, since elements of `user` share memory; else empty.
+  std::string repeating{};
 };
 
 /// The library's name for a dtype; complex ones give that of their parts. nullopt = not moved.
@@ -51,9 +54,7 @@ std::int64_t total_numel(const std::vector<Operand>& operands);
 /// Whether all of them have equally many elements.
 bool have_one_size(const std::vector<at::Tensor>& tensors);
 
-/// Brings the result into a tensor that was not contiguous.
-void copy_back(const Operand& operand);
-/// Lets a call end with that.
+/// Lets a call end with bringing the result into the tensors that were not contiguous.
 void copy_back_after(BackendCall& call, const std::vector<Operand>& operands);
 
 /// `output float32 [2, 3]`, for messages.
