@@ -167,14 +167,21 @@ run_pytest() {
     "$python" -m pytest -p no:cacheprovider --junit-xml="$results/$name.xml" "$@"
 }
 
-# Those of a store that moves wait for half their time; the others run beside them.
-run_systems() {
-    local moves=tests/systems/test_hosts_store_moves.py moving status=0
-    run_pytest systems-moves "$moves" >"$results/systems-moves.log" 2>&1 &
-    moving=$!
-    run_pytest systems tests/systems --ignore="$moves" || status=1
-    wait "$moving" || status=1
-    cat "$results/systems-moves.log"
+# in_two_lanes NAME FIRST... -- SECOND...: two runs of pytest at once, as tests mostly wait; the
+# output of the second follows that of the first.
+in_two_lanes() {
+    local name="$1" first=() second status=0
+    shift
+    while [ "$1" != -- ]; do
+        first+=("$1")
+        shift
+    done
+    shift
+    run_pytest "$name-beside" "$@" >"$results/$name-beside.log" 2>&1 &
+    second=$!
+    run_pytest "$name" "${first[@]}" || status=1
+    wait "$second" || status=1
+    cat "$results/$name-beside.log"
     return "$status"
 }
 
@@ -222,6 +229,14 @@ quick_python=(
     optim
 )
 
+# Those that start programs, which take as long as all others.
+programs=(
+    cmake_package cpp_example ddp_limits docs drop_in elastic examples gpt2_fsdp gpu mingpt plan
+    snapshot_command snapshot_faces
+)
+programs=("${programs[@]/#/tests/python/}")
+moves=tests/systems/test_hosts_store_moves.py
+
 [ "${1:-}" = --quick ] || can_fuzz || libddp_need clang libclang-rt-dev
 begin=$SECONDS
 
@@ -238,12 +253,13 @@ build address build_tests address -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE=addres
 build thread build_tests thread -DLIBDDP_CORE_ONLY=ON -DLIBDDP_SANITIZE=thread
 
 step "house rules" run_pytest house tests/house
-step "Python tests" run_pytest python tests/python --ignore=tests/python/cuda
+step "Python tests" in_two_lanes python \
+    tests/python --ignore=tests/python/cuda "${programs[@]/#/--ignore=}" -- "${programs[@]}"
 step "C++ tests" run_programs cpp 4
 step "Python tests on the fake device" run_pytest cuda tests/python/cuda
 run_behind address
 run_behind thread
-step "systems of several hosts" run_systems
+step "systems of several hosts" in_two_lanes systems tests/systems --ignore="$moves" -- "$moves"
 step_of 300 "a C++ program that consumes the package" consume
 step_of 300 "failures and snapshots" run_pytest chaos tests/chaos
 step_of 300 "fuzz targets" fuzz
