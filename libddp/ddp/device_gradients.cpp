@@ -68,7 +68,7 @@ void DeviceGradients::collect(std::vector<GradientSlot>& slots,
   std::vector<GradientSlot*> adopted;
   for (const std::size_t index : members) {
     GradientSlot& slot = slots[index];
-    const bool has_fired = num_fired[index] > 0;
+    const bool has_fired = num_fired[index] > 0 && streams_[index];
     if (!has_fired && slot.has_gradient()) {
       slot.check_gradient();
       note_owner(owners, streams_[index], here);

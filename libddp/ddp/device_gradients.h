@@ -43,6 +43,8 @@ class DeviceGradients {
 
   /// Autograd has accumulated a gradient, in the current stream.
   void arrived(std::size_t index) { streams_[index] = current_stream_on(device_); }
+  /// It has come to the parameter, which stays without one.
+  void came_without(std::size_t index) { streams_[index].reset(); }
 
   /// ENSURES, for what is launched on the current stream from now on: the pieces of `members` hold
   /// their gradients, or zeros where there is none. `.grad` is the view where one has fired in this

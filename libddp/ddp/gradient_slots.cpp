@@ -21,11 +21,17 @@ GradientSlots::GradientSlots(const NamedTensors& parameters, std::string where, 
   if (!device.is_cpu()) on_device_.emplace(device, slots_.size());
 }
 
-void GradientSlots::take(std::size_t index, bool in_pass) {
+void GradientSlots::take(std::size_t index, bool in_pass, bool keeps_none) {
   State& state = states_[index];
   if (state == State::AveragedInPart) refuse_old_average(index);
-  state = State::Own;
   GradientSlot& slot = slots_[index];
+  if (!slot.has_gradient() && (keeps_none || !in_pass)) {
+    state = State::None;
+    if (on_device_) return on_device_->came_without(index);
+    if (in_pass) slot.fill_without_gradient();
+    return;
+  }
+  state = State::Own;
   // With create_graph=True autograd has put a tensor there that has a graph of its own.
   const bool stays_apart = slot.is_apart() || c10::GradMode::is_enabled();
   if (on_device_) {
@@ -41,7 +47,9 @@ void GradientSlots::take(std::size_t index, bool in_pass) {
   state = State::Copied;
 }
 
-void GradientSlots::take_without_bucket(std::size_t index) { states_[index] = State::Own; }
+void GradientSlots::take_without_bucket(std::size_t index, bool keeps_none) {
+  states_[index] = keeps_none && !slots_[index].has_gradient() ? State::None : State::Own;
+}
 
 void GradientSlots::refuse_old_average(std::size_t index) const {
   if (!slots_[index].shows_bucket()) return;  // cleared meanwhile
@@ -63,7 +71,8 @@ void GradientSlots::collect(const std::vector<std::size_t>& members,
   }
   on_device_->collect(slots_, members, num_fired);
   for (const std::size_t index : members) {
-    const bool has_any = num_fired[index] > 0 || has_own(index);
+    const bool has_fired = num_fired[index] > 0 && !has_got_none(index);
+    const bool has_any = has_fired || has_own(index);
     if (has_any && !slots_[index].shows_bucket()) states_[index] = State::Copied;
   }
 }

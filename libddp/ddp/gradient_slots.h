@@ -11,7 +11,7 @@
 // Thread rule: as Reducer.
 //
 //   GradientSlots slots(parameters, "libddp[group world, rank 0/2] backward", true);
-//   slots.take(index, in_pass);         // in the gradient's hook
+//   slots.take(index, in_pass, false);  // in the gradient's hook
 //   slots.collect(members, num_fired);  // before their bucket is sent
 //   slots.install_copies();             // at the end of the pass
 //   slots.settle();
@@ -43,11 +43,14 @@ class GradientSlots {
   auto begin() const { return slots_.begin(); }
   auto end() const { return slots_.end(); }
 
-  /// Autograd has accumulated a gradient. ENSURES in a pass: the bucket has it, on a device from
-  /// `collect` on.
-  void take(std::size_t index, bool in_pass);
+  /// Autograd has accumulated a gradient, or come to the parameter without one (a Function whose
+  /// backward gives None). ENSURES in a pass: the bucket has it, or zeros, on a device from
+  /// `collect` on. With `keeps_none`, or outside of a pass, `.grad` stays None without one.
+  void take(std::size_t index, bool in_pass, bool keeps_none);
   /// The same of one that has no bucket.
-  void take_without_bucket(std::size_t index);
+  void take_without_bucket(std::size_t index, bool keeps_none);
+  /// Whether `take` was called last for a parameter that stays without a gradient.
+  bool has_got_none(std::size_t index) const { return states_[index] == State::None; }
   /// ENSURES: the bucket of these has all gradients that have fired in this pass, and `.grad`, or
   /// zeros, of the others. `num_fired`: by parameter.
   void collect(const std::vector<std::size_t>& members,
@@ -91,6 +94,8 @@ class GradientSlots {
   enum class State : std::uint8_t {
     /// What it held after the last synchronisation.
     Settled,
+    /// Nothing: autograd has come to the parameter without a gradient.
+    None,
     /// Averages, in this rank's blocks only; see sharded_averages.h.
     AveragedInPart,
     /// Gradients of this rank, some of them added since.

@@ -42,7 +42,8 @@ class ParameterUsage {
   void tolerate_unused() { tolerates_unused_ = true; }
 
   bool is_used(std::size_t index) const {
-    return pass_.num_fired(index) > 0 || slots_.has_own(index);
+    const bool has_fired = pass_.num_fired(index) > 0 && !slots_.has_got_none(index);
+    return has_fired || slots_.has_own(index);
   }
   bool is_any_used(const std::vector<std::size_t>& parameters) const;
   /// What this rank has for parameters without a bucket.

@@ -212,11 +212,12 @@ void Reducer::tell_once(std::atomic<bool>& has_told, const char* event, const ch
 }
 
 void Reducer::take(std::size_t index) {
+  const bool keeps_none = usage_.tolerates_unused();
   if (sparse_.contains(index)) {
-    slots_.take_without_bucket(index);
+    slots_.take_without_bucket(index, keeps_none);
     return sparse_.check(index);
   }
-  slots_.take(index, pass_.is_running());
+  slots_.take(index, pass_.is_running(), keeps_none);
 }
 
 void Reducer::mark_ready(std::size_t index) {

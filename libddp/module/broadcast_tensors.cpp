@@ -1,5 +1,6 @@
 #include "libddp/module/broadcast_tensors.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -57,7 +58,10 @@ void TensorBroadcaster::broadcast_on(c10::Device device, const std::vector<at::T
     send(parts, bytes, root, label);
     parts.clear();
     bytes = 0;
-    if (group_->rank() != root) tensor.copy_(flat.view(tensor.sizes()));
+    if (group_->rank() == root) continue;
+    // As in torch, a graph that has saved a buffer does not learn that it is another one's now.
+    const at::AutoDispatchBelowADInplaceOrView quiet;
+    tensor.copy_(flat.view(tensor.sizes()));
   }
   send(parts, bytes, root, label);
 }

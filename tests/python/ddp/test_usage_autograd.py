@@ -1,5 +1,6 @@
 """What a user does to the graph: recomputation, hooks, functions, threads, higher order."""
 
+import contextlib
 import threading
 
 import checks
@@ -162,6 +163,30 @@ def check_backward_in_a_thread():
     assert_agree(compare(in_a_thread))
 
 
+class Scaled(nn.Module):
+    """By buffers that a graph saves, contiguous and not."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Mlp(2)
+        self.register_buffer("plain", torch.full((16,), 2.0 + dist.get_rank()))
+        self.register_buffer("turned", torch.randn(3, 16).t())
+
+    def forward(self, value):
+        return (self.inner(value) * self.plain) @ self.turned
+
+
+def two_forwards(wrap):
+    model = wrap(Scaled())
+    for _ in range(2):
+        (model(data(4)).sum() + model(data(4)).sum()).backward()
+    return gradients(model), list(model.buffers())
+
+
+def check_buffers_come_while_a_graph_waits():
+    assert_agree(compare(two_forwards)[0])
+
+
 class DropsWeight(torch.autograd.Function):
     """x @ w, whose backward has nothing to say about w."""
 
@@ -177,29 +202,50 @@ class DropsWeight(torch.autograd.Function):
 
 
 class WithoutGradient(nn.Module):
-    def __init__(self):
+    def __init__(self, silent_on):
         super().__init__()
         self.inner, self.silent = Mlp(2), nn.Parameter(torch.randn(16, 16))
+        self._drop = DropsWeight.apply if dist.get_rank() in silent_on else torch.matmul
 
     def forward(self, value):
-        return DropsWeight.apply(self.inner(value), self.silent)
+        return self._drop(self.inner(value), self.silent)
 
 
-def without_gradient(wrap, options):
-    model = wrap(WithoutGradient(), **options)
+def without_gradient(wrap, options, silent_on):
+    model = wrap(WithoutGradient(silent_on), **options)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
     collected = []
     for _ in range(3):
-        model.zero_grad()
+        optimizer.zero_grad()
         model(data(4)).pow(2).mean().backward()
-        collected.append(gradients(model.module.inner))
-    silent = model.module.silent.grad
-    return collected, silent is None or not silent.any().item()
+        collected.append(gradients(model.module))
+        optimizer.step()
+    return collected, parameters(model)
 
 
 def check_a_function_that_returns_none():
-    for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
-        _, is_silent = compare(without_gradient, options)
-        assert is_silent
+    """Where parameters may stay unused, its parameter keeps None and its weight does not decay."""
+    every = {"find_unused_parameters": True}
+    for options in ({}, every, {"static_graph": True}, every | {"gradient_as_bucket_view": True}):
+        for silent_on in ((0, 1), (1,)):
+            compare(without_gradient, options, silent_on)
+
+
+def accumulated_without_gradient(wrap):
+    model = wrap(WithoutGradient((0, 1)))
+    collected = []
+    for context in (model.no_sync(), contextlib.nullcontext()):
+        with context:
+            model(data(4)).pow(2).mean().backward()
+        collected.append(gradients(model.module))
+    return collected
+
+
+def check_a_function_that_returns_none_amid_no_sync():
+    """Then not even where all are to be used, before the averages come."""
+    amid, behind = compare(accumulated_without_gradient)
+    assert amid[0] is None
+    assert not behind[0].any()
 
 
 def watched(wrap, set_to_none):
