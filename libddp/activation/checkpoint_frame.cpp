@@ -64,8 +64,9 @@ std::uint32_t CheckpointFrame::pack(const at::Tensor& tensor) {
 }
 
 at::Tensor CheckpointFrame::pack_replay(ReplayPass& pass, const at::Tensor& tensor) {
-  // Without history, so that no circle of references arises.
-  at::Tensor plain = tensor.requires_grad() ? tensor.tensor_data() : tensor;
+  // Without history, so that no circle of references arises; and a tensor of its own, as a frozen
+  // parameter of a sharded model shows other values once the block has run again.
+  at::Tensor plain = tensor.tensor_data();
   bool is_stopped = false;
   {
     const std::lock_guard lock(mutex_);
