@@ -1,5 +1,6 @@
 #include "libddp/ddp/bucket_hook.h"
 
+#include <ATen/ops/view_as_complex.h>
 #include <fmt/format.h>
 
 #include <condition_variable>
@@ -41,6 +42,13 @@ c10d::GradBucket grad_bucket(const at::Tensor& gradient, std::size_t bucket,
   return c10d::GradBucket(bucket, num_buckets, gradient.view({-1}), {0},
                           {static_cast<std::size_t>(gradient.numel())}, {parameter.sizes()},
                           {parameter}, std::nullopt);
+}
+
+/// The future of a complex all-reduce has pairs of reals.
+at::Tensor as_given(const at::Tensor& result, const at::Tensor& given) {
+  const bool is_pairs = given.is_complex() && !result.is_complex() && !result.is_sparse() &&
+                        result.numel() == 2 * given.numel();
+  return is_pairs ? at::view_as_complex(result.reshape({-1, 2})) : result;
 }
 
 /// Shared with a future's callback, which may come after the wait has ended.
@@ -98,7 +106,7 @@ at::Tensor BucketHook::run_alone(const at::Tensor& gradient, std::size_t positio
   named(label, [&] {
     c10d::GradBucket given =
         grad_bucket(gradient, bucket, num_buckets + num_alone_, parameter.tensor);
-    result = result_of(hook_->runHook(given), label);
+    result = as_given(result_of(hook_->runHook(given), label), gradient);
     const bool fits = result.is_sparse() ? result.sizes() == gradient.sizes()
                                          : result.numel() == gradient.numel();
     if (!fits) refuse_result(result, gradient, label);
@@ -108,8 +116,8 @@ at::Tensor BucketHook::run_alone(const at::Tensor& gradient, std::size_t positio
 
 void BucketHook::take_result(const GradientBuckets& buckets, const Started& started) {
   const std::string& label = buckets.label(started.bucket);
-  const at::Tensor result = result_of(started.future, label);
   const at::Tensor gradients = buckets.gradients(started.bucket);
+  const at::Tensor result = as_given(result_of(started.future, label), gradients);
   if (result.numel() != gradients.numel()) refuse_result(result, gradients, label);
   if (result.const_data_ptr() != gradients.const_data_ptr()) {
     gradients.copy_(result.reshape({-1}));

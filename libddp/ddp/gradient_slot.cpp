@@ -1,5 +1,6 @@
 #include "libddp/ddp/gradient_slot.h"
 
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,6 +16,12 @@ namespace {
 /// From this size on torch's copy, which may use several threads, beats its own dispatch cost.
 constexpr std::size_t kDispatchedCopyBytes = std::size_t{256} << 10;
 
+at::Tensor with_own_storage(const at::Tensor& view) {
+  if (!view.is_cpu()) return view.variable_data();
+  return at::from_blob(
+      view.data_ptr(), view.sizes(), view.strides(), [keep = view](void*) {}, view.options());
+}
+
 }  // namespace
 
 GradientSlot::GradientSlot(std::string name, at::Tensor parameter, std::string where)
@@ -27,7 +34,7 @@ void GradientSlot::move_to(at::Tensor view) {
   view_ = std::move(view);
   data_ = view_.data_ptr();
   bytes_ = view_.nbytes();
-  shown_ = view_.variable_data();
+  shown_ = with_own_storage(view_);
   at::Tensor& grad = parameter_.mutable_grad();
   if (grad.defined() && !is_apart()) replace(grad);
 }
@@ -79,7 +86,7 @@ void GradientSlot::show_bucket() {
 }
 
 const at::Tensor& GradientSlot::shown() {
-  if (!is_shown_in_bucket()) shown_ = view_.variable_data();
+  if (!is_shown_in_bucket()) shown_ = with_own_storage(view_);
   return shown_;
 }
 

@@ -105,7 +105,8 @@ class GradientSlot {
   at::Tensor parameter_;
   ParameterUser user_;
   at::Tensor view_;
-  /// The same as the script has it. No view in autograd's sense: `detach_()` would refuse.
+  /// The same as the script has it. No view in autograd's sense: `detach_()` would refuse. On the
+  /// host with a storage of its own, as share_memory_() gives the storage other memory.
   at::Tensor shown_;
   void* data_ = nullptr;
   bool keeps_apart_ = false;

@@ -54,6 +54,30 @@ def check_torchs_allreduce_hook():
     compare(lambda model, group: model.register_comm_hook(group, default_hooks.allreduce_hook))
 
 
+class WithComplex(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.turn = torch.nn.Parameter(torch.ones(16, dtype=torch.complex64))
+        self.inner = Mlp()
+
+    def forward(self, value):
+        return (self.inner(value) * self.turn).abs()
+
+
+def check_complex_gradients():
+    """The future of their all-reduce has pairs of reals, in torch too."""
+    found = []
+    for wrap, options in ((libddp_ddp(), {}), (TorchDDP, {"process_group": gloo()})):
+        torch.manual_seed(5)
+        model = wrap(WithComplex(), **options)
+        model.register_comm_hook(options.get("process_group"), default_hooks.allreduce_hook)
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.full((2, 16), 1.0 + dist.get_rank())).sum().backward()
+            found.append([p.grad.clone() for p in model.parameters()])
+    assert all(map(torch.equal, found[0] + found[1], found[2] + found[3]))
+
+
 def check_torchs_fp16_hook_and_wrapper():
     compare(lambda model, group: model.register_comm_hook(group, default_hooks.fp16_compress_hook))
     wrapper = default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)

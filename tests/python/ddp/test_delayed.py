@@ -55,6 +55,13 @@ def check_all_ranks_start_from_rank_0():
         assert torch.equal(first, p)
 
 
+def check_the_wrapper_has_no_parameter_of_its_own():
+    """As in torch: state dicts and optimizers find the module's, in the module's order."""
+    model, _ = wrapped()
+    names = [f"module.{name}" for name, _ in Shared().named_parameters()]
+    assert [name for name, _ in model.named_parameters()] == list(model.state_dict()) == names
+
+
 def check_local_until_the_trigger_fires():
     """Two passes stay local, the third averages all that has come."""
     model, delayed = wrapped(find_unused_parameters=True)

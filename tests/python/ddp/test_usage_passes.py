@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_models import Mlp
+from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
 from usage import assert_agree, compare, data, gradients, ours, parameters, seed
 
@@ -157,6 +158,28 @@ def accumulated(wrap, options):
             model(data(4)).sum().backward()
         model(data(4)).sum().backward()
     return gradients(model) + parameters(model)
+
+
+def moved_to_shared_memory(wrap, move, set_to_none):
+    model = wrap(Mlp(2), gradient_as_bucket_view=True)
+    collected = []
+    for step in range(4):
+        model.zero_grad(set_to_none=set_to_none)
+        model(data(4)).pow(2).mean().backward()
+        collected += gradients(model)
+        if step == 1:
+            move(model)
+    return collected
+
+
+def check_gradients_in_shared_memory():
+    """share_memory() gives a gradient other memory than its bucket's."""
+    for set_to_none in (True, False):
+        for move in (
+            nn.Module.share_memory,
+            lambda m: m.module.layers[1].weight.grad.share_memory_(),
+        ):
+            assert_agree(compare(moved_to_shared_memory, move, set_to_none))
 
 
 def check_accumulation_without_views():

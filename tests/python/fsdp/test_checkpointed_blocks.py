@@ -1,12 +1,12 @@
-"""Activation checkpointing around blocks of which a part is a unit of its own, frozen or in part."""
+"""Activation checkpointing around blocks of which a part is a unit of its own, frozen or not."""
 
 import itertools
 
 import checks
 import fsdp_models as models
 import torch
-from torch import nn
 from libddp.utils.checkpoint import checkpoint
+from torch import nn
 
 
 class Lora(nn.Module):

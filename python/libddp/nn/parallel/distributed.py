@@ -159,7 +159,8 @@ class DistributedDataParallel(
         self._delayed = _options.delayed_parameters(
             delay_all_reduce_named_params, param_to_hook_all_reduce
         )
-        self._delayed_until = param_to_hook_all_reduce
+        # In a tuple, as a module takes a parameter for one of its own.
+        self._delayed_until = (param_to_hook_all_reduce,)
         self.parameters_to_ignore.update(name for name, _ in self._delayed)
         self.device_ids, self.output_device = _arguments.devices_of(
             module, device_ids, output_device
@@ -212,7 +213,7 @@ class DistributedDataParallel(
             group=native(self.process_group),
             options=_options.native_options(self, parameters, init_sync, init_sync_buffers),
             delayed=self._delayed,
-            delayed_until=self._delayed_until,
+            delayed_until=self._delayed_until[0],
         )
         if self._require_manual_backward_finalization:
             self._replica.set_manual_finish(True)
