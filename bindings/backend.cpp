@@ -76,6 +76,10 @@ bool is_reconfigurable(const BackendPtr& backend) {
 /// For the error where there is no group behind a backend of ours yet.
 Group members_of(const BackendPtr& backend) { return dynamic_cast<C10dBackend&>(*backend).group(); }
 
+void drop_batch(const BackendPtr& backend) {
+  if (auto* const ours = dynamic_cast<C10dBackend*>(backend.get())) ours->drop_batch();
+}
+
 template <class Source>
 Group wrap(const Source& source, const std::string& name, const std::vector<int>& global_ranks,
            std::optional<std::chrono::milliseconds> timeout) {
@@ -130,6 +134,8 @@ void bind_backend(py::module_& module) {
              "Whether it is a backend of ours whose members can change.");
   module.def("members_of", &members_of, py::arg("backend"),
              "As group_of_backend, of a backend of ours; raises where there is none.");
+  module.def("drop_batch", &drop_batch, py::arg("backend"),
+             "Of a backend of ours: forgets the sends and receives of a batch that was not issued.");
   module.def("rendezvous", &find_place, py::arg("init_method"), py::arg("rank") = py::none(),
              py::arg("world_size") = py::none(), py::arg("timeout"),
              "(store, rank, world_size, visit) from env://, tcp:// or file://.");

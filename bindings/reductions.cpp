@@ -63,7 +63,9 @@ py::object reduce(ProcessGroup& self, const at::Tensor& tensor, int root, py::ha
     const bool is_root = self.rank() == root;
     if (is_root && is_premultiplied(reduce)) premultiply(reduce, tensor);
     const at::Tensor input = is_root ? tensor : unchanged_input(tensor, reduce);
-    return self.reduce(input, root, {.op = reduce_op(reduce)}, options_of(async, timeout));
+    WorkPtr work = self.reduce(input, root, {.op = reduce_op(reduce)}, options_of(async, timeout));
+    note_reduced(reduce, {tensor});
+    return work;
   });
 }
 
@@ -78,7 +80,10 @@ py::object reduce_scatter(ProcessGroup& self, const at::Tensor& output, const Te
   });
 }
 
-void sparse(ProcessGroup& self, const at::Tensor& tensor) { sparse_all_reduce(self, {tensor}, {}); }
+void sparse(ProcessGroup& self, const at::Tensor& tensor) {
+  sparse_all_reduce(self, {tensor}, {});
+  note_written(c10d::OpType::_ALLREDUCE_SPARSE, {tensor});
+}
 
 }  // namespace
 
@@ -88,7 +93,9 @@ py::object all_reduce(ProcessGroup& self, const at::Tensor& tensor, py::handle o
   const CallOptions options = options_of(async, timeout, label);
   return issue(self, c10d::OpType::ALLREDUCE, {tensor}, async, [&] {
     if (is_premultiplied(reduce)) premultiply(reduce, tensor);
-    return self.all_reduce(tensor, {.op = reduce_op(reduce)}, options);
+    WorkPtr work = self.all_reduce(tensor, {.op = reduce_op(reduce)}, options);
+    note_reduced(reduce, {tensor});
+    return work;
   });
 }
 

@@ -1,5 +1,7 @@
 #include "libddp/activation/selective_store.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/clone.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -35,10 +37,47 @@ bool returns_view(const c10::FunctionSchema& schema) {
                      [](const c10::Argument& value) { return value.alias_info() != nullptr; });
 }
 
+bool share_version(const at::Tensor& one, const at::Tensor& other) {
+  const std::int64_t version = version_of(one);
+  if (version_of(other) != version) return false;
+  one.unsafeGetTensorImpl()->bump_version();
+  const bool does_share = version_of(other) != version;
+  c10::VariableVersion counter = one.unsafeGetTensorImpl()->version_counter();
+  counter.set_version(version);
+  return does_share;
+}
+
+/// What changes its first argument in place inside of others, and activations that may.
+constexpr std::pair<const char*, const char*> kWriters[] = {
+    {"add_", "Tensor"},      {"add_", "Scalar"}, {"sub_", "Tensor"},  {"mul_", "Tensor"},
+    {"mul_", "Scalar"},      {"div_", "Tensor"}, {"div_", "Scalar"},  {"addcmul_", ""},
+    {"addmm_", ""},          {"baddbmm_", ""},   {"sigmoid_", ""},    {"tanh_", ""},
+    {"relu_", ""},           {"silu_", ""},      {"gelu_", ""},       {"leaky_relu_", ""},
+    {"hardtanh_", ""},       {"elu_", ""},       {"clamp_", ""},      {"clamp_min_", ""},
+    {"threshold_", ""},      {"neg_", ""},       {"exp_", ""},        {"masked_fill_", "Scalar"},
+    {"bernoulli_", "float"}, {"copy_", ""},      {"fill_", "Scalar"}, {"zero_", ""},
+};
+
+bool is_writer(const c10::OperatorHandle& op) { return op.schema().is_mutable(); }
+
+at::Tensor first_argument(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
+  return stack[stack.size() - count].toTensor();
+}
+
+void choose_writers() {
+  for (const auto& [name, overload] : kWriters) {
+    const auto found =
+        c10::Dispatcher::singleton().findSchema({std::string("aten::") + name, overload});
+    if (found) OpInterceptor::choose(*found);
+  }
+}
+
 }  // namespace
 
 OperatorSet operators_named(const std::vector<std::pair<std::string, std::string>>& names) {
   OperatorSet operators;
+  choose_writers();
   for (const auto& [name, overload] : names) {
     const auto found = c10::Dispatcher::singleton().findSchema({name, overload});
     if (!found) {
@@ -108,7 +147,28 @@ void SelectiveStore::hand_out(std::size_t index, const c10::OperatorHandle& op,
   if (entry.random) entry.random->restore();
 }
 
+void SelectiveStore::protect_from(const at::Tensor& target) {
+  if (allow_mutation_ || !target.defined() || !target.has_storage()) return;
+  for (Entry& entry : entries_) {
+    for (Result& result : entry.results) {
+      if (result.value.isTensor()) {
+        protect_from(target, result);
+      }
+    }
+  }
+}
+
+void SelectiveStore::protect_from(const at::Tensor& target, Result& result) const {
+  const at::Tensor& kept = result.value.toTensor();
+  if (!kept.defined() || !kept.has_storage() || !kept.is_alias_of(target)) return;
+  if (version_of(kept) != result.version || share_version(target, kept)) return;
+  const at::AutoDispatchBelowADInplaceOrView plain;
+  const at::Tensor copy = kept.clone();
+  result = {copy, version_of(copy)};
+}
+
 void SavingRun::on_op(const Op& op, torch::jit::Stack* stack) {
+  if (is_writer(op.handle)) store_->protect_from(first_argument(op.handle, *stack));
   run(op, stack);
   if (store_->keeps(op.handle)) store_->save(op.handle, *stack);
 }
@@ -117,6 +177,7 @@ void ReplayRun::on_op(const Op& op, torch::jit::Stack* stack) {
   if (store_->keeps(op.handle)) {
     store_->hand_out(next_++, op.handle, *stack);
   } else {
+    if (is_writer(op.handle)) store_->protect_from(first_argument(op.handle, *stack));
     run(op, stack);
   }
 }

@@ -2,6 +2,13 @@
 
 // Selective checkpointing by operator: the results of chosen operators (matrix products, say) are
 // kept in the forward pass and handed out in the replay, so that only the cheap ones run again.
+//
+// NOTE [Kept results that are written to]
+// torch.nn.functional.linear and the cells of recurrent networks change in place what a matrix
+// product has given, through a view with a version counter of its own (_unsafe_view, unsafe_chunk),
+// so that the version of what is kept does not tell. Before that, what is kept becomes a copy. What
+// shares the counter is told when it is handed out, as torch does it.
+//
 // Thread rule: as CheckpointFrame.
 //
 //   auto store = std::make_shared<SelectiveStore>(operators, /*allow_mutation=*/false);
@@ -49,6 +56,9 @@ class SelectiveStore {
   /// changed.
   void hand_out(std::size_t index, const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
 
+  /// Before an operator writes to `target`: see NOTE [Kept results that are written to].
+  void protect_from(const at::Tensor& target);
+
  private:
   struct Result {
     c10::IValue value;
@@ -62,6 +72,7 @@ class SelectiveStore {
   };
 
   static void note_random(Entry& entry);
+  void protect_from(const at::Tensor& target, Result& result) const;
 
   std::shared_ptr<const OperatorSet> operators_;
   bool allow_mutation_;

@@ -211,6 +211,7 @@ C10dBackend::WorkHandle C10dBackend::allreduce(Tensors& tensors,
     reduce_into_first(tensors, opts.reduceOp);
     const CallOptions call = call_options(opts.timeout, opts.asyncOp);
     WorkPtr work = group->all_reduce(tensors[0], reduce, call);
+    note_reduced(opts.reduceOp, tensors);
     if (tensors.size() == 1) return work;
     return after(work, tensors, [tensors] { copy_first_to_rest(tensors); });
   });
@@ -260,8 +261,11 @@ C10dBackend::WorkHandle C10dBackend::reduce(Tensors& tensors, const c10d::Reduce
         input = input.detach().clone();  // only the root's may change
       premultiply(opts.reduceOp, input);
     }
-    return group->reduce(input, static_cast<int>(opts.rootRank), {.op = reduce_op(opts.reduceOp)},
-                         call_options(opts.timeout, opts.asyncOp));
+    WorkPtr work =
+        group->reduce(input, static_cast<int>(opts.rootRank), {.op = reduce_op(opts.reduceOp)},
+                      call_options(opts.timeout, opts.asyncOp));
+    note_reduced(opts.reduceOp, tensors);
+    return work;
   });
 }
 
@@ -566,6 +570,11 @@ void C10dBackend::startCoalescing() {
     });
   }
   batch_.emplace();
+}
+
+void C10dBackend::drop_batch() {
+  std::lock_guard lock(batch_mutex_);
+  batch_.reset();
 }
 
 C10dBackend::WorkHandle C10dBackend::endCoalescing() {

@@ -119,6 +119,8 @@ class C10dBackend final : public c10d::Backend {
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   WorkHandle endCoalescing() override;
+  /// Instead of it, where an operation was refused: what was to be sent or received is not.
+  void drop_batch();
 
   WorkHandle barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;

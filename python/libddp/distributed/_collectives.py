@@ -17,7 +17,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed import ReduceOp
 
 from libddp._load import load
-from libddp.distributed._groups import find, torch_side
+from libddp.distributed._groups import backend_of, find, torch_side
 from libddp.errors import ArgumentError
 
 #: torch's own, also after libddp.install() has put ours in its place.
@@ -215,6 +215,18 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks: bool = False):
     return pg.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
 
+def _drop_batch(p2p_op_list):
+    """Nothing is sent of a batch of which an operation was refused: the group goes on.
+
+    torch leaves the batch open, in which later calls would do nothing.
+    """
+    group = getattr(p2p_op_list[0], "group", None) if p2p_op_list else None
+    group = group or c10d._world.default_pg
+    if c10d._world.pg_coalesce_state.pop(group, None) is not None:
+        for device in group._device_types:
+            _C.drop_batch(backend_of(group, device))
+
+
 @torch._disable_dynamo  # which knows torch's function by its identity
 def batch_isend_irecv(p2p_op_list):
     """torch's, with a work for each operation, as Gloo has them.
@@ -222,7 +234,11 @@ def batch_isend_irecv(p2p_op_list):
     On the CPU they are all the same one, which ends with the last of the batch; on CUDA there is
     one for the batch, as with NCCL.
     """
-    works = _torch_batch_isend_irecv(p2p_op_list)
+    try:
+        works = _torch_batch_isend_irecv(p2p_op_list)
+    except BaseException:
+        _drop_batch(p2p_op_list)
+        raise
     if len(works) == 1 and p2p_op_list[0].tensor.device.type == "cpu":
         return works * len(p2p_op_list)
     return works

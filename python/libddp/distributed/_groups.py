@@ -91,7 +91,7 @@ def check_members(group) -> None:
     if group is None:
         group = c10d._world.default_pg
     if isinstance(group, c10d.ProcessGroup) and _CPU in group._device_types:
-        backend = _backend_of(group, _CPU)
+        backend = backend_of(group, _CPU)
         if _C.is_reconfigurable(backend):
             _C.members_of(backend)
 
@@ -135,7 +135,7 @@ def _look_up(group):
     found = None
     if _CPU in group._device_types:
         found = _ours(group, _CPU)
-        if _C.is_reconfigurable(_backend_of(group, _CPU)):
+        if _C.is_reconfigurable(backend_of(group, _CPU)):
             return found
         others = found and [d for d in group._device_types if _ours(group, d) is None]
         if others:
@@ -148,10 +148,10 @@ def _look_up(group):
 
 def _ours(group, device: torch.device):
     """The C++ group behind the backend for a device; None where that is another library's."""
-    return _C.group_of_backend(_backend_of(group, device))
+    return _C.group_of_backend(backend_of(group, device))
 
 
-def _backend_of(group, device: torch.device):
+def backend_of(group, device: torch.device):
     backend = group._get_backend(device)
     # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps backends once
     return getattr(backend, "wrapped_pg", backend)

@@ -214,6 +214,22 @@ def check_batches_and_coalescing():
     assert own.eq(2).all()
 
 
+def check_the_group_goes_on_after_a_batch_with_a_mistake():
+    other, received = 1 - rank(), torch.empty(2)
+    good = ddp_dist.P2POp(ddp_dist.irecv, received, other)
+    bad = ddp_dist.P2POp(ddp_dist.isend, torch.ones(2), other, tag="a")
+    for operations in ([good, bad], [bad]):
+        with pytest.raises(TypeError):
+            ddp_dist.batch_isend_irecv(operations)
+        found = torch.ones(2)
+        dist.all_reduce(found)
+        assert found.eq(2).all()
+    good_send = ddp_dist.P2POp(ddp_dist.isend, torch.full((2,), float(rank())), other)
+    for work in ddp_dist.batch_isend_irecv([good, good_send]):
+        work.wait()
+    assert received.eq(other).all()
+
+
 def check_object_collectives():
     mine = {"rank": rank(), "text": "x" * (10 + rank())}
     gathered = [None] * WORLD

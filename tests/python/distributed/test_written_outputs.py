@@ -35,6 +35,12 @@ CALLS = {
     ),
     "all_to_all_single": lambda api, x, group: api.all_to_all_single(x, torch.ones(4), group=group),
     "all_reduce": lambda api, x, group: api.all_reduce(x, group=group),
+    "all_reduce of averages": lambda api, x, group: api.all_reduce(
+        x, api.ReduceOp.AVG, group=group
+    ),
+    "all_reduce_coalesced": lambda api, x, group: dist.all_reduce_coalesced([x], group=group),
+    "reduce": lambda api, x, group: api.reduce(x, 0, group=group),
+    "reduce of averages": lambda api, x, group: api.reduce(x, 0, api.ReduceOp.AVG, group=group),
     "broadcast": lambda api, x, group: api.broadcast(x, 0, group=group),
     "scatter": lambda api, x, group: api.scatter(
         x, [torch.ones(4)] * SIZE if dist.get_rank() == 0 else None, group=group
@@ -63,6 +69,15 @@ def check_as_with_gloo():
         wanted = is_noticed(name, dist, gloo)
         assert is_noticed(name, dist, None) == wanted, name
         assert is_noticed(name, ddp_dist, None) == wanted, name
+
+
+def check_sparse_tensors():
+    versions = []
+    for api, group in ((dist, dist.new_group(backend="gloo")), (dist, None), (ddp_dist, None)):
+        tensor = torch.eye(2).to_sparse()
+        api.all_reduce(tensor, group=group)
+        versions.append(tensor._version)
+    assert len(set(versions)) == 1
 
 
 def check_tensors_of_inference_mode_are_written():

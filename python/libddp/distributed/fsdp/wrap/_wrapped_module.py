@@ -322,6 +322,8 @@ class WrappedModule:
                 shared = self.open_units if module is not None and not self.is_root else None
                 is_apart = shared is not None and not shared.enter(self)
                 model.before_forward(unit, is_apart)
+                if not sharding.use_dtensor and torch.is_autocast_cache_enabled():
+                    torch.clear_autocast_cache()  # of torch's FSDP1 it has no weights, but views
         except BaseException as error:
             if self.is_root:
                 model.report_error(f"in forward: {describe(error)}")
