@@ -134,8 +134,9 @@ void bind_backend(py::module_& module) {
              "Whether it is a backend of ours whose members can change.");
   module.def("members_of", &members_of, py::arg("backend"),
              "As group_of_backend, of a backend of ours; raises where there is none.");
-  module.def("drop_batch", &drop_batch, py::arg("backend"),
-             "Of a backend of ours: forgets the sends and receives of a batch that was not issued.");
+  module.def(
+      "drop_batch", &drop_batch, py::arg("backend"),
+      "Of a backend of ours: forgets the sends and receives of a batch that was not issued.");
   module.def("rendezvous", &find_place, py::arg("init_method"), py::arg("rank") = py::none(),
              py::arg("world_size") = py::none(), py::arg("timeout"),
              "(store, rank, world_size, visit) from env://, tcp:// or file://.");
