@@ -65,12 +65,16 @@ at::Tensor first_argument(const c10::OperatorHandle& op, const torch::jit::Stack
   return stack[stack.size() - count].toTensor();
 }
 
+/// Once: each forward of a block names its operators.
 void choose_writers() {
-  for (const auto& [name, overload] : kWriters) {
-    const auto found =
-        c10::Dispatcher::singleton().findSchema({std::string("aten::") + name, overload});
-    if (found) OpInterceptor::choose(*found);
-  }
+  [[maybe_unused]] static const bool are_chosen = [] {
+    for (const auto& [name, overload] : kWriters) {
+      const auto found =
+          c10::Dispatcher::singleton().findSchema({std::string("aten::") + name, overload});
+      if (found) OpInterceptor::choose(*found);
+    }
+    return true;
+  }();
 }
 
 }  // namespace
@@ -151,9 +155,7 @@ void SelectiveStore::protect_from(const at::Tensor& target) {
   if (allow_mutation_ || !target.defined() || !target.has_storage()) return;
   for (Entry& entry : entries_) {
     for (Result& result : entry.results) {
-      if (result.value.isTensor()) {
-        protect_from(target, result);
-      }
+      if (result.value.isTensor()) protect_from(target, result);
     }
   }
 }
