@@ -106,7 +106,7 @@ void copy_back(const Operand& operand) {
   if (are_same_bytes(user, result)) return;
   throw ArgumentError(fmt::format(
       "{} has elements that share memory (strides [{}]), and the result has several values for "
-      "them: another rank's tensor is of another kind. Hint: pass tensor.contiguous().",
+      "them. Hint: pass tensor.contiguous().",
       operand.repeating, fmt::join(user.strides(), ", ")));
 }
 

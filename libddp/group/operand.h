@@ -6,7 +6,7 @@
 // operation if it is read, after it if it is written. What no copy can make right (sparse, another
 // device than the call's other tensors, a dtype that the library does not move) is an
 // ArgumentError. So is writing to elements that share memory, by expand(): always on a device, and
-// on the host where the result has several values for them, which the group does not survive.
+// on the host where the result has several values for them; the group goes on then.
 // Thread rule: free functions; the tensors belong to the caller.
 //
 //   Operand operand = make_operand(site, "tensor", tensor, Access::ReadWrite);

@@ -121,15 +121,21 @@ void HostBackend::perform(const BackendCall& call, std::uint64_t sequence,
   try {
     if (sequence > last_common_.load()) throw_if_left(comm_call);
     operation(comm_call);
-    running_.store(0, std::memory_order_relaxed);
-    if (call.on_success) call.on_success();
-    flight_recorder_.finish(ticket, true);
   } catch (...) {
     running_.store(0, std::memory_order_relaxed);
     flight_recorder_.finish(ticket, false);
     fail_after_exception(comm_call);
     throw;
   }
+  running_.store(0, std::memory_order_relaxed);
+  // For the other ranks the collective is over: the group goes on where this one's copy fails.
+  try {
+    if (call.on_success) call.on_success();
+  } catch (...) {
+    flight_recorder_.finish(ticket, false);
+    throw;
+  }
+  flight_recorder_.finish(ticket, true);
 }
 
 void HostBackend::wait_for_all(std::chrono::milliseconds timeout) {

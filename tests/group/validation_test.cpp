@@ -86,13 +86,21 @@ TEST_CASE("elements that share memory cannot get several values", "[validation]"
     const at::Tensor column = at::zeros({3, 1});
     const bool is_expanded = group.rank() == 1;
     const at::Tensor tensor = is_expanded ? column.expand({3, 2}) : at::arange(6.f).view({3, 2});
-    const auto call = [&] { group.broadcast(tensor, 0); };
-    if (!is_expanded) return call();
-    const std::string text = message_of<ArgumentError>(call);
-    expect(contains(text,
-                    "rank 1/2] broadcast: argument tensor float32 [3, 2] has elements that share "
-                    "memory (strides [1, 0])"),
-           text);
+    for (const bool async : {false, true}) {
+      const auto call = [&] { group.broadcast(tensor, 0, {.async = async})->wait(); };
+      if (!is_expanded) {
+        call();
+        continue;
+      }
+      const std::string text = message_of<ArgumentError>(call);
+      expect(contains(text,
+                      "rank 1/2] broadcast: argument tensor float32 [3, 2] has elements that share "
+                      "memory (strides [1, 0])"),
+             text);
+    }
+    at::Tensor after = at::ones({1});
+    group.all_reduce(after);
+    expect(after.item<float>() == 2, "the group goes on");
   });
 }
 
