@@ -48,6 +48,21 @@ class CastCacheRest {
   bool former_ = at::autocast::is_autocast_cache_enabled();
 };
 
+/// Whether a reentrant block has run on this thread within the block whose first run is under way.
+thread_local bool has_run_reentrant = false;
+
+/// Asks that for one block.
+class ReentrantWithin {
+ public:
+  ReentrantWithin() { has_run_reentrant = false; }
+  ~ReentrantWithin() { has_run_reentrant = has_run_reentrant || former_; }
+  ReentrantWithin(const ReentrantWithin&) = delete;
+  ReentrantWithin& operator=(const ReentrantWithin&) = delete;
+
+ private:
+  bool former_ = has_run_reentrant;
+};
+
 class CheckpointNode : public torch::autograd::Node {
  public:
   CheckpointNode(TensorFunction function, NodeSettings settings)
@@ -97,6 +112,9 @@ class CheckpointNode : public torch::autograd::Node {
   std::unique_ptr<RandomState> random_;
   AutocastState autocast_;
   bool is_released_ = false;
+  /// A reentrant block uses tensors that it is not given, inputs of this block among them, and what
+  /// it leads to shows only when it runs: too late for a pass under way, which may have run it.
+  bool holds_reentrant_ = false;
 };
 
 void CheckpointNode::connect(const std::vector<at::Tensor>& inputs) {
@@ -126,7 +144,9 @@ std::vector<at::Tensor> CheckpointNode::forward(const NodePointer& self,
   {
     const at::NoGradGuard no_grad;
     const CastCacheRest no_cache;
+    const ReentrantWithin within;
     outputs = function_(inputs);
+    holds_reentrant_ = has_run_reentrant;
   }
   if (random_ && random_->is_current()) random_.reset();
   refuse_transforms(outputs, settings_.name);
@@ -285,9 +305,8 @@ variable_list CheckpointNode::apply(variable_list&& gradients) {
   if (is_idle) return variable_list(num_outputs());
   outputs_.require_unchanged(settings_.name);
   // Hooks of users on this node are to see the gradients of its inputs.
-  if (auto* pass = post_hooks().empty() ? pass_to_join() : nullptr) {
-    return continue_pass(*pass, gradients);
-  }
+  const bool may_join = post_hooks().empty() && !holds_reentrant_;
+  if (auto* pass = may_join ? pass_to_join() : nullptr) return continue_pass(*pass, gradients);
   return settings_.is_reentrant ? reentrant_gradients(gradients) : explicit_gradients(gradients);
 }
 
@@ -318,6 +337,7 @@ bool requires_grad(const std::vector<at::Tensor>& tensors) {
 std::vector<at::Tensor> run_checkpointed(TensorFunction function,
                                          const std::vector<at::Tensor>& inputs,
                                          NodeSettings settings) {
+  if (settings.is_reentrant) has_run_reentrant = true;
   if (!at::GradMode::is_enabled()) return function(inputs);
   refuse_transforms(inputs, settings.name);
   const bool is_needed = requires_grad(inputs) || requires_grad(settings.parameters);

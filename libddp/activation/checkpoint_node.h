@@ -2,8 +2,8 @@
 
 // One node of autograd's graph for a whole block. The forward pass runs without a graph; in
 // backward the node runs the block again under grad, and the backward pass under way goes on in
-// that small graph. Where it cannot (torch.autograd.grad, retain_graph=True, hooks on the node) the
-// small graph gets a backward pass of its own.
+// that small graph. Where it cannot (torch.autograd.grad, retain_graph=True, hooks on the node, a
+// reentrant block within the block) the small graph gets a backward pass of its own.
 //
 // Two ways for the parameters' gradients:
 //   explicit   the parameters are inputs of the node, so torch.autograd.grad works;

@@ -136,7 +136,9 @@ class Joining {
 };
 
 struct GateNode : public Node {
-  explicit GateNode(edge_list&& onward) : Node(std::move(onward)) {}
+  GateNode(const at::Tensor& input, edge_list&& onward) : Node(std::move(onward)) {
+    add_input_metadata(input);
+  }
 
   std::string name() const override { return "libddp::InputGate"; }
 
@@ -179,23 +181,20 @@ GraphTask* pass_to_join() {
 void InputGates::add(const at::Tensor& input, const Edge& onward) {
   edge_list edges;
   edges.push_back(onward);
-  NodePointer node = make_node<GateNode>(std::move(edges));
+  NodePointer node = make_node<GateNode>(input, std::move(edges));
   if (gates_.empty()) first_number_ = node->sequence_nr();
   torch::autograd::impl::set_gradient_edge(input, Edge(node, 0));
-  gates_.push_back({std::move(node), input});
+  gates_.push_back(std::move(node));
 }
 
 void InputGates::pass_by(Edge& edge) const {
   const std::uint64_t index = edge.function->sequence_nr() - first_number_;
   // Other threads give their nodes the same numbers.
-  if (index >= gates_.size() || gates_[index].node != edge.function) return;
-  Node& node = *gates_[index].node;
+  if (index >= gates_.size() || gates_[index] != edge.function) return;
+  Node& node = *gates_[index];
   if (node.tensor_pre_hooks().empty() && node.retains_grad_hooks().empty() &&
       node.pre_hooks().empty() && node.post_hooks().empty()) {
     edge = node.next_edge(0);
-  } else if (node.num_inputs() == 0) {
-    // Only now, since most are never run.
-    node.add_input_metadata(gates_[index].input);
   }
 }
 

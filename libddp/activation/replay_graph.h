@@ -83,14 +83,9 @@ class InputGates {
   void pass_by(torch::autograd::Edge& edge) const;
 
  private:
-  struct Gate {
-    NodePointer node;
-    at::Tensor input;
-  };
-
-  /// That of the first gate's node; the others follow.
+  /// That of the first gate; the others follow.
   std::uint64_t first_number_ = 0;
-  c10::SmallVector<Gate, 4> gates_;
+  c10::SmallVector<NodePointer, 4> gates_;
 };
 
 struct JoiningGraph {
