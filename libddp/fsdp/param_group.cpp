@@ -287,6 +287,14 @@ bool ParamGroup::trains_all() const {
                      [](const auto& flat) { return flat->gradient().trains_all(); });
 }
 
+bool ParamGroup::has_frozen() const {
+  return std::any_of(flats_.begin(), flats_.end(), [](const auto& flat) {
+    const auto& parameters = flat->spec().parameters;
+    return std::any_of(parameters.begin(), parameters.end(),
+                       [](const auto& parameter) { return !parameter.tensor.requires_grad(); });
+  });
+}
+
 bool ParamGroup::wants_average() const {
   return std::any_of(flats_.begin(), flats_.end(),
                      [](const auto& flat) { return flat->gradient().wants_average(); });

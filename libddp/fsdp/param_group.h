@@ -123,6 +123,8 @@ class ParamGroup {
   /// Whether the pass brings gradients of all parameters: then it needs none of them when these
   /// have come. A frozen one may be needed for longer.
   bool trains_all() const;
+  /// As it is now, also outside of a pass.
+  bool has_frozen() const;
   /// There are gradients, or zeros in place of them, to be averaged.
   bool wants_average() const;
   bool has_waiting() const;

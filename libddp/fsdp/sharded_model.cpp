@@ -1,6 +1,5 @@
 #include "libddp/fsdp/sharded_model.h"
 
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -15,6 +14,7 @@
 #include "libddp/autograd/graph_task.h"
 #include "libddp/base/error.h"
 #include "libddp/base/first_line.h"
+#include "libddp/fsdp/device_calls.h"
 #include "libddp/fsdp/flat_parameter.h"
 #include "libddp/fsdp/reading_groups.h"
 #include "libddp/fsdp/small_reductions.h"
@@ -73,6 +73,7 @@ ShardedModel::ShardedModel(std::vector<ParamGroupPtr> units, ShardedModelOptions
     : units_(std::move(units)),
       options_(std::move(options)),
       device_ranks_(device_ranks_of(units_)),
+      calls_(std::make_unique<DeviceCalls>(device_ranks_)),
       small_(std::make_unique<SmallReductions>()),
       runs_beside_devices_(is_any_on_device(units_)) {}
 
@@ -185,7 +186,7 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
     });
   }
   // Not where its backward follows at once, or a call around this one still computes with it.
-  if (!unit.is_in_pass() && unit.forward.running == 0) {
+  if (!unit.is_in_pass() && unit.forward.running == 0 && !lingers(unit)) {
     const bool stays = will_be_back && (is_root(unit) || unit.options().keep_unsharded);
     reshard_values(unit, /*frees=*/!stays && !unit.forward.is_kept);
   }
@@ -194,21 +195,7 @@ void ShardedModel::after_forward(ParamGroup& unit, const std::vector<at::Tensor>
   hide_shards(false);
   if (!c10::GradMode::is_enabled()) finish_copies();
   end_reading(units_, kEndOfForward);
-  compare_calls("a forward");
-}
-
-void ShardedModel::note_call(const ParamGroup& unit, Call call) {
-  if (!device_ranks_ || unit.flats().empty()) return;
-  const std::uint64_t place = unit.flats()[0]->spec().place;
-  calls_ = (calls_ + 4 * place + static_cast<std::uint64_t>(call) + 1) * 0x9E3779B97F4A7C15u;
-}
-
-void ShardedModel::compare_calls(const char* when) {
-  if (!device_ranks_) return;
-  const std::string label =
-      fmt::format("units {:06x} until the end of {}", std::exchange(calls_, 0) >> 40, when);
-  device_ranks_->all_reduce(at::zeros({1}, at::kByte), {ReduceOp::Max},
-                            {.async = true, .label = label});
+  calls_->compare("a forward");
 }
 
 void ShardedModel::forward_failed(ParamGroup& unit, const std::string& what) {
@@ -216,7 +203,9 @@ void ShardedModel::forward_failed(ParamGroup& unit, const std::string& what) {
   --depth_;
   --unit.forward.running;
   // Recomputations end with an exception too, where they have all that is wanted of them.
-  if (!unit.is_in_pass() && unit.forward.running == 0) reshard_values(unit, !unit.forward.is_kept);
+  if (!unit.is_in_pass() && unit.forward.running == 0 && !lingers(unit)) {
+    reshard_values(unit, !unit.forward.is_kept);
+  }
   if (depth_ == 0 && !pass_) {
     hide_shards(false);
     end_failed_reading(units_);
@@ -265,7 +254,7 @@ void ShardedModel::begin_step() {
 void ShardedModel::recover() {
   small_->abandon();
   pass_ = nullptr;
-  calls_ = 0;
+  calls_->forget();
   keeps_graph_ = false;
   hide_shards(false);
   for (const ParamGroupPtr& unit : units_) {
@@ -321,7 +310,7 @@ void ShardedModel::publish() {
 }
 
 void ShardedModel::record(ParamGroup& unit) {
-  note_call(unit, Call::Forward);
+  calls_->note(unit, DeviceCalls::Call::Forward);
   if (std::find(order_.begin(), order_.end(), &unit) == order_.end()) order_.push_back(&unit);
 }
 
@@ -368,7 +357,7 @@ void ShardedModel::reach(ParamGroup& unit, bool accumulates, bool is_apart) {
   pass_->makes_graph = c10::GradMode::is_enabled();
   if (pass_->makes_graph) pass_->in_graph.push_back(&unit);
   // Which of its outputs comes first depends on the threads.
-  if (!unit.is_in_pass()) note_call(unit, Call::Backward);
+  if (!unit.is_in_pass()) calls_->note(unit, DeviceCalls::Call::Backward);
   if (accumulates) {
     pass_->accumulates = true;
     unit.begin_pass(pass_->averages(unit), is_apart);
@@ -418,6 +407,13 @@ ShardedModel::Pass::~Pass() {
 }
 
 // See NOTE [When a pass has left a unit].
+bool ShardedModel::lingers(ParamGroup& unit) {
+  if (!pass_ || !unit.has_frozen()) return false;
+  pass_->lingering.push_back(&unit);
+  return true;
+}
+
+// See NOTE [When a pass has left a unit].
 void ShardedModel::leave_units_after(const ParamGroup& unit) {
   if (unit.forward.end <= unit.forward.begin) return;  // it has run in backward passes only
   const auto left = std::erase_if(pass_->lingering, [&](ParamGroup* other) {
@@ -457,7 +453,7 @@ void ShardedModel::begin_again(ParamGroup& unit) {
 }
 
 void ShardedModel::reduce(ParamGroup& unit) {
-  note_call(unit, Call::Average);
+  calls_->note(unit, DeviceCalls::Call::Average);
   if (SmallReductions::takes(unit)) {
     small_->add(unit);
     if (small_->is_full()) small_->start(/*async=*/true);
@@ -507,7 +503,7 @@ void ShardedModel::end_pass() {
   collect_oldest(0);
   small_->collect();
   if (must_meet) end_reading(units_, "the end of a sharded backward pass");
-  if (depth_ == 0) compare_calls("a backward pass");
+  if (depth_ == 0) calls_->compare("a backward pass");
   finish_copies();
   for (const ParamGroupPtr& unit : units_) {
     leave_unit(*unit);

@@ -21,10 +21,12 @@
 // A pass does not need a unit any more when it has the gradients of all of its parameters. Where
 // some are frozen, it may still need these, to reach what lies before them; then it has left the
 // unit when it comes to one whose forward had ended before this one's began, as autograd runs
-// nodes in the reverse order of their making. Of several forwards since the last pass, which the
-// next may all go through, the first beginning and the last end count; those without gradients
-// leave no nodes. What is called by itself behind the root's forward (a head, for a loss in chunks)
-// may have passes of its own while the root's still waits: it keeps its place in that forward.
+// nodes in the reverse order of their making. A recomputation that comes before the unit is reached
+// may save frozen parameters as they are (torch's own checkpoint does), so the unit stays whole
+// from there on. Of several forwards since the last pass, which the next may all go through, the
+// first beginning and the last end count; those without gradients leave no nodes. What is called by
+// itself behind the root's forward (a head, for a loss in chunks) may have passes of its own while
+// the root's still waits: it keeps its place in that forward.
 //
 // NOTE [Gradients that come again]
 // A module that runs twice with checkpoint(use_reentrant=True) gets the gradients of each run by
@@ -46,15 +48,6 @@
 // A hook that a user puts on a parameter for when its gradient has been accumulated runs when the
 // average is in `.grad`, on the shard: inside the pass, once the unit's average has come. An
 // optimizer that steps there changes a block of which all ranks have had the last gradient.
-//
-// NOTE [Ranks that run different units]
-// Units are often alike, in name and size too (experts, blocks wrapped one by one). Each
-// collective of units has their places in the model in its label, so ranks that have run different
-// ones are told so, and nothing is added to what does not belong to it.
-//
-// On a device nobody compares what the ranks call, and collectives that do not belong together hang
-// or add up. There each forward and each pass ends with a word of the host's, which nobody waits
-// for, about the units that ran in it.
 //
 // NOTE [Outputs on the CPU]
 // Autograd has a thread for each device and one for the CPU. Where a model on a device has outputs
@@ -112,6 +105,7 @@
 namespace libddp {
 
 class PassFailure;
+class DeviceCalls;
 class SmallReductions;
 
 class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
@@ -226,6 +220,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void expect_backward_of_gradients();
   void begin_pass();
   void reach(ParamGroup& unit, bool accumulates, bool is_apart = false);
+  bool lingers(ParamGroup& unit);
   void leave_units_after(const ParamGroup& unit);
   /// Autograd has written one, in a hook of the unit's.
   void take_gradient(ParamGroup& unit, std::size_t flat, std::size_t index);
@@ -238,10 +233,6 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   void install_for_hooks();
   bool has_late_hooks(ParamGroup& unit) const;
   void run_late_hooks(ParamGroup& unit);
-  /// See NOTE [Ranks that run different units].
-  enum class Call : std::uint8_t { Forward, Backward, Average };
-  void note_call(const ParamGroup& unit, Call call);
-  void compare_calls(const char* when);
   void prefetch(const ParamGroup& unit, int step);
   void record(ParamGroup& unit);
   template <typename Function>
@@ -251,8 +242,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   const ShardedModelOptions options_;
   /// The ranks that share units on a device; null where there are none.
   const Group device_ranks_;
-  /// What ran since the last comparison.
-  std::uint64_t calls_ = 0;
+  const std::unique_ptr<DeviceCalls> calls_;
   bool syncs_ = true;
   /// An outermost forward has recorded gradients, and no backward pass has ended since.
   bool awaits_backward_ = false;

@@ -7,6 +7,7 @@ import fsdp_models as models
 import torch
 from libddp.utils.checkpoint import checkpoint
 from torch import nn
+from torch.utils.checkpoint import checkpoint as torchs_checkpoint
 
 
 class Lora(nn.Module):
@@ -65,8 +66,8 @@ def losses(make, frozen, num_forwards, replay, **options):
     return found
 
 
-def replayed(**options):
-    return lambda block, x: checkpoint(block, x, **options)
+def replayed(call, **options):
+    return lambda block, x: call(block, x, **options)
 
 
 PARTS = (
@@ -78,18 +79,20 @@ PARTS = (
     (Scale, ("weight",)),
 )
 
+HOW = (
+    {"use_reentrant": True},
+    {"use_reentrant": False},
+    {"use_reentrant": False, "determinism_check": "none"},
+)
+
 
 def check_a_part_that_is_a_unit():
     for (make, frozen), num_forwards, reshards in itertools.product(PARTS, (1, 2), (True, False)):
         case = make, frozen, num_forwards
         expected = losses(*case, lambda block, x: block(x), reshard_after_forward=reshards)
-        for how in (
-            {"use_reentrant": True},
-            {"use_reentrant": False},
-            {"use_reentrant": False, "determinism_check": "none"},
-        ):
-            found = losses(*case, replayed(**how), reshard_after_forward=reshards)
-            assert found == expected, (frozen, num_forwards, reshards, how)
+        for call, how in itertools.product((checkpoint, torchs_checkpoint), HOW):
+            found = losses(*case, replayed(call, **how), reshard_after_forward=reshards)
+            assert found == expected, (frozen, num_forwards, reshards, call, how)
 
 
 results, test_on_all_ranks = checks.suite(globals(), 2, apart=True)
