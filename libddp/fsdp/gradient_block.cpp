@@ -65,6 +65,10 @@ void GradientBlock::release() {
   if (spec_.is_sharded() || spec_.is_on_device()) tensor_ = at::Tensor();
 }
 
+void GradientBlock::leave_to_keepers() {
+  if (tensor_.defined() && tensor_.storage().use_count() > 1) tensor_ = at::Tensor();
+}
+
 at::Tensor GradientBlock::block_of(const std::vector<at::Tensor>& shards) const {
   const at::Tensor block =
       tensor_.defined()

@@ -5,7 +5,8 @@
 // NOTE [Memory of gradients]
 // Nobody else has the block between passes: it goes with the last of its shards (zero_grad). It
 // comes from the allocator of ordinary tensors, so activations use the same memory meanwhile. Where
-// nothing is sharded, on the host, it lies in the group's arena and stays.
+// nothing is sharded, on the host, it lies in the group's arena and stays, unless a script has kept
+// a gradient of it.
 // Thread rule: one thread at a time.
 //
 //   GradientBlock block(spec);
@@ -41,6 +42,8 @@ class GradientBlock {
   void note_shown();
   /// `.grad` alone has it from now on, unless it stays.
   void release();
+  /// One that stays goes to who has kept a part of it. Where `.grad` shows none.
+  void leave_to_keepers();
   /// Whether memory of shards that were shown is there; somebody may have kept one.
   bool has_memory() const { return tensor_.defined() || (shown_ && !shown_->expired()); }
   /// The block that the tensors of all parameters are the shards of, in this order; undefined where

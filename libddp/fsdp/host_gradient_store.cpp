@@ -12,6 +12,7 @@ void HostGradientStore::begin_array() {
   const bool is_block = !spec_.is_sharded() && spec_.reduce_dtype == spec_.gradient_dtype &&
                         !accumulated_.keeps_any() && !accumulated_.is_in(block_.tensor());
   if (!is_block) return array_.begin();
+  block_.leave_to_keepers();
   block_.begin(/*is_overwritten=*/false);
   array_.begin_in(block_.tensor());
 }

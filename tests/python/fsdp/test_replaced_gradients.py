@@ -8,6 +8,7 @@ import fsdp_models as models
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 
 CHANGES = {
@@ -288,7 +289,13 @@ def check_an_expanded_gradient():
 
 def check_a_kept_gradient_keeps_its_values():
     """In whatever order gradients are cleared."""
-    for make in (models.shard_plain, models.wrap):
+    replicas = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    for make in (
+        models.shard_plain,
+        models.wrap,
+        unsharded,
+        lambda: models.shard_plain(mesh=replicas),
+    ):
         for clears_all in (False, True):
             model = one_pass(make())
             weight = model.head.weight
@@ -301,6 +308,16 @@ def check_a_kept_gradient_keeps_its_values():
             assert weight.grad is not kept
             assert torch.equal(kept, values)
             assert not torch.equal(weight.grad, values) or not values.numel()
+
+
+def check_the_memory_of_averages_stays_where_nobody_keeps_them():
+    model = unsharded()
+    places = set()
+    for _ in range(3):
+        one_pass(model)
+        places.add(model.head.weight.grad.data_ptr())
+        model.zero_grad()
+    assert len(places) == 1
 
 
 EARLY = torch.nn.utils.clip_grad_norm_
