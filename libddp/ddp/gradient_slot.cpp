@@ -1,11 +1,12 @@
 #include "libddp/ddp/gradient_slot.h"
 
-#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "libddp/base/error.h"
@@ -16,10 +17,15 @@ namespace {
 /// From this size on torch's copy, which may use several threads, beats its own dispatch cost.
 constexpr std::size_t kDispatchedCopyBytes = std::size_t{256} << 10;
 
-at::Tensor with_own_storage(const at::Tensor& view) {
-  if (!view.is_cpu()) return view.variable_data();
-  return at::from_blob(
-      view.data_ptr(), view.sizes(), view.strides(), [keep = view](void*) {}, view.options());
+/// Memory that somebody looks at, and what it lies in or has lain in.
+struct Kept {
+  at::DataPtr memory;
+  at::Tensor bucket;
+};
+
+at::DataPtr memory_of(std::unique_ptr<Kept> kept) {
+  void* const data = kept->memory ? kept->memory.get() : kept->bucket.data_ptr();
+  return {data, kept.release(), [](void* of) { delete static_cast<Kept*>(of); }, at::kCPU};
 }
 
 }  // namespace
@@ -34,7 +40,8 @@ void GradientSlot::move_to(at::Tensor view) {
   view_ = std::move(view);
   data_ = view_.data_ptr();
   bytes_ = view_.nbytes();
-  shown_ = with_own_storage(view_);
+  shown_ = at::Tensor();
+  storage_ = c10::Storage();
   at::Tensor& grad = parameter_.mutable_grad();
   if (grad.defined() && !is_apart()) replace(grad);
 }
@@ -43,6 +50,7 @@ void GradientSlot::leave_bucket() {
   if (view_.defined() && is_apart() && shows_bucket()) parameter_.mutable_grad() = view_.clone();
   view_ = at::Tensor();
   shown_ = at::Tensor();
+  storage_ = c10::Storage();
   data_ = nullptr;
 }
 
@@ -63,7 +71,7 @@ bool GradientSlot::takes_values() const {
 void GradientSlot::install() {
   at::Tensor& grad = parameter_.mutable_grad();
   if (!is_apart() && !(grad.defined() && grad.requires_grad())) {
-    grad = shown();
+    grad = show();
   } else if (!takes_values()) {
     grad = view_.clone();
   } else {
@@ -82,16 +90,45 @@ void GradientSlot::leave_view() {
 
 void GradientSlot::show_bucket() {
   at::Tensor& grad = parameter_.mutable_grad();
-  if (!is_apart() && !(grad.defined() && grad.requires_grad())) grad = shown();
+  if (!is_apart() && !(grad.defined() && grad.requires_grad())) grad = show();
 }
 
-const at::Tensor& GradientSlot::shown() {
-  if (!is_shown_in_bucket()) shown_ = with_own_storage(view_);
-  return shown_;
+at::Tensor GradientSlot::show() {
+  if (shown_.defined() && shown_.const_data_ptr() == data_) return shown_;
+  at::Tensor made = view_.variable_data();
+  if (view_.is_cpu()) {
+    if (!storage_ || storage_.data() != data_) {
+      storage_ = c10::Storage(c10::Storage::use_byte_size_t(), bytes_,
+                              memory_of(std::make_unique<Kept>(Kept{{}, view_})));
+    }
+    made.unsafeGetTensorImpl()->set_storage_keep_dtype(storage_);
+    made.unsafeGetTensorImpl()->set_storage_offset(0);
+  }
+  last_shown_ = WeakTensor(made.getIntrusivePtr());
+  shown_ = is_shared_ ? at::Tensor() : made;
+  return made;
+}
+
+void GradientSlot::leave_to_keepers() {
+  if (!storage_) return;
+  if (shown_.use_count() > 1) {
+    is_shared_ = true;
+    shown_ = at::Tensor();
+  }
+  const std::size_t num_own = shown_.defined() && shown_.storage().is_alias_of(storage_) ? 2 : 1;
+  if (storage_.use_count() <= num_own) return;
+  if (bytes_ > 0 && storage_.data() == data_) {
+    auto kept = std::make_unique<Kept>(Kept{c10::GetCPUAllocator()->allocate(bytes_), view_});
+    std::memcpy(kept->memory.get(), data_, bytes_);
+    storage_.set_data_ptr_noswap(memory_of(std::move(kept)));
+  }
+  shown_ = at::Tensor();
+  storage_ = c10::Storage();
 }
 
 // Plain memory where it may be: a dispatch costs more than the bytes of most parameters.
 void GradientSlot::clear() {
+  leave_to_keepers();
   if (view_.is_cpu()) {
     std::memset(data_, 0, bytes_);
   } else {
@@ -105,9 +142,9 @@ void GradientSlot::replace(at::Tensor& grad) {
   } else {
     check(grad);
     // `p.grad = p.grad.detach()` is another tensor over the same bytes.
-    if (bytes_ > 0 && grad.const_data_ptr() != data_) copy_in(grad);
+    if (bytes_ > 0 && !is_in_bucket(grad)) copy_in(grad);
   }
-  grad = shown();
+  grad = show();
 }
 
 void GradientSlot::take_dtype() {
@@ -153,6 +190,7 @@ void GradientSlot::check(const at::Tensor& grad) const {
 }
 
 void GradientSlot::copy_in(const at::Tensor& grad) {
+  leave_to_keepers();  // a gradient that lies in the bucket otherwise is one of those
   if (bytes_ < kDispatchedCopyBytes && grad.is_cpu() && grad.strides() == view_.strides() &&
       grad.scalar_type() == view_.scalar_type() && grad.is_non_overlapping_and_dense()) {
     std::memcpy(data_, grad.const_data_ptr(), bytes_);

@@ -9,7 +9,17 @@
 // costs a memset and a read-add-write; and memory for gradients stays 1x. Where `.grad` is the view
 // already, autograd has added in place and nothing is left to do. A script may give that tensor
 // other memory (`p.grad.data = ...`): then it is a gradient like any other, and the next one is
-// another tensor. Where others average the parameter's gradient too (parameter_users.h), or the
+// another tensor.
+//
+// NOTE [Gradients that are kept]
+// A script may keep a gradient over zero_grad(set_to_none=True) and expects it to stay what it was.
+// On the host what `.grad` shows has a storage of its own, so its use count tells that somebody has
+// it, or a view of it, when the next gradient comes: the storage then gets other memory with the
+// same values, and the next `.grad` another storage. What looks at the memory without the storage
+// (numpy) sees the bucket, which lives as long as that storage. On a device a kept gradient is the
+// bucket's memory.
+//
+// Where others average the parameter's gradient too (parameter_users.h), or the
 // script wants to keep gradients (keep_apart), `.grad` stays apart: the bucket gets a copy, and
 // `install` brings back what has become of it. Thread rule: one thread at a time (autograd runs a
 // parameter's hook once per pass).
@@ -18,6 +28,8 @@
 //   slot.adopt();   // in the hook: parameter.grad() is now the view, with the same values
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
 #include <optional>
@@ -46,9 +58,7 @@ class GradientSlot {
   void adopt() {
     at::Tensor& grad = parameter_.mutable_grad();
     if (is_apart()) return copy_to_bucket();
-    if (grad.unsafeGetTensorImpl() != shown_.unsafeGetTensorImpl() || !is_shown_in_bucket()) {
-      replace(grad);
-    }
+    if (!is_shown(grad)) replace(grad);
   }
   /// ENSURES: the bucket holds what autograd accumulated, and `.grad` is another tensor.
   void copy_to_bucket();
@@ -78,10 +88,7 @@ class GradientSlot {
 
   bool has_gradient() const { return parameter_.grad().defined(); }
   /// Whether `.grad` is the view, so that autograd adds to what stands there.
-  bool shows_bucket() const {
-    const at::Tensor& grad = parameter_.grad();
-    return grad.defined() && grad.layout() == at::kStrided && grad.const_data_ptr() == data_;
-  }
+  bool shows_bucket() const { return is_in_bucket(parameter_.grad()); }
   /// Whether others average this gradient too.
   bool is_common() const { return user_.is_common(); }
   /// Whether `.grad` is a tensor of its own.
@@ -92,9 +99,20 @@ class GradientSlot {
   const at::Tensor& parameter() const { return parameter_; }
 
  private:
-  bool is_shown_in_bucket() const { return shown_.const_data_ptr() == data_; }
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  bool is_in_bucket(const at::Tensor& grad) const {
+    return grad.defined() && grad.layout() == at::kStrided && grad.const_data_ptr() == data_ &&
+           grad.strides() == view_.strides();
+  }
+  /// Whether it is the tensor that `.grad` was made to be last, in the bucket still.
+  bool is_shown(const at::Tensor& grad) const {
+    return grad.unsafeGetTensorImpl() == last_shown_._unsafe_get_target() && is_in_bucket(grad);
+  }
   /// What `.grad` is to be.
-  const at::Tensor& shown();
+  at::Tensor show();
+  /// See NOTE [Gradients that are kept]. Before the bucket gets another gradient.
+  void leave_to_keepers();
   void replace(at::Tensor& grad);
   void clear();
   void check(const at::Tensor& grad) const;
@@ -105,9 +123,15 @@ class GradientSlot {
   at::Tensor parameter_;
   ParameterUser user_;
   at::Tensor view_;
-  /// The same as the script has it. No view in autograd's sense: `detach_()` would refuse. On the
-  /// host with a storage of its own, as share_memory_() gives the storage other memory.
+  /// The same as the script has it. No view in autograd's sense: `detach_()` would refuse.
+  WeakTensor last_shown_ = WeakTensor(at::Tensor().getIntrusivePtr());
+  /// That tensor, for the next pass too, unless others have had it when that came: then they alone
+  /// have it, as the use count of a tensor that Python has seen does not tell whether Python has
+  /// it.
   at::Tensor shown_;
+  bool is_shared_ = false;
+  /// Of what is shown on the host: share_memory_() gives a storage other memory too.
+  c10::Storage storage_;
   void* data_ = nullptr;
   bool keeps_apart_ = false;
   std::size_t bytes_ = 0;

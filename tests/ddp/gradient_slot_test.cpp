@@ -47,11 +47,36 @@ TEST_CASE("a gradient of autograd's own moves into the view", "[gradient_slot]")
     CHECK(view.equal(values));
   }
   SECTION("and is the same tensor in the next pass, where it was set to None") {
-    const at::Tensor before = parameter.grad();
+    const at::TensorImpl* const before = parameter.grad().unsafeGetTensorImpl();
     parameter.mutable_grad() = at::ones({2, 3});
     slot.adopt();
-    CHECK(parameter.grad().is_same(before));
+    CHECK(parameter.grad().unsafeGetTensorImpl() == before);
     CHECK(view.equal(at::ones({2, 3})));
+  }
+  SECTION("and stays what it was where somebody has kept it") {
+    const bool is_view = GENERATE(false, true);
+    const at::Tensor kept = is_view ? parameter.grad().view({-1}) : parameter.grad();
+    for (int pass = 0; pass < 3; ++pass) {
+      parameter.mutable_grad() = at::full({2, 3}, static_cast<float>(pass));
+      slot.adopt();
+      CHECK(shows(parameter, view));
+      CHECK(view.equal(at::full({2, 3}, static_cast<float>(pass))));
+      CHECK(kept.view({2, 3}).equal(values));
+    }
+    parameter.mutable_grad() = at::Tensor();
+    slot.fill_without_gradient();
+    CHECK(kept.view({2, 3}).equal(values));
+  }
+  SECTION("and another view of it is added to as it is seen") {
+    const at::Tensor square = at::zeros({2, 2});
+    GradientSlot turned("w", square);
+    turned.move_to(at::zeros({2, 2}));
+    square.mutable_grad() = at::arange(4).to(at::kFloat).view({2, 2});
+    turned.adopt();
+    square.mutable_grad() = square.grad().t();
+    turned.adopt();
+    CHECK(square.grad().equal(at::arange(4).to(at::kFloat).view({2, 2}).t()));
+    CHECK(shows(square, turned.view()));
   }
   SECTION("a script gives it other memory: p.grad.data = ...") {
     const at::Tensor before = parameter.grad();

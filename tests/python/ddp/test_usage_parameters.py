@@ -114,6 +114,44 @@ def check_a_thousand_parameters():
     assert_agree(compare(deep, {"bucket_cap_mb": 0.001}))
 
 
+KEEP = {
+    "themselves": lambda grad: grad,
+    "detached": lambda grad: grad.detach(),
+    "views": lambda grad: grad.view(-1),
+}
+
+
+def kept(wrap, keep, options):
+    """Gradients of some steps, over zero_grad(set_to_none=True)."""
+    model = wrap(Mlp(3), **options)
+    found = []
+    for step in range(5):
+        for passes in range(1 + step % 2):
+            model(data(4) * (step + passes + 1)).pow(2).mean().backward()
+        found.append([keep(p.grad) for p in model.parameters()] if step in (1, 3) else [])
+        model.zero_grad()
+    return found
+
+
+def check_kept_gradients():
+    for keep in KEEP.values():
+        for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
+            compare(kept, keep, options)
+
+
+def turned(wrap):
+    """`.grad` is another view of the same memory when the next pass adds to it."""
+    model = wrap(nn.Linear(4, 4))
+    for step in range(3):
+        model(torch.full((2, 4), 1.0 + step + dist.get_rank())).pow(2).sum().backward()
+        model.module.weight.grad = model.module.weight.grad.t()
+    return gradients(model)
+
+
+def check_a_gradient_that_is_turned():
+    compare(turned)
+
+
 def loaded(wrap, assign):
     """A checkpoint comes after wrapping, when optimizer and buckets are there already."""
     model = wrap(ConvNet())
