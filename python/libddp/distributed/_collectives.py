@@ -9,6 +9,7 @@ the same.
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 
 import torch
@@ -227,13 +228,18 @@ def _drop_batch(p2p_op_list):
             _C.drop_batch(backend_of(group, device))
 
 
-@torch._disable_dynamo  # which knows torch's function by its identity
 def batch_isend_irecv(p2p_op_list):
     """torch's, with a work for each operation, as Gloo has them.
 
     On the CPU they are all the same one, which ends with the last of the batch; on CUDA there is
     one for the batch, as with NCCL.
     """
+    # Only then, as it imports torch._dynamo, which takes seconds.
+    is_compiling = "torch._dynamo" in sys.modules
+    return (_uncompiled_batch if is_compiling else _batch)(p2p_op_list)
+
+
+def _batch(p2p_op_list):
     try:
         works = _torch_batch_isend_irecv(p2p_op_list)
     except BaseException:
@@ -242,6 +248,10 @@ def batch_isend_irecv(p2p_op_list):
     if len(works) == 1 and p2p_op_list[0].tensor.device.type == "cpu":
         return works * len(p2p_op_list)
     return works
+
+
+#: Dynamo knows torch's function by its identity.
+_uncompiled_batch = torch._disable_dynamo(_batch)
 
 
 def allocate(*size, dtype=None, device=None, group=None) -> torch.Tensor:

@@ -214,6 +214,24 @@ def check_batches_and_coalescing():
     assert own.eq(2).all()
 
 
+def check_a_batch_in_a_compiled_function():
+    other = 1 - rank()
+
+    def swapped(mine, received):
+        mine = mine * 2
+        operations = [
+            ddp_dist.P2POp(ddp_dist.isend, mine, other),
+            ddp_dist.P2POp(ddp_dist.irecv, received, other),
+        ]
+        for work in ddp_dist.batch_isend_irecv(operations):
+            work.wait()
+        return received + 1
+
+    for function in (swapped, torch.compile(swapped, backend="eager")):
+        found = function(torch.full((2,), float(rank())), torch.zeros(2))
+        assert found.eq(2 * other + 1).all()
+
+
 def check_the_group_goes_on_after_a_batch_with_a_mistake():
     other, received = 1 - rank(), torch.empty(2)
     good = ddp_dist.P2POp(ddp_dist.irecv, received, other)
