@@ -1,5 +1,7 @@
 """Uneven inputs: `join` gives torch's numbers on two ranks, and every rank the same model."""
 
+import contextlib
+
 import checks
 import pytest
 import ranks
@@ -48,6 +50,29 @@ def with_buffers():
 
 def check_plain():
     compare()
+
+
+def trained_on(ddp_class, contexts):
+    """Steps in join contexts and outside of them; BatchNorm's statistics are this rank's own."""
+    torch.manual_seed(5)
+    group = {"process_group": gloo()} if ddp_class is TorchDDP else {}
+    model = ddp_class(with_buffers(), **group)
+    generator = torch.Generator().manual_seed(100 + dist.get_rank())
+    found = []
+    for enable in contexts:
+        with contextlib.nullcontext() if enable is None else model.join(enable=enable):
+            for _ in range(num_batches() if enable else 2):
+                model(torch.randn(8, 16, generator=generator)).pow(2).mean().backward()
+                found.append(model.module[1].running_mean.clone())
+        model.zero_grad()
+    return found
+
+
+def check_buffers_behind_a_join():
+    for contexts in ([True, None, False, None], [None, True, None, True, None]):
+        ours, theirs = trained_on(libddp_ddp(), contexts), trained_on(TorchDDP, contexts)
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a, b)
 
 
 def check_average_over_ranks_with_data():

@@ -102,12 +102,12 @@ class SynchronisesBuffers:
         self._syncs_before = comm_hook_location is _BufferCommHookLocation.PRE_FORWARD
 
     def _sync_buffers(self) -> None:
-        """By broadcast from rank 0 (under join: from a rank with data), or by the hook."""
+        """By broadcast from rank 0 (under join from a rank with data, behind it as torch from the
+        last rank), or by the hook."""
         if self.buffer_hook is not None:
             self._run_buffer_hook()
             return
-        root = _join.common_rank(self, True) if self._join_config.enable else 0
-        self._replica.broadcast(self.modules_buffers, root)
+        self._replica.broadcast(self.modules_buffers, _join.buffers_root(self))
 
     def _run_buffer_hook(self) -> None:
         buffers = self.named_module_buffers

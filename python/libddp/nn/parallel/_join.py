@@ -66,6 +66,14 @@ class TakesUnevenInputs(Joinable):
         return self.process_group
 
 
+class _Ended(_JoinConfig):
+    """Behind a join, which torch leaves on: what that means for buffers is torch's here too."""
+
+    @classmethod
+    def construct_disabled_join_config(cls) -> _Ended:
+        return cls(*_JoinConfig.construct_disabled_join_config())
+
+
 class DistributedDataParallelJoinHook(JoinHook):
     """What a rank does for one wrapped model after its own data has ended."""
 
@@ -102,7 +110,7 @@ class DistributedDataParallelJoinHook(JoinHook):
         root = common_rank(ddp, is_last_joiner)
         ddp._replica.broadcast(ddp._model_tensors(), root)
         ddp._replica.set_gradient_scale(1.0)
-        ddp._join_config = _JoinConfig.construct_disabled_join_config()  # torch leaves it on
+        ddp._join_config = _Ended.construct_disabled_join_config()
 
 
 def before_forward(ddp) -> None:
@@ -128,6 +136,14 @@ def agree_to_synchronise(ddp, wanted: bool) -> tuple[bool, bool]:
         # Every rank reduces a slice for all, so the joined ones need the factor too.
         ddp._replica.set_gradient_scale(dist.get_world_size(ddp.process_group) / num_active)
     return num_active > 0, num_training > 0
+
+
+def buffers_root(ddp) -> int:
+    """Whose buffers all ranks take before a forward; within a join a collective."""
+    if ddp._join_config.enable:
+        return common_rank(ddp, True)
+    is_behind = isinstance(ddp._join_config, _Ended)
+    return dist.get_world_size(ddp.process_group) - 1 if is_behind else 0
 
 
 def common_rank(ddp, is_candidate: bool) -> int:
