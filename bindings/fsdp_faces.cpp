@@ -18,7 +18,6 @@ struct Names {
   PyObject* shown = PyUnicode_InternFromString("shown");
   PyObject* spare = PyUnicode_InternFromString("spare");
   PyObject* local_tensor = PyUnicode_InternFromString("_local_tensor");
-  PyObject* hooks = PyUnicode_InternFromString("_post_accumulate_grad_hooks");
   PyObject* optimizers = PyUnicode_InternFromString("_in_backward_optimizers");
   PyObject* dict = PyUnicode_InternFromString("__dict__");
 };
@@ -71,6 +70,25 @@ void let_go(py::handle param, py::object shown, py::handle nothing) {
   set(param, names().spare, shown);
 }
 
+/// Whether `grad`, a DTensor, has the memory of the unit's own gradient: a script may have given it
+/// another local tensor, as conversions of a module do.
+bool shows(const py::object& grad, const at::Tensor& own) {
+  const py::object local = attribute_of(grad, names().local_tensor);
+  const at::Tensor& tensor = THPVariable_Unpack(local.ptr());
+  return tensor.numel() == 0 || tensor.const_data_ptr() == own.const_data_ptr();
+}
+
+/// From the object itself: a DTensor's attribute of that name takes microseconds, and the hooks of
+/// its TensorImpl stay behind when a conversion swaps tensors.
+bool has_late_hooks(py::handle parameter) {
+  PyObject* const hooks =
+      reinterpret_cast<const THPVariable*>(parameter.ptr())->post_accumulate_grad_hooks;
+  if (hooks == nullptr || hooks == Py_None) return false;
+  const int has_any = PyObject_IsTrue(hooks);
+  if (has_any < 0) throw py::error_already_set();
+  return has_any > 0;
+}
+
 }  // namespace
 
 py::object attribute_of(py::handle object, PyObject* name) {
@@ -117,7 +135,7 @@ void take_over_faces(const py::list& rows, py::handle nothing) {
       if (!shown.is_none()) let_go(row.param, std::move(shown), nothing);
       if (inner.grad().defined()) inner.mutable_grad() = at::Tensor();
     } else if (shown.is_none() || !THPVariable_Unpack(shown.ptr()).is_same(grad) ||
-               !inner.grad().defined()) {
+               !inner.grad().defined() || !shows(shown, inner.grad())) {
       row.param.attr("take_over")();
     }
   }
@@ -144,11 +162,7 @@ void show_face_gradients(const py::list& rows) {
 bool have_face_hooks(const py::list& rows) {
   for (const py::handle tuple : rows) {
     const Row row(tuple);
-    const at::Tensor& outer = row.outer();
-    // What Python answers takes longer: asked only where there has been a hook.
-    const bool had_hooks = torch::autograd::impl::get_autograd_meta(outer) != nullptr &&
-                           torch::autograd::impl::post_acc_grad_hooks(outer) != nullptr;
-    if (had_hooks && py::bool_(attribute_of(row.sharded, names().hooks))) return true;
+    if (has_late_hooks(row.sharded)) return true;
     const int found =
         PyDict_Contains(attribute_of(row.sharded, names().dict).ptr(), names().optimizers);
     if (found < 0) throw py::error_already_set();

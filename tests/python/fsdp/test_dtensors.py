@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import math
 import sys
 
@@ -293,6 +294,67 @@ def check_another_dtype():
     losses = [models.train(model, 2) for model in (ours, theirs)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)  # bfloat16 sums in another order
     assert next(ours.parameters()).dtype == torch.bfloat16
+
+
+def load_by_swapping(model):
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+CONVERSIONS = (
+    lambda model: model.cpu(),
+    lambda model: model.half().float(),
+    lambda model: model.blocks[0].double().float(),
+    load_by_swapping,
+)
+
+
+def gradients(model):
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def halve_local_tensors(model):
+    for gradient in gradients(model):
+        gradient._local_tensor = gradient._local_tensor * 0.5
+
+
+CHANGES = (
+    lambda model: None,
+    lambda model: model.zero_grad(set_to_none=False),
+    lambda model: [gradient.mul_(0.5) for gradient in gradients(model)],
+    lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01),
+    halve_local_tensors,
+)
+
+
+def check_gradients_that_live_over_a_conversion():
+    for convert, change in itertools.product((lambda model: None, *CONVERSIONS), CHANGES):
+        ours, theirs = both()
+        for model in (ours, theirs):
+            one_pass(model)
+            convert(model)
+            change(model)
+            one_pass(model, 1)
+        assert_models_alike(ours, theirs)
+
+
+def check_hooks_that_live_over_a_conversion():
+    for convert in CONVERSIONS:
+        counts = []
+        for model in both():
+            calls = []
+            parameter = model.blocks[0].up.weight
+            handle = parameter.register_post_accumulate_grad_hook(calls.append)
+            one_pass(model)
+            convert(model)
+            one_pass(model, 1)
+            handle.remove()
+            one_pass(model, 2)
+            counts.append(len(calls))
+        assert counts == [2, 2]
 
 
 def check_waiting_gradients_are_averaged_at_the_end():

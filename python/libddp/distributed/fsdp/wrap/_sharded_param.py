@@ -274,6 +274,8 @@ class ShardedParam:
             self._let_go()
         elif self.dim:
             _copy(self.to_unit(grad._local_tensor), own)
+        elif grad._local_tensor.data_ptr() != own.data_ptr():  # another one, as after model.half()
+            unsharded.grad = self.local_gradient(grad)
 
     def _copy_to_unit(self) -> None:
         """The rows that scripts have written, unless the unit is whole: then it has them."""
