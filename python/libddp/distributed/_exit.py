@@ -135,9 +135,11 @@ def describe(error: BaseException) -> str:
 
 
 def live_groups() -> list:
-    """libddp's groups that are neither destroyed nor failed."""
+    """This process's groups of libddp that are neither destroyed nor failed."""
     from libddp.distributed._groups import find
 
+    if os.getpid() not in _ranks:
+        return []  # a forked child has its parent's only, which are nothing of its own
     found = [find(group) for group in list(c10d._world.pg_map)]
     return [group for group in found if group is not None and not group.has_failed()]
 

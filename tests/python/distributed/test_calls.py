@@ -1,5 +1,7 @@
 """Every call of libddp.distributed on two ranks, straight and through torch's own functions."""
 
+import os
+import sys
 import warnings
 from collections import Counter
 from datetime import timedelta
@@ -9,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.nn
+from libddp.distributed import _exit
 from torch.distributed import ReduceOp
 
 from libddp import distributed as ddp_dist
@@ -230,6 +233,20 @@ def check_a_batch_in_a_compiled_function():
     for function in (swapped, torch.compile(swapped, backend="eager")):
         found = function(torch.full((2,), float(rank())), torch.zeros(2))
         assert found.eq(2 * other + 1).all()
+
+
+def check_a_forked_child_ends_no_group():
+    """As at the end of its interpreter."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _exit.leave()
+        finally:
+            os._exit(0 if sys.exc_info()[0] is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    found = torch.ones(2)
+    dist.all_reduce(found)
+    assert found.eq(2).all()
 
 
 def check_the_group_goes_on_after_a_batch_with_a_mistake():
