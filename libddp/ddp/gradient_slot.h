@@ -19,10 +19,10 @@
 // (numpy) sees the bucket, which lives as long as that storage. On a device a kept gradient is the
 // bucket's memory.
 //
-// Where others average the parameter's gradient too (parameter_users.h), or the
-// script wants to keep gradients (keep_apart), `.grad` stays apart: the bucket gets a copy, and
-// `install` brings back what has become of it. Thread rule: one thread at a time (autograd runs a
-// parameter's hook once per pass).
+// Where others average the parameter's gradient too (parameter_users.h), or the script wants to
+// keep gradients (keep_apart), `.grad` stays apart: the bucket gets a copy, and `install` brings
+// back what has become of it. Thread rule: one thread at a time (autograd runs a parameter's hook
+// once per pass).
 //
 //   GradientSlot slot("head.weight", parameter, view_of_bucket);
 //   slot.adopt();   // in the hook: parameter.grad() is now the view, with the same values
@@ -103,7 +103,7 @@ class GradientSlot {
 
   bool is_in_bucket(const at::Tensor& grad) const {
     return grad.defined() && grad.layout() == at::kStrided && grad.const_data_ptr() == data_ &&
-           grad.strides() == view_.strides();
+           view_.defined() && grad.strides() == view_.strides();
   }
   /// Whether it is the tensor that `.grad` was made to be last, in the bucket still.
   bool is_shown(const at::Tensor& grad) const {
@@ -125,9 +125,9 @@ class GradientSlot {
   at::Tensor view_;
   /// The same as the script has it. No view in autograd's sense: `detach_()` would refuse.
   WeakTensor last_shown_ = WeakTensor(at::Tensor().getIntrusivePtr());
-  /// That tensor, for the next pass too, unless others have had it when that came: then they alone
-  /// have it, as the use count of a tensor that Python has seen does not tell whether Python has
-  /// it.
+  /// That tensor, for the next pass too, unless others had it when a gradient came (is_shared_):
+  /// then they alone have it, as a tensor that Python has once seen is in use for as long as it is
+  /// held here.
   at::Tensor shown_;
   bool is_shared_ = false;
   /// Of what is shown on the host: share_memory_() gives a storage other memory too.

@@ -21,6 +21,13 @@ bool shows(const at::Tensor& parameter, const at::Tensor& view) {
   return parameter.grad().const_data_ptr() == view.const_data_ptr();
 }
 
+TEST_CASE("an empty gradient without a bucket is not in one", "[gradient_slot]") {
+  const at::Tensor parameter = at::zeros({0, 3});
+  const GradientSlot slot("w", parameter);
+  parameter.mutable_grad() = at::zeros({0, 3});
+  CHECK_FALSE(slot.shows_bucket());
+}
+
 TEST_CASE("a gradient of autograd's own moves into the view", "[gradient_slot]") {
   const at::Tensor parameter = at::zeros({2, 3});
   const at::Tensor view = at::full({2, 3}, 9.0);
