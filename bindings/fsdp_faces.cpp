@@ -1,7 +1,6 @@
 #include "bindings/fsdp_faces.h"
 
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 

@@ -69,10 +69,6 @@ class TakesUnevenInputs(Joinable):
 class _Ended(_JoinConfig):
     """Behind a join, which torch leaves on: what that means for buffers is torch's here too."""
 
-    @classmethod
-    def construct_disabled_join_config(cls) -> _Ended:
-        return cls(*_JoinConfig.construct_disabled_join_config())
-
 
 class DistributedDataParallelJoinHook(JoinHook):
     """What a rank does for one wrapped model after its own data has ended."""
@@ -110,7 +106,7 @@ class DistributedDataParallelJoinHook(JoinHook):
         root = common_rank(ddp, is_last_joiner)
         ddp._replica.broadcast(ddp._model_tensors(), root)
         ddp._replica.set_gradient_scale(1.0)
-        ddp._join_config = _Ended.construct_disabled_join_config()
+        ddp._join_config = _Ended(*_JoinConfig.construct_disabled_join_config())
 
 
 def before_forward(ddp) -> None:
