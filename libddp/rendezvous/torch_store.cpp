@@ -53,7 +53,7 @@ std::string store_name(const c10::intrusive_ptr<c10d::Store>& store) {
 
 namespace {
 
-/// For what is told when the time is up.
+/// For what is told when the time is up, or when a call was left for other reasons.
 constexpr std::chrono::seconds kLastWords{1};
 
 constexpr const char* kHolderHint =
@@ -110,7 +110,7 @@ TorchStore::TorchStore(c10::intrusive_ptr<c10d::Store> store, std::string prefix
 template <typename T, typename Call>
 T TorchStore::guarded(const char* what, const std::string& key, Call call) {
   if (!calls_) return in_words(std::move(call), store_, what, prefix_ + key);
-  if (const auto hanging = calls_->hanging_for()) refuse_hanging(hanging->count());
+  refuse_hanging();
   const auto start = Deadline::Clock::now();
   const bool is_late = limits_.deadline.remaining(kLastWords) < kLastWords;
   // `calls`: as long as it hangs, this store's thread is known to be busy.
@@ -125,10 +125,18 @@ T TorchStore::guarded(const char* what, const std::string& key, Call call) {
                                  kHolderHint));
 }
 
-void TorchStore::refuse_hanging(double seconds) const {
-  throw StoreError(
-      fmt::format("libddp: {} cannot be used: a call to it has had no answer for {:.1f} s. {}",
-                  store_name(store_), seconds, kHolderHint));
+// A call that its waiter left at Ctrl-C may only be slow, and what comes next is the word to the
+// other ranks about it.
+void TorchStore::refuse_hanging() const {
+  Backoff backoff(std::chrono::milliseconds(10));
+  while (const auto hanging = calls_->hanging_for()) {
+    if (*hanging >= kLastWords) {
+      throw StoreError(
+          fmt::format("libddp: {} cannot be used: a call to it has had no answer for {:.1f} s. {}",
+                      store_name(store_), hanging->count(), kHolderHint));
+    }
+    backoff.pause();
+  }
 }
 
 void TorchStore::set(const std::string& key, const std::string& value) {

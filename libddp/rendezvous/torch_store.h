@@ -5,8 +5,9 @@
 // torch's clients wait without end for a store that does not answer: its process is stopped, or the
 // network is down. So the calls run in a thread beside (blocking_calls.h), one for all TorchStores
 // over one store, and end at the deadline, when `look` throws, or at Ctrl-C. A store in which a
-// call hangs is refused at once until it has answered. Whatever torch throws becomes a StoreError
-// with its first line; each error names the store. Thread rule: any thread, as the store below.
+// call hangs for more than a second is refused at once until it has answered. Whatever torch throws
+// becomes a StoreError with its first line; each error names the store. Thread rule: any thread, as
+// the store below.
 //
 //   TorchStore store(c10::make_intrusive<c10d::HashStore>(), "libddp/world/", {.deadline = end});
 //   store.set("peer/0", text);
@@ -61,7 +62,8 @@ class TorchStore : public KeyValueStore {
   /// `call(store, full key)` owns what it uses.
   template <typename T, typename Call>
   T guarded(const char* what, const std::string& key, Call call);
-  [[noreturn]] void refuse_hanging(double seconds) const;
+  /// Throws where a call that was given up has had a second and still has no answer.
+  void refuse_hanging() const;
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string prefix_;

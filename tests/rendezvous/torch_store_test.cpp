@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -161,6 +162,23 @@ TEST_CASE("what a caller's look throws ends a call to a store", "[store]") {
   REQUIRE(message_of<StateError>([&] { store.try_get("key"); }) == "the group failed");
   TorchStore other(below, "other/");
   open(*below, other);
+}
+
+TEST_CASE("a store that was only slow is told why its caller left", "[store]") {
+  TemporaryFolder folder;
+  auto below = c10::make_intrusive<ShutStore>(folder.path() + "/store", -1);
+  bool has_looked = false;
+  TorchStore store(below, "mine/", {.look = [&] {
+                     if (!std::exchange(has_looked, true)) throw StateError("interrupted");
+                   }});
+  REQUIRE(message_of<StateError>([&] { store.try_get("key"); }) == "interrupted");
+  std::thread answer([&] {
+    std::this_thread::sleep_for(100ms);
+    below->is_shut = false;
+  });
+  store.set("error", "why");
+  answer.join();
+  REQUIRE(store.try_get("error") == "why");
 }
 
 TEST_CASE("making a group ends in time where the store does not answer", "[store]") {
