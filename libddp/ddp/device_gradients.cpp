@@ -25,10 +25,13 @@ struct DeviceGradients::Batch {
   /// A gradient that has fired, or has been left by an earlier pass.
   void add(GradientSlot& slot) {
     const at::Tensor& grad = slot.parameter().grad();
+    if (slot.shows_bucket()) {
+      in_place.push_back(&slot);
+      return;
+    }
+    replaced.push_back(&slot);
     if (!grad.defined()) {
       zeros.push_back(slot.view());
-    } else if (slot.shows_bucket()) {
-      in_place.push_back(&slot);
     } else if (grad.numel() > 0) {
       to.push_back(slot.view());
       from.push_back(grad);
@@ -38,6 +41,7 @@ struct DeviceGradients::Batch {
     const c10::NoGradGuard no_grad;
     const c10::StreamGuard guard(stream);
     for (GradientSlot* slot : in_place) slot->leave_view();
+    for (GradientSlot* slot : replaced) slot->leave_to_keepers();
     if (!to.empty()) at::_foreach_copy_(to, from);
     if (!zeros.empty()) at::_foreach_zero_(zeros);
   }
@@ -48,6 +52,7 @@ struct DeviceGradients::Batch {
   std::vector<at::Tensor> from;
   std::vector<at::Tensor> zeros;
   std::vector<GradientSlot*> in_place;
+  std::vector<GradientSlot*> replaced;
 };
 
 DeviceGradients::DeviceGradients(c10::Device device, std::size_t num_parameters)

@@ -1,6 +1,6 @@
 #include "libddp/ddp/gradient_slot.h"
 
-#include <c10/core/CPUAllocator.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -19,13 +19,15 @@ constexpr std::size_t kDispatchedCopyBytes = std::size_t{256} << 10;
 
 /// Memory that somebody looks at, and what it lies in or has lain in.
 struct Kept {
-  at::DataPtr memory;
+  at::Tensor memory;
   at::Tensor bucket;
 };
 
-at::DataPtr memory_of(std::unique_ptr<Kept> kept) {
-  void* const data = kept->memory ? kept->memory.get() : kept->bucket.data_ptr();
-  return {data, kept.release(), [](void* of) { delete static_cast<Kept*>(of); }, at::kCPU};
+at::DataPtr memory_of(at::Tensor memory, at::Tensor bucket) {
+  void* const data = memory.data_ptr();
+  const c10::Device device = memory.device();
+  auto kept = std::make_unique<Kept>(Kept{std::move(memory), std::move(bucket)});
+  return {data, kept.release(), [](void* of) { delete static_cast<Kept*>(of); }, device};
 }
 
 }  // namespace
@@ -95,15 +97,12 @@ void GradientSlot::show_bucket() {
 
 at::Tensor GradientSlot::show() {
   if (shown_.defined() && shown_.const_data_ptr() == data_) return shown_;
-  at::Tensor made = view_.variable_data();
-  if (view_.is_cpu()) {
-    if (!storage_ || storage_.data() != data_) {
-      storage_ = c10::Storage(c10::Storage::use_byte_size_t(), bytes_,
-                              memory_of(std::make_unique<Kept>(Kept{{}, view_})));
-    }
-    made.unsafeGetTensorImpl()->set_storage_keep_dtype(storage_);
-    made.unsafeGetTensorImpl()->set_storage_offset(0);
+  if (!storage_ || storage_.data() != data_) {
+    storage_ = c10::Storage(c10::Storage::use_byte_size_t(), bytes_, memory_of(view_, view_));
   }
+  at::Tensor made = view_.variable_data();
+  made.unsafeGetTensorImpl()->set_storage_keep_dtype(storage_);
+  made.unsafeGetTensorImpl()->set_storage_offset(0);
   last_shown_ = WeakTensor(made.getIntrusivePtr());
   shown_ = is_shared_ ? at::Tensor() : made;
   return made;
@@ -118,9 +117,10 @@ void GradientSlot::leave_to_keepers() {
   const std::size_t num_own = shown_.defined() && shown_.storage().is_alias_of(storage_) ? 2 : 1;
   if (storage_.use_count() <= num_own) return;
   if (bytes_ > 0 && storage_.data() == data_) {
-    auto kept = std::make_unique<Kept>(Kept{c10::GetCPUAllocator()->allocate(bytes_), view_});
-    std::memcpy(kept->memory.get(), data_, bytes_);
-    storage_.set_data_ptr_noswap(memory_of(std::move(kept)));
+    const c10::NoGradGuard no_grad;
+    at::Tensor memory = at::empty_strided(view_.sizes(), view_.strides(), view_.options());
+    memory.copy_(view_);
+    storage_.set_data_ptr_noswap(memory_of(std::move(memory), view_));
   }
   shown_ = at::Tensor();
   storage_ = c10::Storage();

@@ -13,11 +13,11 @@
 //
 // NOTE [Gradients that are kept]
 // A script may keep a gradient over zero_grad(set_to_none=True) and expects it to stay what it was.
-// On the host what `.grad` shows has a storage of its own, so its use count tells that somebody has
-// it, or a view of it, when the next gradient comes: the storage then gets other memory with the
-// same values, and the next `.grad` another storage. What looks at the memory without the storage
-// (numpy) sees the bucket, which lives as long as that storage. On a device a kept gradient is the
-// bucket's memory.
+// What `.grad` shows has a storage of its own, so its use count tells that somebody has it, or a
+// view of it, when the next gradient comes: the storage then gets other memory with the same
+// values, and the next `.grad` another storage. What looks at the memory without the storage
+// (numpy; on a device what was launched on a stream that this copy does not wait for) sees the
+// bucket, which lives as long as that storage.
 //
 // Where others average the parameter's gradient too (parameter_users.h), or the script wants to
 // keep gradients (keep_apart), `.grad` stays apart: the bucket gets a copy, and `install` brings
@@ -78,6 +78,9 @@ class GradientSlot {
   /// `.grad` that stays apart and is the view, since the time when it did not, gets memory of its
   /// own.
   void leave_view();
+  /// Before the bucket gets another gradient, on the current stream: see NOTE [Gradients that are
+  /// kept].
+  void leave_to_keepers();
   /// `.grad` is the view from now on unless it stays apart or has a graph.
   void show_bucket();
   /// Of the bucket's memory; no script has it.
@@ -111,8 +114,6 @@ class GradientSlot {
   }
   /// What `.grad` is to be.
   at::Tensor show();
-  /// See NOTE [Gradients that are kept]. Before the bucket gets another gradient.
-  void leave_to_keepers();
   void replace(at::Tensor& grad);
   void clear();
   void check(const at::Tensor& grad) const;
@@ -130,7 +131,7 @@ class GradientSlot {
   /// held here.
   at::Tensor shown_;
   bool is_shared_ = false;
-  /// Of what is shown on the host: share_memory_() gives a storage other memory too.
+  /// Of what is shown: share_memory_() gives a storage other memory too.
   c10::Storage storage_;
   void* data_ = nullptr;
   bool keeps_apart_ = false;

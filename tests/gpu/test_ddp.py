@@ -48,6 +48,23 @@ def test_no_sync(accumulate):
     assert train(torchs(), accumulate=accumulate) == wanted
 
 
+def test_kept_gradients_keep_their_values():
+    """Over zero_grad(set_to_none=True), as torch's."""
+
+    def kept(model):
+        found, wanted = [], []
+        for tokens in training.batches(3):
+            model.zero_grad()
+            model(tokens).backward()
+            found += [p.grad.view(-1) for p in model.parameters()]
+            wanted += [p.grad.view(-1).clone() for p in model.parameters()]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        return found
+
+    with training.exact():
+        torch.testing.assert_close(kept(ours()), kept(torchs()), rtol=0, atol=0)
+
+
 def test_the_settable_attribute():
     """nanoGPT sets `require_backward_grad_sync` instead of entering no_sync."""
     model = ours()

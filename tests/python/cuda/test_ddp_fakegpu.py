@@ -67,6 +67,44 @@ def compressed(kind, options):
     return of_cpu(model)
 
 
+KEEP = {
+    "gradient": lambda grad: grad,
+    "detached": lambda grad: grad.detach(),
+    "view": lambda grad: grad.view(-1),
+}
+
+
+def keeping(kind, options):
+    """Gradients that a script keeps over zero_grad(set_to_none=True)."""
+    options = dict(options)
+    keep = KEEP[options.pop("keep")]
+    init_process_group("gloo")
+    device = place(kind)
+    model = made(device, **options)
+    kept, wanted = [], []
+    for step in range(STEPS):
+        model.zero_grad()
+        unused = options.get("find_unused_parameters") and step == 2
+        model(batch(step), with_middle=not unused).pow(2).sum().backward()
+        with_gradient = [p.grad for p in model.parameters() if p.grad is not None]
+        if step < 2:
+            kept += [keep(grad) for grad in with_gradient]
+            wanted += [keep(grad).cpu().clone() for grad in with_gradient]
+    found = [grad.cpu() for grad in kept]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    if kind != "cpu":
+        assert fakegpu.races() == []
+    return found, of_cpu(model)
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+@pytest.mark.parametrize("keep", KEEP)
+def test_kept_gradients_keep_their_values(options, keep):
+    options = options | {"keep": keep}
+    on_cpu, on_device = (ranks.run(keeping, 2, kind, options) for kind in ("cpu", "fakegpu"))
+    torch.testing.assert_close(on_device, on_cpu, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
 @pytest.mark.parametrize("as_view", [True, False])
 def test_steps_give_the_bits_of_the_cpu(options, as_view):
