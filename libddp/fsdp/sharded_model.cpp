@@ -275,6 +275,7 @@ void ShardedModel::unshard(ParamGroup& unit) {
 void ShardedModel::reshard(ParamGroup& unit) {
   if (depth_ > 0 || pass_ || !unit.is_held()) return;
   reshard_values(unit);
+  unit.finish_copies();
 }
 
 void ShardedModel::unshard_values(ParamGroup& unit) {

@@ -347,6 +347,45 @@ def test_the_function_offloads(use_dtensor, pin_memory):
     ranks.run(offloaded_by_the_function, 2, use_dtensor, pin_memory)
 
 
+def written_by_the_script():
+    """Nothing reads parameters behind these calls."""
+    rank = start()
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    device = torch.device(DEVICE, rank)
+    one = models.wrap(models.build(), device_id=device, cpu_offload=True)
+    policy = CPUOffloadPolicy()
+    other = models.shard(models.build().to(DEVICE), use_dtensor=False, offload_policy=policy)
+    summon = type(one).summon_full_params
+
+    def summoned(model):
+        with summon(model, writeback=False):
+            pass
+
+    def unsharded(model):
+        model.unshard()
+        model.reshard()
+
+    def evaluated(model):
+        with torch.no_grad():
+            model(TOKENS[0].to(DEVICE))
+
+    for model, calls in (
+        (one, (type(one).state_dict, summoned, evaluated)),
+        (other, (unsharded, evaluated)),
+    ):
+        for call in calls:
+            call(model)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.5)
+    stop()
+
+
+def test_the_host_may_write_offloaded_parameters_behind_each_call():
+    ranks.run(written_by_the_script, 2)
+
+
 def from_the_host(offloads):
     """A model that is on the CPU goes where its mesh is, and to the device without one."""
     rank = start()
