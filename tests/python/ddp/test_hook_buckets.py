@@ -40,7 +40,8 @@ class Model(nn.Module):
         x = self.first(x)
         for layer in self.layers:
             x = torch.tanh(layer(x.to(layer.weight.dtype)).float())
-        return x + self.sometimes(x).mean() if with_all else x
+        # Gradients of full rank: PowerSGD makes NaN of others where rounding leaves a zero.
+        return x + self.sometimes(x).square().mean() if with_all else x
 
 
 def train(ddp_class, register, model, options):
@@ -122,6 +123,7 @@ def check_hooks_whose_numbers_hang_on_the_buckets():
         for case, options in CASES.items():
             ours = train(libddp_ddp(), register, build(), options)
             theirs = train(TorchDDP, register, build(), options)
+            assert all(bool(p.isfinite().all()) for p in theirs), (register.__name__, case)
             assert all(map(torch.equal, ours, theirs)), (register.__name__, case)
 
 
