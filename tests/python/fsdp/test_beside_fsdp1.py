@@ -99,6 +99,39 @@ def check_what_is_not_sharded_each_rank_gives():
     assert both(probe)
 
 
+class Counted(nn.Linear):
+    """Has a state of its own."""
+
+    def get_extra_state(self):
+        return {"count": 1 + dist.get_rank()}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def check_other_ranks_have_the_extra_state_of_modules():
+    def probe(face, groups):
+        model = wrapped_by(face, nn.Sequential(nn.Linear(4, 4), Counted(4, 4)))
+        config = FullStateDictConfig(rank0_only=True, offload_to_cpu=True)
+        with face.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):
+            return [model.state_dict()["1._extra_state"]["count"], len(model.state_dict())]
+
+    both(probe)
+
+
+def check_a_largest_norm_is_over_ignored_modules_of_all_ranks():
+    def probe(face, groups):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        model = wrapped_by(face, model, ignored_modules=[model[1]])
+        (model(torch.ones(1, 4)) * (1 + 9 * dist.get_rank())).sum().backward()
+        norm = model.clip_grad_norm_(0.1, float("inf"))
+        with face.summon_full_params(model, with_grads=True, writeback=False):
+            return norm.item(), [round(g, 6) for g in model.module[0].weight.grad[0].tolist()]
+
+    both(probe)
+
+
 def check_norms_of_half_precision_are_float32s():
     def probe(face, groups):
         model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(6)]).bfloat16()

@@ -1,12 +1,14 @@
 """torch's optimizers over fully_shard work on local tensors: torch's numbers, and when not so."""
 
 import contextlib
+import inspect
 from importlib import import_module
 
 import checks
 import fsdp_models as models
 import torch
 from torch import optim
+from torch._dynamo.testing import CompileCounter
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -171,6 +173,39 @@ def check_what_is_in_a_parameter_may_be_exchanged():
         with seen_in_the_loop_of("adam") as seen:
             train(model, optimizer, 1)
         assert not any(isinstance(p, DTensor) for p in seen[0])
+
+
+def check_what_is_compiled_is_torchs():
+    """Also where no parameter is sharded: the functions are replaced in the whole process."""
+    models.shard()
+
+    def compiled(foreach):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        optimizer = optim.Adam(model.parameters(), lr=0.1, foreach=foreach)
+        steps = CompileCounter()
+        step = torch.compile(optimizer.step, backend=steps)
+        for _ in range(3):
+            model(torch.ones(2, 4)).pow(2).mean().backward()
+            step()
+            optimizer.zero_grad()
+        return model.weight.detach(), steps.frame_count
+
+    def torchs(name):
+        return inspect.unwrap(getattr(import_module(f"torch.optim.{name}"), name))
+
+    for foreach in (True, False):
+        ours = compiled(foreach)
+        adam = import_module("torch.optim.adam")
+        replaced, adam.adam = adam.adam, torchs("adam")
+        try:
+            theirs = compiled(foreach)
+        finally:
+            adam.adam = replaced
+        assert replaced is not torchs("adam")
+        assert_same(ours[0], theirs[0], foreach)
+        assert ours[1] == theirs[1], (ours[1], theirs[1])  # as many graphs
 
 
 results, test_on_all_ranks = checks.suite(globals(), 2)

@@ -53,9 +53,8 @@ class Part:
         if own is None:
             self._entries.append(None)
             return
-        if self.group is not None:
-            own = _registry.place_of(parameter).own(own)
-        self.add(own)
+        place = None if self.group is None else _registry.place_of(parameter)
+        self.add(own if place is None else place.own(own))
 
     def add(self, tensor: torch.Tensor) -> None:
         self._dtypes.append(tensor.dtype)
@@ -88,7 +87,12 @@ def clip_grad_norm(
     norm in that of this rank's gradients, float32 without any.
     """
     listed = list(parameters)
-    parts = list(_parts_of(listed, [_registry.norm_group_of(p) for p in listed]))
+    spread = [_registry.norm_group_of(p) for p in listed]
+    if float(norm_type) == math.inf:
+        # As torch, also of what is whole here (ignored modules): ranks may have different ones.
+        first = next((group for group in spread if group is not None), None)
+        spread = [group or first for group in spread]
+    parts = list(_parts_of(listed, spread))
     dtype = functools.reduce(torch.promote_types, [p.dtype for p in listed], torch.float32)
     computed_in = None if dtype.is_complex else dtype
     total = _C.total_norm([part.for_norm() for part in parts], float(norm_type), computed_in)

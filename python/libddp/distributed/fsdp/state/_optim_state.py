@@ -132,6 +132,12 @@ def state_to_load(
     """
     if isinstance(optimizer, Order):
         optimizer = optimizer.of_those_in(model, full)
+    if "state" not in full:
+        raise ArgumentError(
+            f"libddp fsdp: the optimizer state has no 'state' but {sorted(map(str, full))}. Hint: "
+            "give each rank what optim_state_dict() returned; a rank that has none gives it {} "
+            "only with FullOptimStateDictConfig(rank0_only=True)."
+        )
     parameters = _ordered(optimizer)
     names = _names(model, parameters)
     specs = shard_specs_of(model)

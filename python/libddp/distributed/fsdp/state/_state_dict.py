@@ -15,6 +15,9 @@ from torch.distributed.fsdp import StateDictType
 from libddp.distributed.fsdp.wrap._lookup import wrapped_modules_in
 from libddp.distributed.fsdp.wrap._names import PREFIX, canonical
 
+#: torch's name for it.
+_EXTRA_STATE = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
+
 
 def without_prefix(destination, prefix: str) -> None:
     """Takes PREFIX out of the names that begin with `prefix`, in place and in order."""
@@ -43,12 +46,15 @@ def keep_copies(state: OrderedDict, prefix: str) -> None:
 
 
 def drop(state: OrderedDict, module: torch.nn.Module, prefix: str) -> None:
-    """Takes out what another rank gives: all of `module` but for its ignored parameters."""
+    """Takes out what another rank gives: all of `module` but for its ignored parameters, and what
+    modules have of their own accord (get_extra_state).
+    """
     taken = {id(p) for wrapped in wrapped_modules_in(module) for _, p in wrapped.parameters}
     named = torch.nn.Module.named_parameters(module, remove_duplicate=False)
     ignored = {prefix + canonical(name) for name, p in named if id(p) not in taken}
     for key in [key for key in state if key.startswith(prefix) and key not in ignored]:
-        del state[key]
+        if key.rpartition(".")[2] != _EXTRA_STATE:
+            del state[key]
 
 
 def restore_buffers(state, prefix: str, dtypes: dict[str, torch.dtype]) -> None:

@@ -15,8 +15,7 @@ does what may not be the same: see `_are_alike` and `_is_watched`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, wraps
-from importlib import import_module
+from functools import cache
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -24,6 +23,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
+from libddp._torch_patches import optimizer_functions
 from libddp.distributed.fsdp.wrap._dtensors import is_dtensor, like, local_of
 
 #: Modules of torch.optim, each with a function of its own name, whose results for an element come
@@ -65,14 +65,12 @@ def compute_locally(owner: Owner) -> None:
 @cache
 def _replace() -> None:
     for name in _MODULES:
-        module = import_module(f"torch.optim.{name}")
-        setattr(module, name, _on_local_tensors(getattr(module, name)))
+        optimizer_functions.replace(name, _on_local_tensors)
 
 
 def _on_local_tensors(function: Callable) -> Callable:
-    @wraps(function)
     def step(params: list, *others: Any, **options: Any) -> None:
-        if torch.compiler.is_compiling() or not any(map(_is_ours, params)):
+        if not any(map(_is_ours, params)):
             return function(params, *others, **options)
         lists = [each for each in (params, *others) if isinstance(each, list)]
         singles = [each for each in (*others, *options.values()) if not isinstance(each, list)]
