@@ -86,16 +86,16 @@ def clip_grad_norm(
     As torch's method: computed in float32, and the factor rounded to each gradient's dtype; the
     norm in that of this rank's gradients, float32 without any.
     """
-    listed = list(parameters)
+    listed, norm_type = list(parameters), float(norm_type)
     spread = [_registry.norm_group_of(p) for p in listed]
-    if float(norm_type) == math.inf:
+    if norm_type == math.inf:
         # As torch, also of what is whole here (ignored modules): ranks may have different ones.
         first = next((group for group in spread if group is not None), None)
-        spread = [group or first for group in spread]
-    parts = list(_parts_of(listed, spread))
+        spread = [first if group is None else group for group in spread]
+    parts = _parts_of(listed, spread)
     dtype = functools.reduce(torch.promote_types, [p.dtype for p in listed], torch.float32)
     computed_in = None if dtype.is_complex else dtype
-    total = _C.total_norm([part.for_norm() for part in parts], float(norm_type), computed_in)
+    total = _C.total_norm([part.for_norm() for part in parts], norm_type, computed_in)
     gradients: dict[tuple, list[torch.Tensor]] = {}
     for gradient in (p.grad for p in listed if p.grad is not None):
         gradients.setdefault((gradient.device, gradient.dtype), []).append(gradient)
