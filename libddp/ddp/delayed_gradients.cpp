@@ -113,7 +113,10 @@ void DelayedGradients::average() {
 void DelayedGradients::fill(std::size_t bucket) {
   const std::vector<std::size_t>& members = buckets_->members(bucket);
   // The end of the pass: what is current is behind all that the pass and those before it have done.
-  if (on_device_) on_device_->collect(slots_, members, std::vector<std::uint32_t>(slots_.size()));
+  if (on_device_) {
+    on_device_->collect(slots_, members, std::vector<std::uint32_t>(slots_.size()),
+                        std::vector<bool>(members.size()));
+  }
   for (std::size_t member = 0; member < members.size(); ++member) {
     GradientSlot& slot = slots_[members[member]];
     if (!on_device_) slot.fill_without_gradient();

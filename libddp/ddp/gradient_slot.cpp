@@ -87,7 +87,11 @@ void GradientSlot::check_gradient() const {
 }
 
 void GradientSlot::leave_view() {
-  if (is_apart() && shows_bucket()) parameter_.mutable_grad() = view_.clone();
+  if (!shows_bucket()) return;
+  give_away_shown();
+  at::Tensor& grad = parameter_.mutable_grad();
+  if (shows_bucket()) grad = view_.clone();
+  left_ = WeakTensor(grad.getIntrusivePtr());
 }
 
 void GradientSlot::show_bucket() {
@@ -115,8 +119,11 @@ void GradientSlot::leave_to_keepers() {
     shown_ = at::Tensor();
   }
   const std::size_t num_own = shown_.defined() && shown_.storage().is_alias_of(storage_) ? 2 : 1;
-  if (storage_.use_count() <= num_own) return;
-  if (bytes_ > 0 && storage_.data() == data_) {
+  if (storage_.use_count() > num_own) give_away_shown();
+}
+
+void GradientSlot::give_away_shown() {
+  if (bytes_ > 0 && storage_ && storage_.data() == data_) {
     const c10::NoGradGuard no_grad;
     at::Tensor memory = at::empty_strided(view_.sizes(), view_.strides(), view_.options());
     memory.copy_(view_);
@@ -157,11 +164,7 @@ void GradientSlot::copy_to_bucket() {
   at::Tensor& grad = parameter_.mutable_grad();
   if (!grad.defined()) return clear();
   check(grad);
-  if (shows_bucket()) {
-    // Since the time when the parameter was not common.
-    grad = view_.clone();
-    return;
-  }
+  if (shows_bucket()) return leave_view();
   take_dtype();
   if (bytes_ > 0) copy_in(grad);
 }

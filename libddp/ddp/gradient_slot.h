@@ -19,10 +19,10 @@
 // (numpy; on a device what was launched on a stream that this copy does not wait for) sees the
 // bucket, which lives as long as that storage.
 //
-// Where others average the parameter's gradient too (parameter_users.h), or the script wants to
-// keep gradients (keep_apart), `.grad` stays apart: the bucket gets a copy, and `install` brings
-// back what has become of it. Thread rule: one thread at a time (autograd runs a parameter's hook
-// once per pass).
+// Where others average the parameter's gradient too (parameter_users.h), the script wants to keep
+// gradients (keep_apart), or `.grad` has left the bucket (leave_view), it stays apart: the bucket
+// gets a copy, and `install` brings back what has become of it. Thread rule: one thread at a time
+// (autograd runs a parameter's hook once per pass).
 //
 //   GradientSlot slot("head.weight", parameter, view_of_bucket);
 //   slot.adopt();   // in the hook: parameter.grad() is now the view, with the same values
@@ -75,9 +75,11 @@ class GradientSlot {
   /// The steps of `adopt`, for who copies many gradients at once (device_gradients.h).
   /// Throws as `adopt`.
   void check_gradient() const;
-  /// `.grad` that stays apart and is the view, since the time when it did not, gets memory of its
-  /// own.
+  /// `.grad` that is the view gets memory of its own with the same values, on the current stream,
+  /// and stays apart for as long as it is that tensor.
   void leave_view();
+  /// Takes that back: the next adopt() or move_to() brings `.grad` into the bucket.
+  void return_to_view() { left_ = WeakTensor(at::Tensor().getIntrusivePtr()); }
   /// Before the bucket gets another gradient, on the current stream: see NOTE [Gradients that are
   /// kept].
   void leave_to_keepers();
@@ -95,7 +97,7 @@ class GradientSlot {
   /// Whether others average this gradient too.
   bool is_common() const { return user_.is_common(); }
   /// Whether `.grad` is a tensor of its own.
-  bool is_apart() const { return keeps_apart_ || is_common(); }
+  bool is_apart() const { return keeps_apart_ || is_common() || has_left(); }
   ParameterUser& user() { return user_; }
   const ParameterUser& user() const { return user_; }
   const std::string& name() const { return name_; }
@@ -112,8 +114,14 @@ class GradientSlot {
   bool is_shown(const at::Tensor& grad) const {
     return grad.unsafeGetTensorImpl() == last_shown_._unsafe_get_target() && is_in_bucket(grad);
   }
+  bool has_left() const {
+    const at::Tensor& grad = parameter_.grad();
+    return grad.defined() && grad.unsafeGetTensorImpl() == left_._unsafe_get_target();
+  }
   /// What `.grad` is to be.
   at::Tensor show();
+  /// Whoever has what was shown keeps its values.
+  void give_away_shown();
   void replace(at::Tensor& grad);
   void clear();
   void check(const at::Tensor& grad) const;
@@ -126,9 +134,11 @@ class GradientSlot {
   at::Tensor view_;
   /// The same as the script has it. No view in autograd's sense: `detach_()` would refuse.
   WeakTensor last_shown_ = WeakTensor(at::Tensor().getIntrusivePtr());
-  /// That tensor, for the next pass too, unless others had it when a gradient came (is_shared_):
-  /// then they alone have it, as a tensor that Python has once seen is in use for as long as it is
-  /// held here.
+  /// See leave_view.
+  WeakTensor left_ = WeakTensor(at::Tensor().getIntrusivePtr());
+  /// The tensor that is shown, for the next pass too, unless others had it when a gradient came
+  /// (is_shared_): then they alone have it, as a tensor that Python has once seen is in use for as
+  /// long as it is held here.
   at::Tensor shown_;
   bool is_shared_ = false;
   /// Of what is shown: share_memory_() gives a storage other memory too.

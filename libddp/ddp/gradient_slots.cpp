@@ -10,11 +10,14 @@
 
 namespace libddp {
 
-GradientSlots::GradientSlots(const NamedTensors& parameters, std::string where, bool as_bucket_view)
-    : where_(std::move(where)), states_(parameters.size(), State::Settled) {
+GradientSlots::GradientSlots(const NamedTensors& parameters, std::string where,
+                             std::optional<bool> as_bucket_view)
+    : where_(std::move(where)),
+      states_(parameters.size(), State::Settled),
+      keeps_unused_(!as_bucket_view) {
   for (const auto& [name, tensor] : parameters) {
     slots_.emplace_back(name, tensor, where_);
-    if (!as_bucket_view) slots_.back().keep_apart();
+    if (!as_bucket_view.value_or(true)) slots_.back().keep_apart();
   }
   if (slots_.empty()) return;
   const c10::Device device = slots_.front().parameter().device();
@@ -69,7 +72,9 @@ void GradientSlots::collect(const std::vector<std::size_t>& members,
     }
     return;
   }
-  on_device_->collect(slots_, members, num_fired);
+  std::vector<bool> kept;
+  for (const std::size_t index : members) kept.push_back(num_fired[index] == 0 && is_kept(index));
+  on_device_->collect(slots_, members, num_fired, kept);
   for (const std::size_t index : members) {
     const bool has_fired = num_fired[index] > 0 && !has_got_none(index);
     const bool has_any = has_fired || has_own(index);
@@ -77,7 +82,12 @@ void GradientSlots::collect(const std::vector<std::size_t>& members,
   }
 }
 
+bool GradientSlots::is_kept(std::size_t index) const {
+  return keeps_unused_ && slots_[index].has_gradient() && !has_own(index);
+}
+
 void GradientSlots::fill_without_gradient(std::size_t index) {
+  if (is_kept(index)) return slots_[index].copy_to_bucket();
   const bool is_copy = slots_[index].is_apart() && has_own(index);
   slots_[index].fill_without_gradient();
   if (is_copy) states_[index] = State::Copied;
@@ -121,6 +131,11 @@ bool GradientSlots::take_averaged_in_part(std::size_t index) {
 void GradientSlots::also_accept(at::ScalarType dtype) {
   for (GradientSlot& slot : slots_) slot.also_accept(dtype);
   converts_ = true;
+}
+
+void GradientSlots::stay_in_buckets() {
+  keeps_unused_ = false;
+  for (GradientSlot& slot : slots_) slot.return_to_view();
 }
 
 void GradientSlots::claim() {

@@ -33,7 +33,8 @@ class GradientSlots {
  public:
   /// `where` begins the messages of errors. `as_bucket_view`: see
   /// ReducerOptions::gradient_as_bucket_view.
-  GradientSlots(const NamedTensors& parameters, std::string where, bool as_bucket_view);
+  GradientSlots(const NamedTensors& parameters, std::string where,
+                std::optional<bool> as_bucket_view);
 
   std::size_t size() const { return slots_.size(); }
   GradientSlot& operator[](std::size_t index) { return slots_[index]; }
@@ -63,6 +64,8 @@ class GradientSlots {
   /// Whether gradients need not be in their buckets where nobody reads these: on a device, if
   /// nothing is to be cast on the way.
   bool may_leave_buckets() const { return on_device_ && !converts_; }
+  /// Those that a pass does not reach stay in their buckets too, from now on.
+  void stay_in_buckets();
   /// Gradients of this dtype are welcome too; see GradientSlot.
   void also_accept(at::ScalarType dtype);
   /// Whether `.grad` holds gradients of this rank.
@@ -106,10 +109,14 @@ class GradientSlots {
 
   void refuse_old_average(std::size_t index) const;
   void fill_without_gradient(std::size_t index);
+  /// Of one that has not fired in this pass: whether `.grad` keeps its values unless some rank has
+  /// a gradient, whatever the others put into the bucket.
+  bool is_kept(std::size_t index) const;
 
   const std::string where_;
   std::vector<GradientSlot> slots_;
   std::vector<State> states_;
+  bool keeps_unused_;
   bool converts_ = false;
   /// Where the parameters are on one.
   std::optional<DeviceGradients> on_device_;

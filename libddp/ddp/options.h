@@ -39,7 +39,7 @@ struct DistributedDataParallelOptions {
   /// See ReducerOptions::skip_unused_buckets.
   bool skip_unused_buckets = false;
   /// See ReducerOptions::gradient_as_bucket_view.
-  bool gradient_as_bucket_view = true;
+  std::optional<bool> gradient_as_bucket_view = std::nullopt;
   /// Names of parameters whose gradients are sparse COO tensors; see sparse_gradients.h.
   std::vector<std::string> sparse_parameters = {};
   /// Before the first forward, and before each one that follows a synchronising one.

@@ -365,10 +365,11 @@ void Reducer::shard(bool averages) {
                             .has_hook = reduction_.has_hook(),
                             .has_sparse = !sparse_.indices().empty(),
                             .is_in_pass = pass_.is_unfinished(),
-                            .as_bucket_view = options_.gradient_as_bucket_view});
+                            .as_bucket_view = options_.gradient_as_bucket_view.value_or(true)});
   claim_parameters();
   check_users();
   sharded_.begin(averages);
+  if (averages) slots_.stay_in_buckets();  // where their owners look for them
   buckets_.rebuild();
   restart_pass(pass_.stage());
 }

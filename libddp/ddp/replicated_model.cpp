@@ -126,7 +126,7 @@ void ReplicatedModel::join(const NamedTensors& buffers,
   }
   if (!delayed_parameters_.parameters.empty()) {
     DelayedParameters delayed = delayed_parameters_;
-    delayed.gradient_as_bucket_view = options.gradient_as_bucket_view;
+    delayed.gradient_as_bucket_view = options.gradient_as_bucket_view.value_or(true);
     delayed_ = DelayedGradients::create(std::move(delayed), group_, rethrow_);
   }
   make_reducer(options);

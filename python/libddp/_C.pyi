@@ -171,7 +171,7 @@ class DistributedDataParallelOptions:
     find_unused_parameters: bool
     static_graph: bool
     skip_unused_buckets: bool
-    gradient_as_bucket_view: bool
+    gradient_as_bucket_view: bool | None
     sparse_parameters: list[str]
     broadcast_buffers: bool
     init_sync: bool

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <thread>
@@ -268,6 +269,40 @@ TEST_CASE("create_graph: averages that have a graph", "[reducer]") {
       expect(parameters[0].tensor.grad().requires_grad(), "graph");
     }
   });
+}
+
+TEST_CASE("a gradient that no rank has reached keeps its values unless views are asked for",
+          "[reducer]") {
+  for (const auto as_view : std::vector<std::optional<bool>>{std::nullopt, true, false}) {
+    with_groups(2, [&](const Group& group) {
+      const NamedTensors parameters = vectors(2);
+      ReducerOptions options;
+      options.find_unused_parameters = true;
+      options.gradient_as_bucket_view = as_view;
+      const auto reducer = Reducer::create(parameters, group, options);
+      const auto pass = [&](const std::vector<int>& used) {
+        const at::Tensor loss = loss_of(parameters, used, group->rank() + 1);
+        reducer->prepare_for_backward({loss});
+        loss.backward();
+      };
+      pass({0, 1});
+      const at::Tensor gradient = parameters[1].tensor.grad();
+      gradient.fill_(group->rank());
+      for (int step = 1; step < 4; ++step) {
+        pass({0});
+        expect(gradient.is_same(parameters[1].tensor.grad()), "the same tensor");
+        expect(has_gradient(parameters[1], as_view == true ? 0.5 : group->rank()), "its values");
+      }
+      if (group->rank() == 0) pass({0, 1});
+      if (group->rank() == 1) pass({0});
+      expect(has_gradient(parameters[1], 1.5), "the average of both");
+      expect(gradient.is_same(parameters[1].tensor.grad()), "the same tensor still");
+      clear(parameters);
+      pass({0, 1});
+      expect(has_gradient(parameters[1], 2 * 1.5), "the average of a new one");
+      expect(gradient.equal(at::full({8}, 1.5)), "what it was");
+    });
+  }
 }
 
 TEST_CASE("gradients that are no views are the script's to keep", "[reducer]") {

@@ -43,15 +43,16 @@ def check_unused_parameters():
 
 
 def check_unused_parameters_in_buckets():
-    # What is given to a parameter that nobody uses is averaged, with torch's buckets too.
     for seed in SEEDS:
-        run(
-            seed,
-            without=["keep", "give", *ALONE],
-            in_buckets=True,
-            all_heads=False,
-            find_unused_parameters=True,
-        )
+        for hook in (None, hooks.bf16_compress_hook):
+            run(
+                seed,
+                without=["keep", *ALONE],
+                in_buckets=True,
+                hook=hook,
+                all_heads=False,
+                find_unused_parameters=True,
+            )
 
 
 #: A sharing optimizer refuses parameters with other memory and steps with what is not averaged, and

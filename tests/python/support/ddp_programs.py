@@ -137,11 +137,12 @@ def run(
 ):
     """
     Args:
+        in_buckets: ours has gradients in its buckets, as by default, and torch's never.
         make_optimizer: ours; torch's is `adamw`.
         hook: of both; its state is the group.
         device: ours.
     """
-    views = {"gradient_as_bucket_view": in_buckets}
+    views = {} if in_buckets else {"gradient_as_bucket_view": False}
     ours = Script(models.libddp_ddp(), make_optimizer, device=device, **views, **arguments)
     # With gradients in its buckets torch's goes on with wrong ones after `p.grad.data = ...`.
     theirs = Script(TorchDDP, adamw, process_group=models.gloo(), **arguments)

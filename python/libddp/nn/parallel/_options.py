@@ -45,7 +45,7 @@ def native_options(ddp, parameters: list, init_sync: bool, init_sync_buffers: bo
     options.find_unused_parameters = ddp.find_unused_parameters
     options.static_graph = ddp.static_graph
     options.skip_unused_buckets = ddp.skip_all_reduce_unused_params
-    options.gradient_as_bucket_view = ddp.gradient_as_bucket_view
+    options.gradient_as_bucket_view = ddp._asked_bucket_view
     options.sparse_parameters = sparse_parameters(ddp.module, parameters)
     options.broadcast_buffers = ddp.forward_sync_buffers
     options.init_sync = init_sync

@@ -87,9 +87,11 @@ class DistributedDataParallel(
             1 MiB, as long as parameters are that small.
         find_unused_parameters: parameters may stay without a gradient. There is no graph walk.
         check_reduction: deprecated in torch, without effect there and here.
-        gradient_as_bucket_view: False: each `p.grad` is a tensor of its own, so that one kept over
-            a step stays what it was, and gradients take memory twice. torch's default is False.
-            A lone rank's gradients on a device are tensors of their own either way.
+        gradient_as_bucket_view: False (torch's default): each `p.grad` is a tensor of its own, and
+            gradients take memory twice. True: it is a view of its bucket. None: too, with the
+            values of False: one that a pass reaches on no rank leaves its bucket and stays what it
+            was, while True makes it the average of what the ranks have, or what a communication
+            hook makes of it. A lone rank's gradients on a device are tensors of their own always.
         static_graph: the graph is the same in each iteration.
         delay_all_reduce_named_params: (name, parameter) pairs that are averaged only in backward
             passes in which `param_to_hook_all_reduce` gets a gradient, at their end; until then
@@ -136,7 +138,7 @@ class DistributedDataParallel(
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
-        gradient_as_bucket_view: bool = True,
+        gradient_as_bucket_view: bool | None = None,
         static_graph: bool = False,
         delay_all_reduce_named_params=None,
         param_to_hook_all_reduce=None,
@@ -171,7 +173,9 @@ class DistributedDataParallel(
         )
         self.init_sync = init_sync
         self.find_unused_parameters = find_unused_parameters
-        self.gradient_as_bucket_view = bool(gradient_as_bucket_view)
+        self._asked_bucket_view = gradient_as_bucket_view
+        is_view = gradient_as_bucket_view is None or gradient_as_bucket_view
+        self.gradient_as_bucket_view = bool(is_view)
         self.batched_grad_copy = batched_grad_copy
         self.lazy_bucket_allocation = lazy_bucket_allocation
         self.static_graph = static_graph
