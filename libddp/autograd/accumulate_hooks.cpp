@@ -22,8 +22,8 @@ class Hook final : public autograd::FunctionPostHook {
       : on_gradient_(std::move(on_gradient)), index_(index) {}
 
   autograd::variable_list operator()(const autograd::variable_list& outputs,
-                                     const autograd::variable_list& /*inputs*/) override {
-    (*on_gradient_)(index_);
+                                     const autograd::variable_list& inputs) override {
+    (*on_gradient_)(index_, inputs.at(0));
     return outputs;
   }
 

@@ -8,7 +8,7 @@
 // Thread rule: create and destroy while no backward pass runs. The function runs in the thread that
 // runs the node; what it throws ends the pass.
 //
-//   AccumulateHooks hooks(parameters, [&](std::size_t index) { ready(index); });
+//   AccumulateHooks hooks(parameters, [&](std::size_t index, const at::Tensor&) { ready(index); });
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -27,7 +27,9 @@ namespace libddp {
 
 class AccumulateHooks {
  public:
-  using OnGradient = std::function<void(std::size_t index)>;
+  /// `incoming`: what has been accumulated, whose memory `.grad` may have taken over; undefined
+  /// where there was none.
+  using OnGradient = std::function<void(std::size_t index, const at::Tensor& incoming)>;
 
   /// REQUIRES: every parameter is a leaf of a dtype that can have gradients. One that requires none
   /// now may do so later.

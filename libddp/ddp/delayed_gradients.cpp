@@ -57,9 +57,13 @@ DelayedGradients::DelayedGradients(DelayedParameters delayed, Group group, Rethr
     : group_(std::move(group)),
       rethrow_(std::move(rethrow)),
       hooks_(leaves_of(delayed.parameters),
-             [this](std::size_t index) { guarded([&] { on_gradient(index); }); }),
+             [this](std::size_t index, const at::Tensor& /*incoming*/) {
+               guarded([&] { on_gradient(index); });
+             }),
       trigger_hook_(checked_trigger(delayed.trigger),
-                    [this](std::size_t /*index*/) { guarded([&] { on_trigger(); }); }) {
+                    [this](std::size_t /*index*/, const at::Tensor& /*incoming*/) {
+                      guarded([&] { on_trigger(); });
+                    }) {
   const std::vector<ParameterSize> sizes = sizes_of(delayed.parameters);
   buckets_ = std::make_unique<GradientBuckets>(*group_, delayed.parameters, sizes,
                                                plan_by_dtype(sizes), true);
@@ -113,10 +117,7 @@ void DelayedGradients::average() {
 void DelayedGradients::fill(std::size_t bucket) {
   const std::vector<std::size_t>& members = buckets_->members(bucket);
   // The end of the pass: what is current is behind all that the pass and those before it have done.
-  if (on_device_) {
-    on_device_->collect(slots_, members, std::vector<std::uint32_t>(slots_.size()),
-                        std::vector<bool>(members.size()));
-  }
+  if (on_device_) on_device_->collect(slots_, members, std::vector<std::uint32_t>(slots_.size()));
   for (std::size_t member = 0; member < members.size(); ++member) {
     GradientSlot& slot = slots_[members[member]];
     if (!on_device_) slot.fill_without_gradient();

@@ -23,10 +23,10 @@ struct DeviceGradients::Batch {
   explicit Batch(const c10::Stream& on) : stream(on) {}
 
   /// A gradient that has fired, or has been left by an earlier pass.
-  void add(GradientSlot& slot, bool is_kept) {
+  void add(GradientSlot& slot) {
     const at::Tensor& grad = slot.parameter().grad();
     if (slot.shows_bucket()) {
-      if (is_kept || slot.is_apart()) leaving.push_back(&slot);
+      if (slot.is_apart()) leaving.push_back(&slot);
       return;
     }
     replaced.push_back(&slot);
@@ -60,8 +60,7 @@ DeviceGradients::DeviceGradients(c10::Device device, std::size_t num_parameters)
 
 void DeviceGradients::collect(std::vector<GradientSlot>& slots,
                               const std::vector<std::size_t>& members,
-                              const std::vector<std::uint32_t>& num_fired,
-                              const std::vector<bool>& kept) {
+                              const std::vector<std::uint32_t>& num_fired) {
   const c10::Stream here = current_stream_on(device_);
   std::vector<Batch> batches = {Batch(here)};
   std::vector<c10::Stream> owners;
@@ -72,16 +71,15 @@ void DeviceGradients::collect(std::vector<GradientSlot>& slots,
     return batches.emplace_back(stream);
   };
   std::vector<GradientSlot*> adopted;
-  for (std::size_t member = 0; member < members.size(); ++member) {
-    const std::size_t index = members[member];
+  for (const std::size_t index : members) {
     GradientSlot& slot = slots[index];
     const bool has_fired = num_fired[index] > 0 && streams_[index];
     if (!has_fired && slot.has_gradient()) {
       slot.check_gradient();
       note_owner(owners, streams_[index], here);
     }
-    batch_on(has_fired ? *streams_[index] : here).add(slot, kept[member]);
-    if (has_fired || (slot.has_gradient() && !kept[member])) adopted.push_back(&slot);
+    batch_on(has_fired ? *streams_[index] : here).add(slot);
+    if (has_fired || slot.has_gradient()) adopted.push_back(&slot);
   }
   for (const Batch& batch : batches) {
     batch.launch();

@@ -48,10 +48,9 @@ class DeviceGradients {
 
   /// ENSURES, for what is launched on the current stream from now on: the pieces of `members` hold
   /// their gradients, or zeros where there is none. `.grad` is the view where one has fired in this
-  /// pass or was defined before, unless it stays apart or is `kept` (by member: it is another
-  /// tensor then). Throws as GradientSlot::adopt.
+  /// pass or was defined before, unless it stays apart. Throws as GradientSlot::adopt.
   void collect(std::vector<GradientSlot>& slots, const std::vector<std::size_t>& members,
-               const std::vector<std::uint32_t>& num_fired, const std::vector<bool>& kept);
+               const std::vector<std::uint32_t>& num_fired);
   /// The current stream has copied gradients elsewhere, whose memory has been given back, or has
   /// changed them in place.
   void moved();

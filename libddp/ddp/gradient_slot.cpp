@@ -17,17 +17,26 @@ namespace {
 /// From this size on torch's copy, which may use several threads, beats its own dispatch cost.
 constexpr std::size_t kDispatchedCopyBytes = std::size_t{256} << 10;
 
-/// Memory that somebody looks at, and what it lies in or has lain in.
+/// Memory of a storage, and the one that it had before, at which somebody may look still.
 struct Kept {
   at::Tensor memory;
-  at::Tensor bucket;
+  at::DataPtr former;
 };
 
-at::DataPtr memory_of(at::Tensor memory, at::Tensor bucket) {
+at::DataPtr memory_of(at::Tensor memory, at::DataPtr former) {
   void* const data = memory.data_ptr();
   const c10::Device device = memory.device();
-  auto kept = std::make_unique<Kept>(Kept{std::move(memory), std::move(bucket)});
+  auto kept = std::make_unique<Kept>(Kept{std::move(memory), std::move(former)});
   return {data, kept.release(), [](void* of) { delete static_cast<Kept*>(of); }, device};
+}
+
+void exchange_memory(const c10::Storage& storage, at::Tensor memory) {
+  at::DataPtr former = storage.set_data_ptr({nullptr, memory.device()});
+  storage.set_data_ptr_noswap(memory_of(std::move(memory), std::move(former)));
+}
+
+bool is_alias(const at::Tensor& a, const at::Tensor& b) {
+  return a.has_storage() && b.has_storage() && a.storage().is_alias_of(b.storage());
 }
 
 }  // namespace
@@ -39,20 +48,54 @@ GradientSlot::GradientSlot(std::string name, at::Tensor parameter, std::string w
       user_(parameter_) {}
 
 void GradientSlot::move_to(at::Tensor view) {
+  const bool has_followed = storage_ && !view_.defined();  // see leave_bucket
+  if (!has_followed) leave_bucket();
   view_ = std::move(view);
   data_ = view_.data_ptr();
   bytes_ = view_.nbytes();
-  shown_ = at::Tensor();
-  storage_ = c10::Storage();
   at::Tensor& grad = parameter_.mutable_grad();
-  if (grad.defined() && !is_apart()) replace(grad);
+  if (!grad.defined()) return;
+  if (has_followed && grad.scalar_type() == view_.scalar_type()) {
+    const c10::NoGradGuard no_grad;
+    view_.copy_(grad);
+    exchange_memory(storage_, view_);
+    return;
+  }
+  if (!is_apart()) replace(grad);
+}
+
+void GradientSlot::notice(const at::Tensor& incoming) {
+  if (!keeps_given_) return;
+  const at::Tensor& grad = parameter_.grad();
+  if (!grad.defined() || is_in_bucket(grad)) return;
+  if (is_given(grad, incoming)) stay_apart();
+}
+
+bool GradientSlot::is_given(const at::Tensor& grad, const at::Tensor& incoming) const {
+  if (grad.layout() != at::kStrided || !grad.has_storage()) return false;
+  // What was shown has got other memory from the script.
+  if (grad.unsafeGetTensorImpl() == last_shown_._unsafe_get_target()) return true;
+  if (grad.use_count() > 1) return true;
+  const bool is_taken_over = incoming.defined() && is_alias(grad, incoming);
+  return !is_taken_over && grad.storage().use_count() > 1;
+}
+
+bool GradientSlot::is_shown_kept(const at::Tensor& grad) const {
+  if (bytes_ == 0 || !storage_ || !grad.storage().is_alias_of(storage_)) return false;
+  const bool is_ours_too = shown_.is_same(grad);
+  return grad.use_count() > (is_ours_too ? 2 : 1) || storage_.use_count() > 2;
 }
 
 void GradientSlot::leave_bucket() {
-  if (view_.defined() && is_apart() && shows_bucket()) parameter_.mutable_grad() = view_.clone();
+  at::Tensor& grad = parameter_.mutable_grad();
+  if (view_.defined() && is_apart() && shows_bucket()) grad = view_.clone();
+  notice(at::Tensor());
+  if (!keeps_given_ || !is_shown(grad) || !is_shown_kept(grad)) {
+    shown_ = at::Tensor();
+    storage_ = c10::Storage();
+    last_shown_ = WeakTensor(at::Tensor().getIntrusivePtr());
+  }
   view_ = at::Tensor();
-  shown_ = at::Tensor();
-  storage_ = c10::Storage();
   data_ = nullptr;
 }
 
@@ -91,7 +134,7 @@ void GradientSlot::leave_view() {
   give_away_shown();
   at::Tensor& grad = parameter_.mutable_grad();
   if (shows_bucket()) grad = view_.clone();
-  left_ = WeakTensor(grad.getIntrusivePtr());
+  stay_apart();
 }
 
 void GradientSlot::show_bucket() {
@@ -102,7 +145,8 @@ void GradientSlot::show_bucket() {
 at::Tensor GradientSlot::show() {
   if (shown_.defined() && shown_.const_data_ptr() == data_) return shown_;
   if (!storage_ || storage_.data() != data_) {
-    storage_ = c10::Storage(c10::Storage::use_byte_size_t(), bytes_, memory_of(view_, view_));
+    storage_ =
+        c10::Storage(c10::Storage::use_byte_size_t(), bytes_, memory_of(view_, at::DataPtr()));
   }
   at::Tensor made = view_.variable_data();
   made.unsafeGetTensorImpl()->set_storage_keep_dtype(storage_);
@@ -127,7 +171,7 @@ void GradientSlot::give_away_shown() {
     const c10::NoGradGuard no_grad;
     at::Tensor memory = at::empty_strided(view_.sizes(), view_.strides(), view_.options());
     memory.copy_(view_);
-    storage_.set_data_ptr_noswap(memory_of(std::move(memory), view_));
+    exchange_memory(storage_, std::move(memory));
   }
   shown_ = at::Tensor();
   storage_ = c10::Storage();

@@ -19,10 +19,15 @@
 // (numpy; on a device what was launched on a stream that this copy does not wait for) sees the
 // bucket, which lives as long as that storage.
 //
+// NOTE [Gradients that a script has given]
+// A script may have `.grad` lie in memory of its own (pieces of a flat tensor, say), and look for
+// the averages there. Such a one stays the tensor that it is (keep_given). Autograd's own tensors
+// are told from it: nobody else has such a tensor, nor its memory, but for what came in.
+//
 // Where others average the parameter's gradient too (parameter_users.h), the script wants to keep
-// gradients (keep_apart), or `.grad` has left the bucket (leave_view), it stays apart: the bucket
-// gets a copy, and `install` brings back what has become of it. Thread rule: one thread at a time
-// (autograd runs a parameter's hook once per pass).
+// gradients (keep_apart) or has given this one, or `.grad` has left the bucket (stay_apart), it
+// stays apart: the bucket gets a copy, and `install` brings back what has become of it. Thread
+// rule: one thread at a time (autograd runs a parameter's hook once per pass).
 //
 //   GradientSlot slot("head.weight", parameter, view_of_bucket);
 //   slot.adopt();   // in the hook: parameter.grad() is now the view, with the same values
@@ -49,7 +54,13 @@ class GradientSlot {
   void move_to(at::Tensor view);
   /// From now on `.grad` is never the view.
   void keep_apart() { keeps_apart_ = true; }
-  /// Lets go of the bucket, unless `.grad` still needs the bytes.
+  /// Whether `.grad` that a script has given or keeps stays the same tensor, from now on.
+  void keep_given(bool keeps) { keeps_given_ = keeps; }
+  bool keeps_given() const { return keeps_given_; }
+  /// Autograd has accumulated `incoming` into `.grad`.
+  void notice(const at::Tensor& incoming);
+  /// Lets go of the bucket, unless `.grad` still needs the bytes. A `.grad` that somebody has is
+  /// the same tensor in the next one.
   void leave_bucket();
 
   /// ENSURES: the bucket holds what autograd accumulated (zeros where it gave none), and `.grad` is
@@ -75,11 +86,13 @@ class GradientSlot {
   /// The steps of `adopt`, for who copies many gradients at once (device_gradients.h).
   /// Throws as `adopt`.
   void check_gradient() const;
-  /// `.grad` that is the view gets memory of its own with the same values, on the current stream,
-  /// and stays apart for as long as it is that tensor.
-  void leave_view();
+  /// `.grad` stays apart from now on, for as long as it is the tensor that it is.
+  void stay_apart() { left_ = WeakTensor(parameter_.grad().getIntrusivePtr()); }
   /// Takes that back: the next adopt() or move_to() brings `.grad` into the bucket.
   void return_to_view() { left_ = WeakTensor(at::Tensor().getIntrusivePtr()); }
+  /// `.grad` that is the view gets memory of its own with the same values, on the current stream,
+  /// and stays apart.
+  void leave_view();
   /// Before the bucket gets another gradient, on the current stream: see NOTE [Gradients that are
   /// kept].
   void leave_to_keepers();
@@ -114,6 +127,10 @@ class GradientSlot {
   bool is_shown(const at::Tensor& grad) const {
     return grad.unsafeGetTensorImpl() == last_shown_._unsafe_get_target() && is_in_bucket(grad);
   }
+  /// Whether a script may look at `grad`, which is not in the bucket.
+  bool is_given(const at::Tensor& grad, const at::Tensor& incoming) const;
+  /// Whether somebody else has `.grad`, which is shown.
+  bool is_shown_kept(const at::Tensor& grad) const;
   bool has_left() const {
     const at::Tensor& grad = parameter_.grad();
     return grad.defined() && grad.unsafeGetTensorImpl() == left_._unsafe_get_target();
@@ -134,7 +151,7 @@ class GradientSlot {
   at::Tensor view_;
   /// The same as the script has it. No view in autograd's sense: `detach_()` would refuse.
   WeakTensor last_shown_ = WeakTensor(at::Tensor().getIntrusivePtr());
-  /// See leave_view.
+  /// See stay_apart.
   WeakTensor left_ = WeakTensor(at::Tensor().getIntrusivePtr());
   /// The tensor that is shown, for the next pass too, unless others had it when a gradient came
   /// (is_shared_): then they alone have it, as a tensor that Python has once seen is in use for as
@@ -145,6 +162,7 @@ class GradientSlot {
   c10::Storage storage_;
   void* data_ = nullptr;
   bool keeps_apart_ = false;
+  bool keeps_given_ = false;
   std::size_t bytes_ = 0;
   std::optional<at::ScalarType> also_accepted_;
 };

@@ -12,12 +12,14 @@ namespace libddp {
 
 GradientSlots::GradientSlots(const NamedTensors& parameters, std::string where,
                              std::optional<bool> as_bucket_view)
-    : where_(std::move(where)),
-      states_(parameters.size(), State::Settled),
-      keeps_unused_(!as_bucket_view) {
+    : where_(std::move(where)), states_(parameters.size(), State::Settled) {
   for (const auto& [name, tensor] : parameters) {
     slots_.emplace_back(name, tensor, where_);
-    if (!as_bucket_view.value_or(true)) slots_.back().keep_apart();
+    if (!as_bucket_view) {
+      slots_.back().keep_given(true);
+    } else if (!*as_bucket_view) {
+      slots_.back().keep_apart();
+    }
   }
   if (slots_.empty()) return;
   const c10::Device device = slots_.front().parameter().device();
@@ -72,9 +74,10 @@ void GradientSlots::collect(const std::vector<std::size_t>& members,
     }
     return;
   }
-  std::vector<bool> kept;
-  for (const std::size_t index : members) kept.push_back(num_fired[index] == 0 && is_kept(index));
-  on_device_->collect(slots_, members, num_fired, kept);
+  for (const std::size_t index : members) {
+    if (num_fired[index] == 0 && is_kept(index)) slots_[index].stay_apart();
+  }
+  on_device_->collect(slots_, members, num_fired);
   for (const std::size_t index : members) {
     const bool has_fired = num_fired[index] > 0 && !has_got_none(index);
     const bool has_any = has_fired || has_own(index);
@@ -83,11 +86,12 @@ void GradientSlots::collect(const std::vector<std::size_t>& members,
 }
 
 bool GradientSlots::is_kept(std::size_t index) const {
-  return keeps_unused_ && slots_[index].has_gradient() && !has_own(index);
+  const GradientSlot& slot = slots_[index];
+  return slot.keeps_given() && slot.has_gradient() && !has_own(index);
 }
 
 void GradientSlots::fill_without_gradient(std::size_t index) {
-  if (is_kept(index)) return slots_[index].copy_to_bucket();
+  if (is_kept(index)) slots_[index].stay_apart();
   const bool is_copy = slots_[index].is_apart() && has_own(index);
   slots_[index].fill_without_gradient();
   if (is_copy) states_[index] = State::Copied;
@@ -134,8 +138,10 @@ void GradientSlots::also_accept(at::ScalarType dtype) {
 }
 
 void GradientSlots::stay_in_buckets() {
-  keeps_unused_ = false;
-  for (GradientSlot& slot : slots_) slot.return_to_view();
+  for (GradientSlot& slot : slots_) {
+    slot.keep_given(false);
+    slot.return_to_view();
+  }
 }
 
 void GradientSlots::claim() {

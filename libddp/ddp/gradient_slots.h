@@ -64,7 +64,8 @@ class GradientSlots {
   /// Whether gradients need not be in their buckets where nobody reads these: on a device, if
   /// nothing is to be cast on the way.
   bool may_leave_buckets() const { return on_device_ && !converts_; }
-  /// Those that a pass does not reach stay in their buckets too, from now on.
+  /// From now on gradients are in their buckets, whatever a script has given, and whether a pass
+  /// has reached them or not.
   void stay_in_buckets();
   /// Gradients of this dtype are welcome too; see GradientSlot.
   void also_accept(at::ScalarType dtype);
@@ -116,7 +117,6 @@ class GradientSlots {
   const std::string where_;
   std::vector<GradientSlot> slots_;
   std::vector<State> states_;
-  bool keeps_unused_;
   bool converts_ = false;
   /// Where the parameters are on one.
   std::optional<DeviceGradients> on_device_;

@@ -57,9 +57,12 @@ Reducer::Reducer(NamedTensors parameters, Group group, ReducerOptions options)
       manual_(who_is(*group_), pass_),
       errors_(group_, pass_, reduction_, std::move(options_.rethrow)),
       slow_ranks_(group_),
-      hooks_(tensors_of(parameters_), [this](std::size_t index) {
+      hooks_(tensors_of(parameters_), [this](std::size_t index, const at::Tensor& incoming) {
         const auto lock = lock_hooks();
-        errors_.guarded([&] { autograd_hook(index); });
+        errors_.guarded([&] {
+          slots_[index].notice(incoming);
+          autograd_hook(index);
+        });
       }) {
   runs_beside_devices_ = is_any_on_device(tensors_of(parameters_));
   if (options_.static_graph) set_static_graph();

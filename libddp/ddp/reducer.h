@@ -86,9 +86,10 @@ struct ReducerOptions {
   /// they don't, the group names the bucket.
   bool skip_unused_buckets = false;
   /// Whether `.grad` is a piece of its bucket. If not, it is a tensor of its own, which a script
-  /// may keep over the steps, and the bucket has a copy. None = it is, but one that a pass reaches
-  /// on no rank leaves its bucket and keeps its values, which are else the average of the ranks'
-  /// values or what a communication hook makes of them.
+  /// may keep over the steps, and the bucket has a copy. None = it is, with the values of false:
+  /// one that a script has given stays the tensor that it is and gets the average, and one that a
+  /// pass reaches on no rank leaves its bucket and keeps its values. With true the one is replaced,
+  /// and the other is the average of the ranks' values, or what a communication hook makes of them.
   std::optional<bool> gradient_as_bucket_view = std::nullopt;
   /// Called when a pass that synchronised has ended, well or not.
   std::function<void()> after_pass = nullptr;

@@ -141,7 +141,8 @@ ParamGroup::Hooks ParamGroup::make_hooks(const FlatParameter& parameter, std::si
   Hooks hooks;
   hooks.late = std::make_unique<LateHooks>(tensors);
   hooks.accumulate = std::make_unique<AccumulateHooks>(
-      tensors, [this, flat, late = hooks.late.get()](std::size_t index) {
+      tensors,
+      [this, flat, late = hooks.late.get()](std::size_t index, const at::Tensor& /*incoming*/) {
         late->put_back(index);
         handle_gradient(flat, index);
       });

@@ -24,10 +24,11 @@ TEST_CASE("a hook tells once per pass which gradient is there", "[hooks]") {
   const at::Tensor a = leaf();
   const at::Tensor b = leaf();
   std::vector<std::size_t> fired;
-  auto hooks = std::make_unique<AccumulateHooks>(std::vector<at::Tensor>{a, b}, [&](std::size_t i) {
-    CHECK((i == 0 ? a : b).grad().defined());
-    fired.push_back(i);
-  });
+  auto hooks = std::make_unique<AccumulateHooks>(std::vector<at::Tensor>{a, b},
+                                                 [&](std::size_t i, const at::Tensor&) {
+                                                   CHECK((i == 0 ? a : b).grad().defined());
+                                                   fired.push_back(i);
+                                                 });
   (a * a + a).sum().backward();
   CHECK(fired == std::vector<std::size_t>{0});
   (a * b).sum().backward();
@@ -40,7 +41,8 @@ TEST_CASE("a hook tells once per pass which gradient is there", "[hooks]") {
 
 TEST_CASE("what a hook throws comes out of backward", "[hooks]") {
   const at::Tensor a = leaf();
-  const AccumulateHooks hooks({a}, [](std::size_t) { throw std::out_of_range("mine"); });
+  const AccumulateHooks hooks(
+      {a}, [](std::size_t, const at::Tensor&) { throw std::out_of_range("mine"); });
   const at::Tensor loss = (a * 2).sum();
   CHECK_THROWS_AS(loss.backward(), std::out_of_range);
 }
@@ -48,7 +50,8 @@ TEST_CASE("what a hook throws comes out of backward", "[hooks]") {
 TEST_CASE("the start and the end of a pass are seen", "[hooks]") {
   const at::Tensor a = leaf();
   std::vector<std::string> events;
-  const AccumulateHooks hooks({a}, [&](std::size_t) { events.emplace_back("gradient"); });
+  const AccumulateHooks hooks(
+      {a}, [&](std::size_t, const at::Tensor&) { events.emplace_back("gradient"); });
   const at::Tensor output = a * 2;
   const auto kept = call_before_backward({output, at::Tensor(), at::ones({1})}, [&] {
     events.emplace_back("start");
@@ -96,7 +99,7 @@ TEST_CASE("an output that is a leaf starts passes of the last forward only", "[h
 TEST_CASE("who outlives a pass learns what it has failed of", "[hooks]") {
   const at::Tensor a = leaf();
   PassFailure failure;
-  const AccumulateHooks hooks({a}, [&](std::size_t) {
+  const AccumulateHooks hooks({a}, [&](std::size_t, const at::Tensor&) {
     CHECK(current_graph_task() != nullptr);
     failure = PassFailure::of_current();
     throw std::out_of_range("mine\nand more");
@@ -113,7 +116,8 @@ TEST_CASE("who outlives a pass learns what it has failed of", "[hooks]") {
 TEST_CASE("a pass that goes well has no failure", "[hooks]") {
   const at::Tensor a = leaf();
   PassFailure failure;
-  const AccumulateHooks hooks({a}, [&](std::size_t) { failure = PassFailure::of_current(); });
+  const AccumulateHooks hooks(
+      {a}, [&](std::size_t, const at::Tensor&) { failure = PassFailure::of_current(); });
   (a * 2).sum().backward();
   CHECK(failure.error() == nullptr);
 }

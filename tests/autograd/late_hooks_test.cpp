@@ -43,8 +43,9 @@ TEST_CASE("hooks of users wait until they are run", "[late_hooks]") {
   int calls = 0;
   add_hook(a, calls);
   auto late = std::make_unique<LateHooks>(std::vector<at::Tensor>{a, b});
-  auto hooks = std::make_unique<AccumulateHooks>(std::vector<at::Tensor>{a, b},
-                                                 [&](std::size_t index) { late->put_back(index); });
+  auto hooks = std::make_unique<AccumulateHooks>(
+      std::vector<at::Tensor>{a, b},
+      [&](std::size_t index, const at::Tensor&) { late->put_back(index); });
   CHECK((late->has(0) && !late->has(1)));
   (a * b).sum().backward();
   CHECK(calls == 0);
@@ -90,7 +91,7 @@ TEST_CASE("hooks on nodes wait too", "[late_hooks]") {
   node->add_post_hook(std::make_unique<CountAtNode>(first));
   LateHooks late({a});
   int fired = 0;
-  const AccumulateHooks hooks({a}, [&](std::size_t index) {
+  const AccumulateHooks hooks({a}, [&](std::size_t index, const at::Tensor&) {
     late.put_back(index);
     ++fired;
   });
@@ -111,7 +112,8 @@ TEST_CASE("hooks of users come back after a pass that failed", "[late_hooks]") {
   int calls = 0;
   add_hook(a, calls);
   auto late = std::make_unique<LateHooks>(std::vector<at::Tensor>{a});
-  const AccumulateHooks hooks({a}, [](std::size_t) { throw std::out_of_range("mine"); });
+  const AccumulateHooks hooks(
+      {a}, [](std::size_t, const at::Tensor&) { throw std::out_of_range("mine"); });
   CHECK_THROWS_AS((a * 2).sum().backward(), std::out_of_range);
   CHECK_FALSE(late->has(0));
   SECTION("when they are asked for") {

@@ -122,6 +122,63 @@ TEST_CASE("a gradient of autograd's own moves into the view", "[gradient_slot]")
   }
 }
 
+TEST_CASE("a gradient that a script has given stays the tensor that it is", "[gradient_slot]") {
+  const at::Tensor parameter = at::zeros({2, 3});
+  const at::Tensor view = at::zeros({2, 3});
+  GradientSlot slot("w", parameter);
+  slot.keep_given(true);
+  slot.move_to(view);
+  const at::Tensor flat = at::zeros({6});
+  parameter.mutable_grad() = flat.view({2, 3});
+  const at::Tensor incoming = at::ones({2, 3});
+  parameter.grad().add_(incoming);
+  slot.notice(incoming);
+  slot.adopt();
+  CHECK(view.equal(incoming));
+  view.fill_(5);
+  slot.install();
+  CHECK(flat.equal(at::full({6}, 5.0)));
+
+  SECTION("in another bucket too") {
+    slot.leave_bucket();
+    slot.move_to(at::zeros({2, 3}));
+    CHECK(parameter.grad().storage().is_alias_of(flat.storage()));
+  }
+  SECTION("and the next one is autograd's again") {
+    parameter.mutable_grad() = incoming.detach();
+    slot.notice(incoming);
+    CHECK_FALSE(slot.is_apart());
+    slot.adopt();
+    CHECK(shows(parameter, view));
+    CHECK(flat.equal(at::full({6}, 5.0)));
+  }
+  SECTION("unless gradients are to be in their buckets") {
+    slot.keep_given(false);
+    slot.return_to_view();
+    slot.adopt();
+    CHECK(shows(parameter, view));
+  }
+}
+
+TEST_CASE("a gradient that somebody has is the same tensor in another bucket", "[gradient_slot]") {
+  const at::Tensor parameter = at::zeros({2, 3});
+  const at::Tensor first = at::zeros({2, 3});
+  const at::Tensor second = at::zeros({2, 3});
+  GradientSlot slot("w", parameter);
+  slot.keep_given(true);
+  slot.move_to(first);
+  parameter.mutable_grad() = at::ones({2, 3});
+  slot.notice(at::Tensor());
+  slot.adopt();
+  const bool is_view = GENERATE(false, true);
+  const at::Tensor kept = is_view ? parameter.grad().view({6}) : parameter.grad();
+  slot.leave_bucket();
+  slot.move_to(second);
+  CHECK(shows(parameter, second));
+  second.fill_(2);
+  CHECK(kept.view({2, 3}).equal(second));
+}
+
 TEST_CASE("large and oddly strided gradients are copied too", "[gradient_slot]") {
   const at::Tensor parameter = at::zeros({300, 400});
   const at::Tensor view = at::zeros({300, 400});

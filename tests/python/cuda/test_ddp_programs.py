@@ -14,18 +14,16 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 pytestmark = pytest.mark.skipif(fakegpu.missing() is not None, reason=str(fakegpu.missing()))
 
 UNUSED = {"find_unused_parameters": True, "all_heads": False, "without": ALONE}
-IN_BUCKETS = {"in_buckets": True, "without": ["keep"]}
+IN_BUCKETS = {"in_buckets": True}
 KINDS = {
     "plain": {},
     "in buckets": IN_BUCKETS,
     "static graph": {"static_graph": True, "without": NOT_STATIC},
     "unused": UNUSED,
-    "unused in buckets": UNUSED | IN_BUCKETS | {"without": ["keep", *ALONE]},
+    "unused in buckets": UNUSED | IN_BUCKETS,
     "hook": {"hook": hooks.allreduce_hook},
     "compressed": {"hook": hooks.fp16_compress_hook},
-    "compressed, unused in buckets": UNUSED
-    | IN_BUCKETS
-    | {"without": ["keep", *ALONE], "hook": hooks.fp16_compress_hook},
+    "compressed, unused in buckets": UNUSED | IN_BUCKETS | {"hook": hooks.fp16_compress_hook},
 }
 
 

@@ -17,7 +17,7 @@ def check_gradients_of_their_own():
 
 def check_gradients_in_buckets():
     for seed in SEEDS:
-        run(seed, without=["keep"], in_buckets=True)
+        run(seed, in_buckets=True)
 
 
 def check_hooks():
@@ -28,13 +28,13 @@ def check_hooks():
 
 def check_hooks_in_buckets():
     for seed in SEEDS:
-        run(seed, without=["keep"], in_buckets=True, hook=hooks.bf16_compress_hook)
+        run(seed, in_buckets=True, hook=hooks.bf16_compress_hook)
 
 
 def check_static_graph():
     for seed in SEEDS:
         run(seed, NOT_STATIC, static_graph=True)
-        run(seed, ["keep", *NOT_STATIC], in_buckets=True, static_graph=True)
+        run(seed, NOT_STATIC, in_buckets=True, static_graph=True)
 
 
 def check_unused_parameters():
@@ -47,7 +47,7 @@ def check_unused_parameters_in_buckets():
         for hook in (None, hooks.bf16_compress_hook):
             run(
                 seed,
-                without=["keep", *ALONE],
+                without=ALONE,
                 in_buckets=True,
                 hook=hook,
                 all_heads=False,

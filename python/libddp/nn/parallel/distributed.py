@@ -89,9 +89,11 @@ class DistributedDataParallel(
         check_reduction: deprecated in torch, without effect there and here.
         gradient_as_bucket_view: False (torch's default): each `p.grad` is a tensor of its own, and
             gradients take memory twice. True: it is a view of its bucket. None: too, with the
-            values of False: one that a pass reaches on no rank leaves its bucket and stays what it
-            was, while True makes it the average of what the ranks have, or what a communication
-            hook makes of it. A lone rank's gradients on a device are tensors of their own always.
+            values of False: one that the script has given stays that tensor and gets the average,
+            and one that a pass reaches on no rank leaves its bucket and stays what it was. With
+            True the one is replaced, and the other is the average of what the ranks have, or what
+            a communication hook makes of it. A lone rank's gradients on a device are tensors of
+            their own always.
         static_graph: the graph is the same in each iteration.
         delay_all_reduce_named_params: (name, parameter) pairs that are averaged only in backward
             passes in which `param_to_hook_all_reduce` gets a gradient, at their end; until then
