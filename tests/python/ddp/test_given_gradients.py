@@ -3,6 +3,8 @@
 import checks
 import torch
 from ddp_models import Mlp
+from libddp.nn.parallel import DistributedDataParallel
+from torch import nn
 from usage import compare, data, parameters, seed
 
 SMALL = {"bucket_cap_mb": 0.001}
@@ -87,9 +89,23 @@ def check_seen_by_hooks():
     compare(seen_by_hooks)
 
 
+class Backwards(nn.Module):
+    """Its layers run from the last to the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        for layer in reversed(self.layers):
+            x = torch.tanh(layer(x))
+        return x
+
+
 def one_list_for_all_steps(wrap, set_to_zero):
     seed()
-    model = wrap(Mlp(3), **SMALL)
+    model = wrap(Backwards(), **SMALL)
+    places = []
     listed = None
     collected = []
     for _ in range(4):
@@ -98,15 +114,18 @@ def one_list_for_all_steps(wrap, set_to_zero):
         if listed is None:
             listed = [p.grad for p in model.parameters()]
         assert all(p.grad is g for p, g in zip(model.parameters(), listed, strict=True))
+        places.append([g.data_ptr() for g in listed])
         collected += [g.clone() for g in listed]
         with torch.no_grad():
             for p, g in zip(model.parameters(), listed, strict=True):
                 p -= 0.1 * g
+    assert places[1] == places[3]
+    if isinstance(model, DistributedDataParallel):
+        assert places[0] != places[1]  # the second forward puts gradients into other buckets
     return collected
 
 
 def check_one_list_for_all_steps():
-    # The second forward puts gradients into other buckets.
     compare(one_list_for_all_steps, lambda model: model.zero_grad(set_to_none=False))
     compare(one_list_for_all_steps, lambda model: None)
 
