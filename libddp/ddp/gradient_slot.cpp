@@ -23,7 +23,7 @@ struct Kept {
   at::DataPtr former;
 };
 
-at::DataPtr memory_of(at::Tensor memory, at::DataPtr former) {
+at::DataPtr memory_of(at::Tensor memory, at::DataPtr former = {}) {
   void* const data = memory.data_ptr();
   const c10::Device device = memory.device();
   auto kept = std::make_unique<Kept>(Kept{std::move(memory), std::move(former)});
@@ -33,10 +33,6 @@ at::DataPtr memory_of(at::Tensor memory, at::DataPtr former) {
 void exchange_memory(const c10::Storage& storage, at::Tensor memory) {
   at::DataPtr former = storage.set_data_ptr({nullptr, memory.device()});
   storage.set_data_ptr_noswap(memory_of(std::move(memory), std::move(former)));
-}
-
-bool is_alias(const at::Tensor& a, const at::Tensor& b) {
-  return a.has_storage() && b.has_storage() && a.storage().is_alias_of(b.storage());
 }
 
 }  // namespace
@@ -76,7 +72,7 @@ bool GradientSlot::is_given(const at::Tensor& grad, const at::Tensor& incoming) 
   // What was shown has got other memory from the script.
   if (grad.unsafeGetTensorImpl() == last_shown_._unsafe_get_target()) return true;
   if (grad.use_count() > 1) return true;
-  const bool is_taken_over = incoming.defined() && is_alias(grad, incoming);
+  const bool is_taken_over = incoming.has_storage() && grad.is_alias_of(incoming);
   return !is_taken_over && grad.storage().use_count() > 1;
 }
 
@@ -93,7 +89,7 @@ void GradientSlot::leave_bucket() {
   if (!keeps_given_ || !is_shown(grad) || !is_shown_kept(grad)) {
     shown_ = at::Tensor();
     storage_ = c10::Storage();
-    last_shown_ = WeakTensor(at::Tensor().getIntrusivePtr());
+    last_shown_.reset();
   }
   view_ = at::Tensor();
   data_ = nullptr;
@@ -130,7 +126,6 @@ void GradientSlot::check_gradient() const {
 }
 
 void GradientSlot::leave_view() {
-  if (!shows_bucket()) return;
   give_away_shown();
   at::Tensor& grad = parameter_.mutable_grad();
   if (shows_bucket()) grad = view_.clone();
@@ -145,8 +140,7 @@ void GradientSlot::show_bucket() {
 at::Tensor GradientSlot::show() {
   if (shown_.defined() && shown_.const_data_ptr() == data_) return shown_;
   if (!storage_ || storage_.data() != data_) {
-    storage_ =
-        c10::Storage(c10::Storage::use_byte_size_t(), bytes_, memory_of(view_, at::DataPtr()));
+    storage_ = c10::Storage(c10::Storage::use_byte_size_t(), bytes_, memory_of(view_));
   }
   at::Tensor made = view_.variable_data();
   made.unsafeGetTensorImpl()->set_storage_keep_dtype(storage_);

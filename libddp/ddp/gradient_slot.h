@@ -54,8 +54,12 @@ class GradientSlot {
   void move_to(at::Tensor view);
   /// From now on `.grad` is never the view.
   void keep_apart() { keeps_apart_ = true; }
-  /// Whether `.grad` that a script has given or keeps stays the same tensor, from now on.
-  void keep_given(bool keeps) { keeps_given_ = keeps; }
+  /// Whether `.grad` that a script has given or keeps stays the same tensor, from now on. If not,
+  /// the next adopt() or move_to() brings it into the bucket.
+  void keep_given(bool keeps) {
+    keeps_given_ = keeps;
+    if (!keeps) left_.reset();
+  }
   bool keeps_given() const { return keeps_given_; }
   /// Autograd has accumulated `incoming` into `.grad`.
   void notice(const at::Tensor& incoming);
@@ -88,10 +92,8 @@ class GradientSlot {
   void check_gradient() const;
   /// `.grad` stays apart from now on, for as long as it is the tensor that it is.
   void stay_apart() { left_ = WeakTensor(parameter_.grad().getIntrusivePtr()); }
-  /// Takes that back: the next adopt() or move_to() brings `.grad` into the bucket.
-  void return_to_view() { left_ = WeakTensor(at::Tensor().getIntrusivePtr()); }
-  /// `.grad` that is the view gets memory of its own with the same values, on the current stream,
-  /// and stays apart.
+  /// `.grad` gets memory of its own with the same values, on the current stream, and stays apart.
+  /// REQUIRES: it is the view.
   void leave_view();
   /// Before the bucket gets another gradient, on the current stream: see NOTE [Gradients that are
   /// kept].

@@ -68,14 +68,14 @@ void GradientSlots::refuse_old_average(std::size_t index) const {
 
 void GradientSlots::collect(const std::vector<std::size_t>& members,
                             const std::vector<std::uint32_t>& num_fired) {
+  for (const std::size_t index : members) {
+    if (num_fired[index] == 0 && is_kept(index)) slots_[index].stay_apart();
+  }
   if (!on_device_) {
     for (const std::size_t index : members) {
       if (num_fired[index] == 0) fill_without_gradient(index);
     }
     return;
-  }
-  for (const std::size_t index : members) {
-    if (num_fired[index] == 0 && is_kept(index)) slots_[index].stay_apart();
   }
   on_device_->collect(slots_, members, num_fired);
   for (const std::size_t index : members) {
@@ -91,7 +91,6 @@ bool GradientSlots::is_kept(std::size_t index) const {
 }
 
 void GradientSlots::fill_without_gradient(std::size_t index) {
-  if (is_kept(index)) slots_[index].stay_apart();
   const bool is_copy = slots_[index].is_apart() && has_own(index);
   slots_[index].fill_without_gradient();
   if (is_copy) states_[index] = State::Copied;
@@ -138,10 +137,7 @@ void GradientSlots::also_accept(at::ScalarType dtype) {
 }
 
 void GradientSlots::stay_in_buckets() {
-  for (GradientSlot& slot : slots_) {
-    slot.keep_given(false);
-    slot.return_to_view();
-  }
+  for (GradientSlot& slot : slots_) slot.keep_given(false);
 }
 
 void GradientSlots::claim() {

@@ -154,7 +154,6 @@ TEST_CASE("a gradient that a script has given stays the tensor that it is", "[gr
   }
   SECTION("unless gradients are to be in their buckets") {
     slot.keep_given(false);
-    slot.return_to_view();
     slot.adopt();
     CHECK(shows(parameter, view));
   }
